@@ -1,4 +1,4 @@
-"""How long planning and listing take: a table, and exit code 1 where a promise is missed.
+"""Measure planning and listing: print a table, and exit with 1 if a promise is missed.
 
     python bench/plan.py [--quick]
 
@@ -40,13 +40,13 @@ class Figure(NamedTuple):
 
     what: str
     seconds: float
-    most: float | None = None
+    maximum: float | None = None
     note: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether the promise is kept; a figure without one always is."""
-        return self.most is None or self.seconds <= self.most
+        """Report whether the promise is kept; a figure without a promise is always fine."""
+        return self.maximum is None or self.seconds <= self.maximum
 
 
 def write_eval(folder: Path, rows: int) -> Path:
@@ -68,20 +68,22 @@ def write_eval(folder: Path, rows: int) -> Path:
 
 def make_run(eval_file: Path, *overrides: str) -> Path:
     """A run in which everything is done, as the command would have left it."""
-    found = identify(load_eval(eval_file, [parse_override(text) for text in overrides]))
-    rundir = found.directory(eval_file.parent / "runs")
-    rundir.write_manifest(new_manifest(found))
+    identity = identify(load_eval(eval_file, [parse_override(text) for text in overrides]))
+    rundir = identity.directory(eval_file.parent / "runs")
+    rundir.write_manifest(new_manifest(identity))
     with (rundir.path / "outputs.jsonl").open("wb") as outputs, (rundir.path / "grades.jsonl").open("wb") as grades:
-        for sample in found.dataset:
-            for trial in range(1, found.spec.trials + 1):
-                write_trial(found, sample.id, found.work.key(sample.digest, trial), trial, outputs.write, grades.write)
-    metrics = {"score": 1.0, "coverage": 1.0, "outputs": found.survey.count * found.spec.trials, "metrics": {}}
+        for sample in identity.dataset:
+            for trial in range(1, identity.spec.trials + 1):
+                write_trial(
+                    identity, sample.id, identity.work.key(sample.digest, trial), trial, outputs.write, grades.write
+                )
+    metrics = {"score": 1.0, "coverage": 1.0, "outputs": identity.survey.count * identity.spec.trials, "metrics": {}}
     rundir.metrics.write_text(json.dumps(metrics))
     return rundir.path
 
 
 def write_trial(
-    found: RunIdentity,
+    identity: RunIdentity,
     sample: str,
     key: str,
     trial: int,
@@ -90,20 +92,20 @@ def write_trial(
 ) -> None:
     """An output and its grade."""
     usage = Usage(12, 90, 1, 0.0001)
-    said = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": ANSWER}]
-    output(to_line(Output(key, sample, trial, 1, said, ANSWER, 1, "stop", usage, Timing(0.0, 0.1), DIGEST)))
-    own = grade_key(key, DIGEST, found.work.slots[0].fingerprint)
+    messages = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": ANSWER}]
+    output(to_line(Output(key, sample, trial, 1, messages, ANSWER, 1, "stop", usage, Timing(0.0, 0.1), DIGEST)))
+    own = grade_key(key, DIGEST, identity.work.slots[0].fingerprint)
     grade(to_line(Grade(key, own, sample, trial, "number", "number", None, "passed", 1.0, 1.0, "", None, 0.0)))
 
 
 def spend(repeats: int, *arguments: str, cwd: Path) -> tuple[float, str]:
     """The median of some runs of the command, and what it said."""
-    took, said = [], ""
+    took, stdout = [], ""
     for _ in range(repeats):
         began = time.monotonic()
-        said = subprocess.run([*HOLDFAST, *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout
+        stdout = subprocess.run([*HOLDFAST, *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout
         took.append(time.monotonic() - began)
-    return median(took), said
+    return median(took), stdout
 
 
 def planning(folder: Path, rows: int, repeats: int) -> list[Figure]:
@@ -115,10 +117,10 @@ def planning(folder: Path, rows: int, repeats: int) -> list[Figure]:
     for number in range(5):
         make_run(eval_file, f"prompt=Another {number} {{{{ question }}}}")
     size = sum(path.stat().st_size for path in folder.rglob("*.jsonl"))
-    seconds, said = spend(repeats, "eval", "bench.yaml", "trials=2", "--dry-run", "--json", cwd=folder)
-    plan = json.loads(said)
+    seconds, stdout = spend(repeats, "eval", "bench.yaml", "trials=2", "--dry-run", "--json", cwd=folder)
+    plan = json.loads(stdout)
     if not plan["reused"] >= rows * 3 // 2 or not plan["to_run"] or plan["total"] != 2 * rows:
-        raise SystemExit(f"not the plan that was meant: {said}")
+        raise SystemExit(f"not the plan that was meant: {stdout}")
     note = f"{plan['reused']:,} reused, {plan['to_run']:,} to run; {size / 1e6:,.0f} MB of earlier runs"
     return [Figure(f"plan {2 * rows:,} trials, 10 earlier runs", seconds, PLAN_SECONDS, note)]
 
@@ -136,22 +138,22 @@ def listing(folder: Path, runs: int, repeats: int) -> list[Figure]:
             (copy / "metrics.json").unlink()
     figures = []
     for options in ([], ["--json"], ["--model", "NOBODY", "--status", "finished"]):
-        seconds, said = spend(repeats, "cache", "ls", *options, cwd=folder)
-        found = len(json.loads(said)) if options == ["--json"] else said.count("\n") - 1
-        if found != runs and not options[1:]:
-            raise SystemExit(f"{found} runs listed of {runs}")
+        seconds, stdout = spend(repeats, "cache", "ls", *options, cwd=folder)
+        listed = len(json.loads(stdout)) if options == ["--json"] else stdout.count("\n") - 1
+        if listed != runs and not options[1:]:
+            raise SystemExit(f"{listed} runs listed of {runs}")
         what = " ".join(["cache ls", *options])
-        figures.append(Figure(f"{what}, {runs:,} runs", seconds, LIST_SECONDS, f"{found:,} listed"))
+        figures.append(Figure(f"{what}, {runs:,} runs", seconds, LIST_SECONDS, f"{listed:,} listed"))
     return figures
 
 
 def table(figures: list[Figure]) -> str:
     """The figures as lines of text."""
-    rows = [("what", "measured", "wanted", "", "")]
+    rows = [("what", "measured", "promised", "", "")]
     for figure in figures:
-        wanted = "" if figure.most is None else f"≤ {figure.most:g} s"
-        verdict = "" if figure.most is None else "ok" if figure.ok else "NOT"
-        rows.append((figure.what, f"{figure.seconds:.2f} s", wanted, verdict, figure.note))
+        limit = "" if figure.maximum is None else f"≤ {figure.maximum:g} s"
+        verdict = "" if figure.maximum is None else "ok" if figure.ok else "NOT"
+        rows.append((figure.what, f"{figure.seconds:.2f} s", limit, verdict, figure.note))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()

@@ -49,8 +49,8 @@ Records = dict[str, set[str]]
 """samples by kind of event"""
 
 
-class Found(NamedTuple):
-    """What a disk holds after a cut."""
+class Survivors(NamedTuple):
+    """The records on a disk after a power cut."""
 
     records: Records
     unsound: int
@@ -160,7 +160,7 @@ class Machine:
         return "\n".join((self._share / name).read_text(errors="replace")[-2000:] for name in names)
 
     def counted(self) -> Records:
-        """What has been counted so far, in all rounds."""
+        """Return the records that were counted so far, in all rounds."""
         records: Records = {kind: set() for kind in JOURNALS}
         for path in self._share.glob("events-*.jsonl"):
             for line in path.read_bytes().splitlines(keepends=True):
@@ -177,8 +177,8 @@ class Machine:
         finally:
             subprocess.run(["umount", self._place], check=True)
 
-    def found(self) -> Found:
-        """The sound records on the disk."""
+    def survivors(self) -> Survivors:
+        """Return the sound records on the disk."""
         records: Records = {kind: set() for kind in JOURNALS}
         unsound, keys = 0, Counter[str]()
         with self._mounted() as runs:
@@ -190,7 +190,7 @@ class Machine:
                     record = json.loads(line.data)
                     records[kind].add(record["sample"])
                     keys[record["key"]] += kind == "output"
-        return Found(records, unsound, sum(count - 1 for count in keys.values() if count > 1))
+        return Survivors(records, unsound, sum(count - 1 for count in keys.values() if count > 1))
 
     def numbers(self) -> dict[str, object]:
         """`metrics.json` of the finished run."""
@@ -201,11 +201,11 @@ class Machine:
 
 
 def look(machine: Machine, title: str) -> int:
-    """Compare what was counted with what is there; returns how much is missing."""
-    counted, found = machine.counted(), machine.found()
-    missing = {kind: len(counted[kind] - found.records[kind]) for kind in JOURNALS}
+    """Compare the counted records with the disk, and return how many are missing."""
+    counted, survivors = machine.counted(), machine.survivors()
+    missing = {kind: len(counted[kind] - survivors.records[kind]) for kind in JOURNALS}
     parts = [f"{len(counted[kind]):,} {kind}s counted, {missing[kind]:,} missing" for kind in JOURNALS]
-    print(f"{title}: {'; '.join(parts)}; {found.unsound} torn, {found.repeated} repeated", flush=True)
+    print(f"{title}: {'; '.join(parts)}; {survivors.unsound} torn, {survivors.repeated} repeated", flush=True)
     return sum(missing.values())
 
 
@@ -214,14 +214,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Cut the power under a running eval and count what is left.")
     parser.add_argument("--rounds", type=int, default=5, help="how often the power is cut")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the moments of the cuts")
-    given = parser.parse_args()
-    moments = random.Random(given.seed)
-    rows = ROWS_PER_ROUND * (given.rounds + 1)
-    print(f"{given.rounds} cuts, {rows:,} samples, --seed {given.seed}", flush=True)
+    options = parser.parse_args()
+    moments = random.Random(options.seed)
+    rows = ROWS_PER_ROUND * (options.rounds + 1)
+    print(f"{options.rounds} cuts, {rows:,} samples, --seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="holdfast-power-") as name:
         machine = Machine(Path(name) / "synced", rows, synced=True)
         missing = 0
-        for number in range(1, given.rounds + 1):
+        for number in range(1, options.rounds + 1):
             moment = moments.uniform(0.2, 4.0)
             if not machine.cut(moment):
                 print(f"the run was finished before cut {number}")

@@ -1,4 +1,4 @@
-"""All the measured promises in one command: what, measured, wanted, and whether it holds.
+"""Measure all promises in one command, and print what was measured, promised and kept.
 
     python bench/run.py [--quick]
 
@@ -35,7 +35,7 @@ CONCURRENCY = 64
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """Numbers of samples and repetitions of a measurement."""
 
     fast: int
     """samples of a throughput run at 0 ms"""
@@ -55,7 +55,7 @@ MISSING = 10
 
 
 class Spent(NamedTuple):
-    """What a command took."""
+    """Resources that a command used."""
 
     spawned: float
     """when it was started, on the clock of `time.monotonic()`"""
@@ -78,14 +78,14 @@ def spend(*command: str | Path, cwd: Path) -> Spent:
         list(map(str, command)), cwd=cwd, env=kept, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     assert process.stderr is not None
-    said = process.stderr.read().decode()
+    stderr = process.stderr.read().decode()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, but its counts can still be read
     wall = time.monotonic() - spawned
     counts = dict(line.split(": ") for line in Path(f"/proc/{process.pid}/io").read_text().splitlines())
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{command} ended with {process.returncode}:\n{said}")
+        raise SystemExit(f"{command} ended with {process.returncode}:\n{stderr}")
     cpu = used.ru_utime + used.ru_stime
     return Spent(spawned, wall, cpu, used.ru_maxrss / 1024, int(counts["write_bytes"]), int(counts["wchar"]))
 
@@ -188,28 +188,34 @@ class Figure(NamedTuple):
     what: str
     measured: float
     unit: str
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     note: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether the promise is kept; a figure without one always is."""
-        low_enough = self.most is None or self.measured <= self.most
-        return low_enough and (self.least is None or self.measured >= self.least)
+        """Report whether the promise is kept; a figure without a promise is always fine."""
+        low_enough = self.maximum is None or self.measured <= self.maximum
+        return low_enough and (self.minimum is None or self.measured >= self.minimum)
 
     @property
-    def wanted(self) -> str:
+    def promise(self) -> str:
         """The promise."""
-        return f"≥ {self.least:g}" if self.least is not None else f"≤ {self.most:g}" if self.most is not None else ""
+        return (
+            f"≥ {self.minimum:g}"
+            if self.minimum is not None
+            else f"≤ {self.maximum:g}"
+            if self.maximum is not None
+            else ""
+        )
 
     @property
     def verdict(self) -> str:
-        """In the table's last column."""
-        return "" if not self.wanted else "ok" if self.ok else "NOT"
+        """Return the text of the table's last column."""
+        return "" if not self.promise else "ok" if self.ok else "NOT"
 
 
-def throughput(server: Server, folder: Path, sizes: Sizes, latency: int, least: float) -> Iterator[Figure]:
+def throughput(server: Server, folder: Path, sizes: Sizes, latency: int, minimum: float) -> Iterator[Figure]:
     """Samples per second against the bare loop, in turns."""
     case = Case(folder, sizes.slow if latency else sizes.fast, f"{server.url}/{latency}")
     runs = {"ours": case.fresh, "asyncio": lambda: case.bare("asyncio"), "uvloop": lambda: case.bare("uvloop")}
@@ -230,13 +236,13 @@ def throughput(server: Server, folder: Path, sizes: Sizes, latency: int, least: 
             ratio = median(mine / other for mine, other in zip(rates["ours"], rates[bare], strict=True))
             note = f"{median(rates['ours']):,.0f}/s of {median(rates[bare]):,.0f}/s"
             if bare == "asyncio":
-                yield Figure(f"samples/s to bare, {part}, {at}", ratio, "", least, note=note)
+                yield Figure(f"samples/s to bare, {part}, {at}", ratio, "", minimum, note=note)
             else:
                 yield Figure(f"… bare loop on uvloop, {part}, {at}", ratio, "", note=note)
 
 
 def starting(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
-    """How long it takes until something happens."""
+    """Measure the time until the first request and the start of the command."""
     case = Case(folder, 100, server.url)
     first, version, python = [], [], []
     for _ in range(sizes.starts):
@@ -244,10 +250,10 @@ def starting(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
         first.append(seen["first"] - spent.spawned)
         version.append(spend(HOLDFAST, "--version", cwd=folder).wall)
         python.append(spend(PYTHON, "-c", "pass", cwd=folder).wall)
-    yield Figure("start to first request, 100 samples", median(first), "s", most=0.6)
+    yield Figure("start to first request, 100 samples", median(first), "s", maximum=0.6)
     above = median(one - other for one, other in zip(version, python, strict=True))
     note = f"{median(version):.3f} s and {median(python):.3f} s"
-    yield Figure("holdfast --version, above python -c pass", above, "s", most=0.15, note=note)
+    yield Figure("holdfast --version, above python -c pass", above, "s", maximum=0.15, note=note)
 
 
 def scale(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
@@ -269,10 +275,10 @@ def scale(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
         f"CPU per sample at {large.rows:,} to that at {small.rows:,}",
         per_much / per_little,
         "",
-        most=1.2,
+        maximum=1.2,
         note=f"{per_much * 1e6:.0f} µs and {per_little * 1e6:.0f} µs above the {start:.2f} s of one sample",
     )
-    yield Figure(f"memory at {large.rows:,} samples", max(memory), "MB", most=300)
+    yield Figure(f"memory at {large.rows:,} samples", max(memory), "MB", maximum=300)
 
     yield from bytes_written(large, spent, seen["bytes"])
 
@@ -285,17 +291,17 @@ def scale(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
         first.append(seen["first"] - spent.spawned)
         memory.append(spent.megabytes)
     what = f"{large.rows:,} outputs there and {MISSING} missing"
-    yield Figure(f"{what}: start to first request", median(first), "s", most=3.0)
-    yield Figure(f"{what}: memory", max(memory), "MB", most=300)
+    yield Figure(f"{what}: start to first request", median(first), "s", maximum=3.0)
+    yield Figure(f"{what}: memory", max(memory), "MB", maximum=300)
 
 
 def bytes_written(case: Case, spent: Spent, sent: int) -> Iterator[Figure]:
-    """What was written to files: what was given to write(), less what was sent to the server."""
+    """Count the bytes written to files: those given to write(), less those sent to the server."""
     written, kept = spent.calls - sent, case.kept()
     outputs = (case.run / "outputs.jsonl").stat().st_size
     what = f"bytes written to bytes kept, {case.rows:,} samples"
     note = f"{written / 1e6:.1f} MB of {kept / 1e6:.1f} MB"
-    yield Figure(what, written / kept, "", most=1.5, note=note)
+    yield Figure(what, written / kept, "", maximum=1.5, note=note)
     note = f"{outputs / 1e6:.1f} MB; grades and results are written too"
     yield Figure("… to bytes of outputs.jsonl alone", written / outputs, "", note=note)
     note = f"{spent.storage / 1e6:.1f} MB, a page for each end of a batch"
@@ -312,10 +318,10 @@ def slow_bytes(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
 
 def table(figures: list[Figure]) -> str:
     """The figures as lines of text."""
-    rows = [("what", "measured", "wanted", "", "")]
+    rows = [("what", "measured", "promised", "", "")]
     for figure in figures:
         number = f"{figure.measured:.3g}" if figure.measured < 100 else f"{figure.measured:.0f}"
-        rows.append((figure.what, f"{number} {figure.unit}", figure.wanted, figure.verdict, figure.note))
+        rows.append((figure.what, f"{number} {figure.unit}", figure.promise, figure.verdict, figure.note))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
@@ -355,7 +361,7 @@ def main() -> int:
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    found = {
+    document = {
         "time": stamp,
         "quick": quick,
         "cores": os.cpu_count(),
@@ -363,7 +369,7 @@ def main() -> int:
         "figures": [{**figure._asdict(), "ok": figure.ok} for figure in figures],
     }
     path = results / f"{stamp}.json"
-    path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     print(f"\n{path.relative_to(HERE.parent)}")
     return 0 if all(figure.ok for figure in figures) else 1
 

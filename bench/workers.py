@@ -28,13 +28,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--large", type=int, default=100_000, help="samples of the shared directory; 0: leave that out")
-    given = parser.parse_args()
+    options = parser.parse_args()
     compile_first()
     steady: dict[int, list[float]] = {count: [] for count in CREWS}
     whole: dict[int, list[float]] = {count: [] for count in CREWS}
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, serving() as server:
-        case = Case(Path(name) / "case", given.rows, f"{server.url}/50", limits={"concurrency": CONCURRENCY})
-        for repeat in range(given.repeats):
+        case = Case(Path(name) / "case", options.rows, f"{server.url}/50", limits={"concurrency": CONCURRENCY})
+        for repeat in range(options.repeats):
             for count in CREWS if repeat % 2 == 0 else reversed(CREWS):
                 command = [HOLDFAST, "eval", "bench.yaml", "--fresh", "--display", "none"]
                 command += ["--workers", str(count)] if count else []
@@ -43,7 +43,7 @@ def main() -> None:
                     raise SystemExit(f"{count} workers: {seen['requests']} requests for {case.rows} rows")
                 steady[count].append(case.rows / (seen["last"] - seen["first"]))
                 whole[count].append(case.rows / spent.wall)
-    print(f"{given.rows:,} samples at 50 ms, {CONCURRENCY} requests in flight each, medians of {given.repeats}")
+    print(f"{options.rows:,} samples at 50 ms, {CONCURRENCY} requests in flight each, medians of {options.repeats}")
     print(f"{'workers':>10}  {'samples/s':>10}  {'ratio':>6}  {'whole command':>14}  {'ratio':>6}")
     for count in CREWS:
         ratios = [
@@ -54,8 +54,8 @@ def main() -> None:
             f"{label:>10}  {median(steady[count]):>10,.0f}  {ratios[0]:>6.2f}  "
             f"{median(whole[count]):>14,.0f}  {ratios[1]:>6.2f}"
         )
-    if given.large:
-        large(given.large)
+    if options.large:
+        large(options.large)
 
 
 def large(rows: int) -> None:

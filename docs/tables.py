@@ -1,7 +1,8 @@
-"""Write the tables of keys and options in the Markdown files, from docstrings of fields and help texts of commands.
+"""Write the tables of keys, fields and options in the Markdown files, from docstrings of fields and help of commands.
 
-A table stands between `<!-- keys: NAME -->` or `<!-- options: COMMAND -->` and `<!-- end -->`. NAME is `grader TYPE`,
-`target KIND`, or `module.Class` below the package `holdfast`; `module.Class own` leaves out inherited keys.
+A table stands between `<!-- keys: NAME -->`, `<!-- fields: NAME -->` or `<!-- options: COMMAND -->` and `<!-- end -->`.
+NAME is `module.Class` below the package `holdfast`, which for fields is a msgspec struct; for keys it may also be
+`grader TYPE` or `target KIND`, and `module.Class own` leaves out inherited keys.
 
 Run it after a change to either: python docs/tables.py
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
+import msgspec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -24,7 +26,7 @@ from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.load_targets import TARGETS
 
 FOLDER = Path(__file__).parent
-MARKED = re.compile(r"(<!-- (keys|options): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (keys|fields|options): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", dict: "mapping", Any: "any value"}
 VALIDATORS = {
     "parse_duration": "duration",
@@ -32,18 +34,24 @@ VALIDATORS = {
     "_as_list": "text or list of texts",
     "_bare": "expression",
 }
+HEADS = {"keys": "key | value", "fields": "field", "options": "option"}
+FLATTENED = {"pass_at": "`pass@1`, `pass@2` …", "totals": "`corpus`, `error_rate`, `instruction_level`"}
+"""fields of `GraderMetrics` that are stored as several numbers, by the names in the file"""
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def update(text: str) -> str:
-    """Return a page with its tables written anew."""
+    """Return a page with its tables regenerated."""
     return MARKED.sub(lambda match: f"{match[1]}{table(match[2], match[3])}{match[4]}", text)
 
 
 def table(kind: str, name: str) -> str:
-    """Return the table of the keys of a block, or of the options of a command."""
-    head = "key | value" if kind == "keys" else "option"
-    rows = block_rows(find_block(name), own_only=name.endswith(" own")) if kind == "keys" else option_rows(name)
+    """Return the table of the keys of a block, the fields of a struct, or the options of a command."""
+    head = HEADS[kind]
+    if kind == "keys":
+        rows = block_rows(find_block(name), own_only=name.endswith(" own"))
+    else:
+        rows = field_rows(find_class(name)) if kind == "fields" else option_rows(name)
     lines = [" | ".join(row) for row in rows]
     rule = "|---" * (head.count("|") + 2) + "|"
     return "".join(f"{line}\n" for line in (f"| {head} | meaning |", rule, *(f"| {line} |" for line in lines)))
@@ -54,7 +62,12 @@ def find_block(name: str) -> type[BaseModel]:
     kind, _, which = name.partition(" ")
     if kind in ("grader", "target"):
         return (GRADERS if kind == "grader" else TARGETS).load(which).schema
-    module, _, class_name = kind.rpartition(".")
+    return find_class(kind)
+
+
+def find_class(path: str) -> Any:
+    """Return a class by its path below the package."""
+    module, _, class_name = path.rpartition(".")
     return getattr(import_module(f"holdfast.{module}"), class_name)
 
 
@@ -79,7 +92,13 @@ def _grader_fields(block: type[BaseModel]) -> tuple[str, ...]:
     return () if base is None else tuple(base.model_fields)
 
 
-def docstring(block: type[BaseModel], name: str) -> str:
+def field_rows(struct: type[msgspec.Struct]) -> Iterator[tuple[str, ...]]:
+    """Yield the name of each field of a struct in its file, and its meaning."""
+    for field in msgspec.structs.fields(struct):
+        yield FLATTENED.get(field.name, f"`{field.encode_name}`"), _cell(docstring(struct, field.name))
+
+
+def docstring(block: type, name: str) -> str:
     """Return the string below a field, in the class that defines it."""
     for owner in block.__mro__:
         if name in inspect.get_annotations(owner):

@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures, settings and marks of all tests."""
 
 import os
 import shutil
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.invocations import made
+from tests.support.invocations import invocation
 from tests.support.nat import nat
 from tests.support.running import HOME, Server, holdfast, run_dir, server, write_eval
 from tests.support.slurm import own_slurm, slurm, sshd, stop_shared_lab, transport
 
-__all__ = ["made", "nat", "own_slurm", "slurm", "sshd", "transport"]
+__all__ = ["invocation", "nat", "own_slurm", "slurm", "sshd", "transport"]
 
 # A loaded machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,7 +24,7 @@ os.environ["HOLDFAST_HOME"] = str(HOME)  # nothing is written to the home direct
 
 @pytest.fixture(scope="module")
 def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of a module's own eval (its `KEYS`) where nothing fails and nothing is interrupted."""
+    """Return the uninterrupted run of the module's eval (its `KEYS`)."""
     folder = tmp_path_factory.mktemp("calm")
     with server() as running:
         holdfast("eval", write_eval(folder, running.base_url, **request.module.KEYS), cwd=folder)
@@ -33,13 +33,16 @@ def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def provider() -> Iterator[Server]:
-    """A server of the test's own."""
+    """Start a server for one test."""
     with server() as running:
         yield running
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they use, so that `-m "not slurm"` and `-m "not faults"` select the rest."""
+    """Mark tests by what they use, so that `-m "not slurm"` and `-m "not faults"` select the rest.
+
+    Tests outside tests/faults that kill a process or run it under strace are marked where they are written.
+    """
     for item in items:
         if {"own_slurm", "slurm", "sshd", "transport"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slurm")

@@ -54,10 +54,10 @@ class Checker:
 @pytest.fixture
 def evaluate(tmp_path: Path) -> Any:
     def run(*files: Any, **keys: Any) -> Any:
-        given = {"runs_dir": tmp_path / "runs", **keys}
+        arguments = {"runs_dir": tmp_path / "runs", **keys}
         if not files:
-            given = {"name": "e", "samples": SAMPLES, "prompt": "{{ q }}", **given}
-        return holdfast.evaluate(*files, **given)
+            arguments = {"name": "e", "samples": SAMPLES, "prompt": "{{ q }}", **arguments}
+        return holdfast.evaluate(*files, **arguments)
 
     return run
 
@@ -128,10 +128,10 @@ class TestFunctions:
 
     def test_results_are_in_the_datasets_order_and_outputs_as_they_finished(self, evaluate: Any) -> None:
         run = evaluate(target=shout_later, graders=[starts_right], trials=2)
-        wanted = [(f"s{number}", trial) for number in range(12) for trial in (1, 2)]
-        assert [(entry["sample"], entry["trial"]) for entry in run.results()] == wanted
+        expected = [(f"s{number}", trial) for number in range(12) for trial in (1, 2)]
+        assert [(entry["sample"], entry["trial"]) for entry in run.results()] == expected
         kept = [(entry["sample"], entry["trial"]) for entry in run.outputs()]
-        assert sorted(kept) == sorted(wanted)
+        assert sorted(kept) == sorted(expected)
         assert [entry["output"] for entry in run.results()][:2] == ["WORD0 1", "WORD0 2"]
 
     def test_lambdas_of_one_line_are_kept_apart(self, evaluate: Any) -> None:
@@ -151,7 +151,7 @@ class TestFunctions:
 
     def test_what_is_not_written_in_python_is_refused(self, evaluate: Any, tmp_path: Path) -> None:
         for target in (len, functools.partial(shout, "x")):
-            with pytest.raises(UsageError, match="cannot tell when"):
+            with pytest.raises(UsageError, match="Holdfast cannot detect"):
                 evaluate(target=target)
         assert not (tmp_path / "runs").exists()
 
@@ -216,7 +216,7 @@ class TestWhatAFunctionCarries:
     def test_is_refused_where_a_change_of_it_could_not_be_noticed(
         self, evaluate: Any, tmp_path: Path, carried: Any
     ) -> None:
-        with pytest.raises(UsageError, match=r"(?s)carries (self\.)?suffix.*Give plain values"):
+        with pytest.raises(UsageError, match=r"(?s)captures (self\.)?suffix.*Give plain values"):
             evaluate(target=carried)
         assert not (tmp_path / "runs").exists()
 
@@ -369,7 +369,7 @@ class TestClassesAndObjects:
     def test_values_that_a_class_closes_over_are_part_of_its_key(self, agents: Any, calls: Any) -> None:
         runs = [calls(agents.made(suffix)) for suffix in "121"]
         assert runs[0][0] == runs[2][0] != runs[1][0] and [len(called) for _, called in runs] == [12, 12, 0]
-        with pytest.raises(UsageError, match=r"carries .*suffix"):
+        with pytest.raises(UsageError, match=r"captures .*suffix"):
             calls(agents.made(object()))
 
     @pytest.mark.parametrize("make", [lambda agents: agents.Agent, lambda agents: agents.Agent()])
@@ -394,7 +394,7 @@ class TestClassesAndObjects:
             {"responder": agents.Agent},
             {"target": {"python": agents.Agent, "tools": [agents.Check]}},
         ):
-            with pytest.raises(UsageError, match=r"(?s)is a class, and only a target can be one.*Pass an object"):
+            with pytest.raises(UsageError, match=r"(?s)is a class; only targets may be classes.*Pass an object"):
                 calls(keys.pop("target", agents.Agent), **keys)
         assert not (tmp_path / "runs").exists()
 
@@ -450,7 +450,7 @@ class TestClassesAndObjects:
         target = agents.Agent()
         calls(target)
         target.client = [object()]
-        with pytest.raises(UsageError, match=r"carries self\.client"):
+        with pytest.raises(UsageError, match=r"captures self\.client"):
             calls(target)
 
     def test_a_run_that_was_refused_or_failed_leaves_an_object_as_it_was(self, agents: Any, calls: Any) -> None:
@@ -477,7 +477,7 @@ class TestClassesAndObjects:
 
 
 class TestFilesThatChange:
-    """What runs is what is read for the key, in one process as in two."""
+    """The code that runs is the code that the key covers, in one process as in two."""
 
     @pytest.fixture
     def by_file(self, evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -487,9 +487,9 @@ class TestFilesThatChange:
         def run(file: Any) -> Any:
             return evaluate(target={"python": f"{tmp_path / file}:reply"}, samples=SAMPLES[:1])
 
-        known = set(sys.modules)
+        loaded = set(sys.modules)
         yield run
-        for name in set(sys.modules) - known:
+        for name in set(sys.modules) - loaded:
             if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
                 del sys.modules[name]
 
@@ -508,16 +508,16 @@ class TestFilesThatChange:
         assert by_file("own_agent.py").results()[0]["output"] == "oldold"
         path = tmp_path / edited
         path.write_text(path.read_text().replace("'old'", "'new'"))
-        wanted = {"own_agent.py": "oldnew", "own_helper.py": "newold"}[edited]
-        assert by_file("own_agent.py").results()[0]["output"] == wanted
+        expected = {"own_agent.py": "oldnew", "own_helper.py": "newold"}[edited]
+        assert by_file("own_agent.py").results()[0]["output"] == expected
 
     def test_two_files_have_each_the_helper_beside_them(self, by_file: Any, tmp_path: Path) -> None:
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "its_util.py").write_text(f"word = {name!r}\n")
             (tmp_path / name / "its_agent.py").write_text("from its_util import word\ndef reply(prompt): return word\n")
-        said = [by_file(f"{name}/its_agent.py").results()[0]["output"] for name in ("one", "two")]
-        assert said == ["one", "two"]
+        outputs = [by_file(f"{name}/its_agent.py").results()[0]["output"] for name in ("one", "two")]
+        assert outputs == ["one", "two"]
 
     def test_an_import_that_failed_leaves_no_half_of_it_behind(self, by_file: Any, tmp_path: Path) -> None:
         path = tmp_path / "half_agent.py"
@@ -549,7 +549,7 @@ class TestFiles:
             run = evaluate(path, target="second")
             assert run.finished and run.metrics.target == "second" and mock.requests == 2
 
-    def test_what_is_wrong_is_said_with_the_line_of_the_file(self, evaluate: Any, tmp_path: Path) -> None:
+    def test_problems_are_reported_with_the_line_of_the_file(self, evaluate: Any, tmp_path: Path) -> None:
         path = write_spec(tmp_path, trials=0)
         with pytest.raises(ConfigError, match=r"eval\.yaml:\d+: trials"):
             evaluate(path)
@@ -558,8 +558,10 @@ class TestFiles:
 
     def test_a_dataset_by_its_path(self, evaluate: Any, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", SAMPLES)
-        for given in (str(tmp_path / "d.jsonl"), tmp_path / "d.jsonl", {"path": str(tmp_path / "d.jsonl")}):
-            run = holdfast.evaluate(name="e", dataset=given, prompt="{{ q }}", target=shout, runs_dir=tmp_path / "runs")
+        for dataset in (str(tmp_path / "d.jsonl"), tmp_path / "d.jsonl", {"path": str(tmp_path / "d.jsonl")}):
+            run = holdfast.evaluate(
+                name="e", dataset=dataset, prompt="{{ q }}", target=shout, runs_dir=tmp_path / "runs"
+            )
             assert run.metrics.total == 12
 
     def test_the_command_and_the_function_find_the_same_run(
@@ -576,7 +578,7 @@ class TestFiles:
 
 
 class TestRuns:
-    def test_the_same_call_again_calls_nobody(self, evaluate: Any) -> None:
+    def test_repeating_a_call_sends_no_request(self, evaluate: Any) -> None:
         with workflow(lambda asked: {"value": asked.body["p"]}) as service:
             keys: dict[str, Any] = {
                 "target": {"http": service.url, "request": {"p": "{{ prompt }}"}, "response": "value"}
@@ -611,7 +613,7 @@ class TestRuns:
         assert holdfast.evaluate(**keys).path.is_relative_to(tmp_path / "elsewhere")
         assert holdfast.evaluate(**keys, runs_dir=tmp_path / "given").path.is_relative_to(tmp_path / "given")
 
-    def test_a_display_is_told_what_happens(self, evaluate: Any) -> None:
+    def test_a_display_receives_every_event(self, evaluate: Any) -> None:
         from holdfast.display.types import Display
 
         class Recorder(Display):
@@ -771,16 +773,14 @@ class TestWorkers:
     def test_what_they_cannot_do_is_refused_before_anything_is_written(
         self, evaluate: Any, eval_file: Any, tmp_path: Path
     ) -> None:
-        with pytest.raises(UsageError, match=r"cannot be given .*:shout"):
+        with pytest.raises(UsageError, match=r"cannot be passed to worker processes: .*shout"):
             evaluate(target=shout, graders=[{"type": "exact"}], workers=2)
-        with pytest.raises(UsageError, match="1 or more"):
+        with pytest.raises(UsageError, match="at least 1, not"):
             evaluate(eval_file, workers=0)
         assert not (tmp_path / "runs").exists()
 
     @pytest.mark.parametrize("guarded", [True, False])
-    def test_a_script_that_holds_the_function_is_not_started_anew_by_its_workers(
-        self, tmp_path: Path, guarded: bool
-    ) -> None:
+    def test_workers_do_not_run_the_script_that_defines_the_function(self, tmp_path: Path, guarded: bool) -> None:
         call = (
             "run = holdfast.evaluate(name='e', samples=[{'id': 'a'}], prompt='x', graders=[{'type': 'text',"
             " 'contains': 'X'}], target={'python': 'script.py:reply'}, workers=2)"

@@ -1,6 +1,7 @@
 """The documentation: its files are written and its commands run, its tables are current, its snippets are valid."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from holdfast.spec.load_graders import GRADERS
 from tests.support.running import ROOT, environment
 
 DOCS = ROOT / "docs"
+FORMATS = DOCS / "file-formats.md"
 MARKED = re.compile(
     r"(?:<!-- run(?:: exit (?P<exit>\d+))? -->\n|^\*\*`(?P<file>[^`]+)`\*\*\n\n)```\w*\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -70,10 +72,20 @@ def tables() -> ModuleType:
     return module
 
 
-def test_tables_of_keys_and_options_are_current(tables: ModuleType) -> None:
+def test_generated_tables_are_current(tables: ModuleType) -> None:
     for page in DOCS.glob("*.md"):
         text = page.read_text()
         assert tables.update(text) == text, f"{page.name} is out of date: run python docs/tables.py"
+
+
+def test_examples_of_files_have_the_fields_of_their_tables() -> None:
+    examples = re.findall(
+        r"```json\n([^`]*)```\n\n<!-- fields: .+? -->\n(.*?)<!-- end -->", FORMATS.read_text(), re.DOTALL
+    )
+    assert len(examples) == 6
+    for example, table in examples:
+        fields = set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) | {"sum"}
+        assert json.loads(example).keys() <= fields
 
 
 def test_every_grader_has_a_snippet_and_a_table() -> None:

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 import holdfast
 from holdfast.cluster.config.compile import compile_launch
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.submit import submit
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
@@ -99,7 +99,7 @@ class TestGraders:
         ("answer", "message"),
         [
             ("nothing", "the grader 'rhyme' returned NoneType, not a holdfast.Verdict"),
-            ("object", "the grader 'rhyme' returned what cannot be serialized as JSON"),
+            ("object", "the grader 'rhyme' returned a value that cannot be serialized as JSON"),
             ("exception", r"graders.py:\d+: LookupError: no rhyme for a"),
         ],
     )
@@ -133,7 +133,7 @@ class TestTargets:
             load(tmp_path, target={"type": "ecko"})
 
     def test_a_type_and_a_built_in_kind_exclude_each_other(self, installed: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="has model and type; a target is exactly one of model, python"):
+        with pytest.raises(ConfigError, match=r"needs exactly one of model, python.*, not model and type"):
             load(tmp_path, target={"type": "echo", "model": "m"})
 
 
@@ -169,7 +169,7 @@ class TestFormats:
         run = holdfast.evaluate(path, runs_dir=tmp_path / "runs", trials=2)
         assert (run.metrics.eval, run.metrics.total, run.score) == ("soups", 4, 1.0) if run.metrics else False
 
-    def test_its_package_is_not_imported_for_files_of_ours(self, installed: Path, tmp_path: Path) -> None:
+    def test_the_package_is_not_imported_for_native_files(self, installed: Path, tmp_path: Path) -> None:
         script = "import holdfast as h, sys; h.evaluate('eval.yaml'); print('holdfast_kitchen.formats' in sys.modules)"
         write_spec(tmp_path, **HI, graders=[])
         done = subprocess.run(
@@ -225,7 +225,7 @@ class TestExecutors:
 
         monkeypatch.setattr(os, "posix_spawnp", recorded)
         launch = compile_launch("manners", "quiet")
-        registry = Registry(tmp_path / "invocations")
+        registry = InvocationRegistry(tmp_path / "invocations")
         lines: list[str] = []
         code = follow(Here(), submit(launch, os.environ, registry=registry), lines.append)
         assert code == 0, "\n".join(lines)
@@ -295,7 +295,7 @@ class TestIdentity:
     def test_code_that_is_not_installed_is_identified_by_its_source(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As with an editable install: the files are on Python's path, but in nobody's site-packages."""
+        """In an editable install the files are on Python's path, but not in site-packages."""
         package = tmp_path / "checkout" / "kitchen_local"
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("")

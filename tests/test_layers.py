@@ -26,12 +26,45 @@ ROOMS = {"watch": {"remote", "config"}, "job": {"remote", "config"}, "remote": {
 """the packages of `cluster`, and which of the others each may import"""
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """The parts of ours that a file imports, also for the type checker alone."""
+REGISTRIES = {
+    "cluster/config/executor.py",
+    "spec/load_exports.py",
+    "spec/load_graders.py",
+    "spec/load_targets.py",
+    "targets/http.py",
+}
+"""the modules that name later ones as `module:attribute`, which are imported when an eval or a profile uses them"""
+_GRADE_TOOLS = {"set_waza_grade_pass", "set_waza_grade_fail"}
+FOREIGN = {
+    "spec/schema.py": {"nat"},
+    "spec/grader_schema.py": _GRADE_TOOLS,
+    "graders/judge.py": _GRADE_TOOLS,
+    "graders/sandbox.py": {"WAZA_WORKSPACE_DIR"},
+}
+"""names that eval files, prompts and programs of users rely on, whatever the format of the eval"""
+
+
+def imports(path: Path) -> Iterator[tuple[str, ...]]:
+    """The modules of ours that a file imports, also for the type checker alone, each as its parts and a line."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "holdfast":
-            inside = node.module.split(".")[1:2] or [alias.name for alias in node.names]
-            yield from ((name, node.lineno) for name in inside if name in PARTS)
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, *inside = name.split(".")
+            if package == "holdfast":
+                yield (*inside, str(node.lineno))
+
+
+def references(path: Path) -> Iterator[tuple[str, ...]]:
+    """The modules of ours that a file names as `module:attribute`, each as its parts."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and re.fullmatch(r"holdfast(\.\w+)+:\w+", str(node.value)):
+            yield tuple(str(node.value).partition(":")[0].split(".")[1:])
 
 
 def test_the_document_names_every_part() -> None:
@@ -44,9 +77,34 @@ def test_imports_never_point_back(part: str) -> None:
     files = [SOURCE / f"{part}.py"] if (SOURCE / f"{part}.py").exists() else sorted((SOURCE / part).rglob("*.py"))
     above = ORDER[: ORDER.index(part)]
     back = [
-        f"{file.relative_to(SOURCE)}:{line}: {name}" for file in files for name, line in imports(file) if name in above
+        f"{file.relative_to(SOURCE)}:{module[-1]}: {module[0]}"
+        for file in files
+        for module in imports(file)
+        if module[0] in above
     ]
     assert back == []
+
+
+def test_public_class_names_are_unique() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert {name: lines for name, lines in homes.items() if len(lines) > 1} == {}
+
+
+def test_names_say_what_they_hold() -> None:
+    """Variables, parameters and fields are not named for how their values came about."""
+    banned = {"found", "said", "given", "made", "told", "wanted"}
+    bound = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    if name.lstrip("_") in banned:
+                        bound.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {name}")
+    assert bound == []
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -54,18 +112,43 @@ def test_the_packages_of_cluster_import_one_way(room: str) -> None:
     """Names for the type checker count, too."""
     allowed = {*ROOMS[room], room}
     back = [
-        f"{file.relative_to(SOURCE)}: {name}"
+        f"{file.relative_to(SOURCE)}:{module[-1]}: {module[1]}"
         for file in (SOURCE / "cluster" / room).glob("*.py")
-        for name in re.findall(r"^\s*from holdfast\.cluster\.(\w+)", file.read_text(), re.MULTILINE)
-        if name not in allowed
+        for module in imports(file)
+        if module[0] == "cluster" and module[1] in ROOMS and module[1] not in allowed
     ]
     assert back == []
 
 
+def test_only_registries_name_modules_of_later_packages() -> None:
+    naming = set()
+    for file in SOURCE.rglob("*.py"):
+        own = file.relative_to(SOURCE)
+        part = own.parts[0].removesuffix(".py")
+        above = ORDER[: ORDER.index(part)] if part in ORDER else []
+        rooms = ROOMS.get(own.parts[1], set()) | {own.parts[1]} if part == "cluster" else set()
+        for reference in references(file):
+            if reference[0] in above or (part == "cluster" and reference[0] == part and reference[1] not in rooms):
+                naming.add(str(own))
+    assert naming == REGISTRIES
+
+
+def test_the_core_names_foreign_formats_only_in_registries() -> None:
+    mentions: dict[str, set[str]] = {}
+    for file in SOURCE.rglob("*.py"):
+        own = str(file.relative_to(SOURCE))
+        for line in file.read_text().splitlines():
+            registered = own in REGISTRIES and re.search(r'"holdfast\.formats\.[\w.]+:\w+"', line)
+            names = re.findall(r"\w*waza\w*|\bnat\b|\w*flexeval\w*", line, re.IGNORECASE)
+            if names and not registered and not own.startswith("formats/"):
+                mentions.setdefault(own, set()).update(names)
+    assert mentions == FOREIGN
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_a_package_that_lists_its_modules_lists_them_all(package: Path) -> None:
-    said = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
-    listed = set(re.findall(r"^`(\w+)`", said, re.MULTILINE)) | set(re.findall(r"and `(\w+)`", said))
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    listed = set(re.findall(r"^`(\w+)`", docstring, re.MULTILINE)) | set(re.findall(r"and `(\w+)`", docstring))
     modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
     modules |= {path.parent.name for path in package.glob("*/__init__.py")}
     assert not listed or listed == modules

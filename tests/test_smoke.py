@@ -3,7 +3,7 @@ from pathlib import Path
 from tests.support.running import holdfast, lines, metrics, run_dir, server, write_eval
 
 
-def test_an_eval_runs_to_metrics_and_the_same_command_then_calls_nobody(tmp_path: Path) -> None:
+def test_an_eval_writes_metrics_and_repeating_it_sends_no_request(tmp_path: Path) -> None:
     with server() as mock:
         path = write_eval(tmp_path, mock.base_url, rows=20)
         holdfast("eval", path, cwd=tmp_path)

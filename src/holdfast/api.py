@@ -197,10 +197,10 @@ def _check_workers(workers: int) -> None:
     from holdfast.engine.local_workers import WORKER
 
     if workers < 1:
-        raise UsageError(f"workers is {workers}; it is a number of processes, 1 or more")
+        raise UsageError(f"workers must be at least 1, not {workers}")
     if WORKER in os.environ:
         raise UsageError(
-            "a worker cannot start workers, and this is one, or was started by one: it may have imported your script",
+            "workers cannot start workers (this process is a worker, or was started by one that imported your script)",
             remedy='Put the call under `if __name__ == "__main__":`, or the function into a file of its own.',
         )
 
@@ -208,7 +208,7 @@ def _check_workers(workers: int) -> None:
 def _refuse_functions(spec: Eval) -> None:
     if spec.functions:
         raise UsageError(
-            f"workers are processes of their own, and cannot be given {', '.join(spec.functions)}",
+            f"functions cannot be passed to worker processes: {', '.join(spec.functions)}",
             remedy='Name functions as an eval file does: target={"python": "agent.py:reply"}, or leave workers out.',
         )
 

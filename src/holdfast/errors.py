@@ -33,6 +33,11 @@ FaultKind = Literal["auth", "no_model", "refused", "quota", "disk", "rejected", 
 AttemptKind = Literal["connection", "rate_limit", "server", "timeout", "bad_reply", "bad_request", "agent", "grader"]
 
 
+def with_hint(message: str, hint: str | None, indent: str = "") -> str:
+    """Append a hint to a message, on its own line."""
+    return f"{message}\n{indent}hint: {hint}" if hint else message
+
+
 class HoldfastError(Exception):
     """The base class of all errors of Holdfast."""
 
@@ -44,7 +49,7 @@ class HoldfastError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return self.message if self.remedy is None else f"{self.message}\nhint: {self.remedy}"
+        return with_hint(self.message, self.remedy)
 
 
 class UsageError(HoldfastError):

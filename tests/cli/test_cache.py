@@ -58,14 +58,14 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Path:
 
 @pytest.fixture
 def copied(gallery: Path, tmp_path: Path) -> Path:
-    """The same, to be taken apart."""
+    """Copy the gallery for a test that removes runs."""
     shutil.copytree(gallery, tmp_path, dirs_exist_ok=True, copy_function=shutil.copy2)
     return tmp_path
 
 
 def listed(cwd: Path, *options: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(holdfast("cache", "ls", "--json", *options, cwd=cwd).stdout)
-    return found
+    runs: list[dict[str, Any]] = json.loads(holdfast("cache", "ls", "--json", *options, cwd=cwd).stdout)
+    return runs
 
 
 def targets(cwd: Path, *options: Any) -> list[str]:
@@ -86,7 +86,7 @@ class TestListing:
         there = holdfast("cache", "dir", cwd=gallery, env={"HOLDFAST_RUNS_DIR": "/tmp/y"}).stdout
         assert there == "/tmp/y\n"
 
-    def test_it_is_tab_separated_where_no_terminal_is(self, gallery: Path) -> None:
+    def test_the_list_is_tab_separated_without_a_terminal(self, gallery: Path) -> None:
         head, *lines = [
             line.split("\t") for line in holdfast("cache", "ls", cwd=gallery).stdout.removesuffix("\n").split("\n")
         ]
@@ -110,7 +110,7 @@ class TestListing:
         assert time.time() - run["written"] == pytest.approx(3 * DAY, rel=0.1)
 
     @pytest.mark.parametrize(
-        ("filters", "found"),
+        ("filters", "expected"),
         [
             (["--model", "LLAMA"], ["llama-2", "llama-3"]),
             (["--model", "qwen/small"], ["Qwen/Small-1"]),
@@ -128,27 +128,27 @@ class TestListing:
         ],
         ids=" ".join,
     )
-    def test_filters_combine_and_ignore_case(self, gallery: Path, filters: list[str], found: list[str]) -> None:
-        assert targets(gallery, *filters) == found
+    def test_filters_combine_and_ignore_case(self, gallery: Path, filters: list[str], expected: list[str]) -> None:
+        assert targets(gallery, *filters) == expected
 
-    def test_an_age_that_is_none_is_refused(self, gallery: Path) -> None:
-        said = holdfast("cache", "ls", "--older-than", "old", cwd=gallery, check=2).stderr
-        assert "'old' is not an age such as" in said
+    def test_an_invalid_age_is_refused(self, gallery: Path) -> None:
+        stderr = holdfast("cache", "ls", "--older-than", "old", cwd=gallery, check=2).stderr
+        assert "'old' is not an age such as" in stderr
 
     @pytest.mark.parametrize("option", ["--model", "--dataset", "--older-than"])
     def test_an_empty_filter_chooses_nothing(self, gallery: Path, option: str) -> None:
         for command in (["ls"], ["rm", "--status", "finished", "-y"]):
-            said = holdfast("cache", *command, option, "", cwd=gallery, check=2).stderr
-            assert f"{option} is empty" in said
+            stderr = holdfast("cache", *command, option, "", cwd=gallery, check=2).stderr
+            assert f"{option} is empty" in stderr
         assert len(listed(gallery)) == 4
 
-    def test_the_run_written_last_comes_first(self, gallery: Path) -> None:
+    def test_the_newest_run_is_listed_first(self, gallery: Path) -> None:
         written = [run["written"] for run in listed(gallery)]
         assert written == sorted(written, reverse=True)
 
     def test_a_missing_runs_directory_is_reported(self, gallery: Path) -> None:
-        said = holdfast("cache", "ls", "--runs-dir", "nowhere", cwd=gallery, check=2).stderr
-        assert "nowhere is not a directory" in said
+        stderr = holdfast("cache", "ls", "--runs-dir", "nowhere", cwd=gallery, check=2).stderr
+        assert "nowhere is not a directory" in stderr
 
     def test_where_there_are_no_runs_there_is_nothing_to_list(self, tmp_path: Path) -> None:
         assert listed(tmp_path) == []
@@ -199,7 +199,7 @@ class TestRemoving:
         assert listed(copied) == []
         assert [path for path in (copied / "runs").rglob("*") if not path.is_dir()] == []
 
-    def test_a_folder_that_is_no_run_stays_whatever_lies_further_down_in_it(self, copied: Path) -> None:
+    def test_a_folder_that_is_no_run_is_kept_even_if_it_contains_one(self, copied: Path) -> None:
         foreign = copied / "runs" / "web" / "app" / "dist" / "manifest.json"
         foreign.parent.mkdir(parents=True)
         foreign.write_text("{}")
@@ -208,9 +208,7 @@ class TestRemoving:
         assert foreign.exists() and listed(copied) == []
 
     @pytest.mark.parametrize("chosen", [["--all"], ["--status", "damaged"]], ids=" ".join)
-    def test_a_folder_that_only_looks_like_a_run_goes_when_it_is_named_and_not_before(
-        self, copied: Path, chosen: list[str]
-    ) -> None:
+    def test_a_folder_that_only_looks_like_a_run_is_removed_only_by_name(self, copied: Path, chosen: list[str]) -> None:
         foreign = copied / "runs" / "web" / "app"
         foreign.mkdir(parents=True)
         (foreign / "manifest.json").write_text('{"name": "a web app"}')
@@ -227,16 +225,16 @@ class TestRemoving:
     )
     def test_all_with_a_filter_is_refused_with_a_hint(self, copied: Path, more: list[str]) -> None:
         before = tree(copied)
-        said = holdfast("cache", "rm", "--all", "-y", *more, cwd=copied, check=2).stderr
-        assert "Leave --all out" in said and tree(copied) == before
+        stderr = holdfast("cache", "rm", "--all", "-y", *more, cwd=copied, check=2).stderr
+        assert "Leave --all out" in stderr and tree(copied) == before
 
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [([], "name the runs to remove"), (["ffffffff"], "'ffffffff' is not a run"), ([""], "is not a run")],
     )
-    def test_what_names_no_run_removes_none(self, copied: Path, arguments: list[str], said: str) -> None:
+    def test_what_names_no_run_removes_none(self, copied: Path, arguments: list[str], message: str) -> None:
         before = tree(copied)
-        assert said in holdfast("cache", "rm", "-y", *arguments, cwd=copied, check=2).stderr
+        assert message in holdfast("cache", "rm", "-y", *arguments, cwd=copied, check=2).stderr
         assert tree(copied) == before
 
     def test_filters_that_fit_nothing_remove_nothing(self, copied: Path) -> None:
@@ -269,18 +267,19 @@ class TestALiveRun:
             process.kill()
         process.communicate()
 
-    def test_it_is_running_and_cannot_be_removed(self, tmp_path: Path, live: subprocess.Popen[str]) -> None:
+    def test_a_running_run_cannot_be_removed(self, tmp_path: Path, live: subprocess.Popen[str]) -> None:
         (run,) = listed(tmp_path)
         assert (run["status"], run["done"], run["total"]) == ("running", 0, 6)
         before = {name: content for name, (content, _) in tree(tmp_path / "runs").items() if "lock" not in name}
         for choice in ([run["id"]], ["--all"], ["--model", "test"]):
             refused = holdfast("cache", "rm", "-y", *choice, cwd=tmp_path, check=4)
-            assert "being written" in refused.stderr and run["path"] in refused.stderr
+            assert "not removed, in use" in refused.stderr and run["path"] in refused.stderr
         after = {name: content for name, (content, _) in tree(tmp_path / "runs").items() if "lock" not in name}
         assert after == before and live.poll() is None
 
+    @pytest.mark.faults
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-    def test_once_its_process_has_gone_it_is_unfinished_and_may_go(
+    def test_a_run_whose_process_died_is_unfinished_and_removable(
         self, tmp_path: Path, live: subprocess.Popen[str], number: signal.Signals
     ) -> None:
         live.send_signal(number)

@@ -43,7 +43,7 @@ def everything(folder: Path) -> Any:
 
 
 def watched(folder: Path, *words: Any) -> Any:
-    """What a command imports and opens."""
+    """Return the modules that a command imports and the files that it opens."""
     script = (
         "import json, sys\n"
         "from holdfast.cli.main import main\n"
@@ -64,7 +64,7 @@ class TestItself:
         assert holdfast("--version", cwd=tmp_path).stdout == f"holdfast {__version__}\n"
 
     @pytest.mark.parametrize("words", [["--version"], ["--help"]])
-    def test_saying_who_it_is_imports_nothing_heavy(self, tmp_path: Path, words: Any) -> None:
+    def test_version_and_help_import_nothing_heavy(self, tmp_path: Path, words: Any) -> None:
         imported = {name.partition(".")[0] for name in watched(tmp_path, *words)["imported"]}
         assert "click" in imported and "holdfast" in imported
         heavy = {
@@ -95,16 +95,24 @@ class TestItself:
     def test_help_lists_every_verb(self, type_in: Any, words: Any) -> None:
         ended = type_in(*words)
         assert ended.code == 0
-        for verb, said in _VERBS.items():
-            assert re.search(rf"^\s+{verb}\s+{re.escape(said[:30])}", ended.out, re.MULTILINE)
+        for verb, summary in _VERBS.items():
+            assert re.search(rf"^\s+{verb}\s+{re.escape(summary[:30])}", ended.out, re.MULTILINE)
 
     @pytest.mark.parametrize("verb", _VERBS)
     def test_every_verb_has_help(self, type_in: Any, verb: Any) -> None:
         ended = type_in(verb, "--help")
         assert ended.code == 0 and re.search(rf"^Usage: .*{verb}", ended.out) and "--help" in ended.out
 
+    def test_wrong_usage_is_an_error_with_a_hint_after_the_usage(self, type_in: Any) -> None:
+        usage, *message = type_in("gate", "--nonsense").err.splitlines()
+        assert re.match(r"Usage: .*gate", usage)
+        assert re.fullmatch(r"error: No such option.*--nonsense.*", message[0])
+        assert re.fullmatch(r"hint: \S* ?gate --help lists all options\.", message[1]) and len(message) == 2
+        message = type_in("nonsense").err.splitlines()[1:]
+        assert message[0].startswith("error: No such command") and message[1].endswith("--help lists all commands.")
+
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "message"),
         [
             (["evall", "x"], "Did you mean 'eval'?"),
             (["inti"], "Did you mean 'init'?"),
@@ -115,24 +123,25 @@ class TestItself:
             (["eval", "e.yaml", "--concurrency", "0"], "neither a number above 0 nor auto"),
             (["eval", "e.yaml", "--max-time", "soon"], "not a duration"),
             (["eval", "e.yaml", "--display", "loud"], "--display"),
-            (["eval", "e.yaml", "not-an-override"], "is not an override"),
+            (["eval", "e.yaml", "not-an-eval"], "no eval file 'not-an-eval'"),
+            (["eval", "e.yaml", "=1"], "is not an override"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
     def test_wrong_usage_is_exit_code_two_with_what_is_right(
-        self, type_in: Any, tmp_path: Path, words: Any, said: str
+        self, type_in: Any, tmp_path: Path, words: Any, message: str
     ) -> None:
         write_spec(tmp_path).rename(tmp_path / "e.yaml")
         before = everything(tmp_path)
         ended = type_in(*words)
-        assert ended.code == 2 and said in ended.err
+        assert ended.code == 2 and message in ended.err
         assert "Traceback" not in ended.err and everything(tmp_path) == before
 
     def test_a_bad_lock_timeout_is_named(self, type_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_spec(tmp_path)
         monkeypatch.setenv("HOLDFAST_LOCK_TIMEOUT", "soon")
         ended = type_in("eval", "eval.yaml")
-        assert ended.code == 2 and "HOLDFAST_LOCK_TIMEOUT is 'soon'" in ended.err
+        assert ended.code == 2 and "invalid HOLDFAST_LOCK_TIMEOUT 'soon'" in ended.err
 
 
 class TestEval:
@@ -154,16 +163,16 @@ class TestEval:
     @pytest.mark.parametrize(
         ("words", "look"),
         [
-            (["-m", "other"], lambda found: found["target"] == "other"),
-            (["--model", "other"], lambda found: found["target"] == "other"),
-            (["--trials", "2"], lambda found: found["total"] == 8),
-            (["--limit", "3"], lambda found: found["total"] == 3),
-            (["dataset.limit=1", "--limit", "3"], lambda found: found["total"] == 1),
-            (["--concurrency", "1"], lambda found: found["total"] == 4),
-            (["--concurrency", "auto"], lambda found: found["total"] == 4),
-            (["name=other"], lambda found: found["eval"] == "other"),
-            (["graders.exact.threshold=0"], lambda found: found["passed"] == 1),
-            (["--token-budget", "1000", "--max-time", "1h"], lambda found: found["coverage"] == 1),
+            (["-m", "other"], lambda report: report["target"] == "other"),
+            (["--model", "other"], lambda report: report["target"] == "other"),
+            (["--trials", "2"], lambda report: report["total"] == 8),
+            (["--limit", "3"], lambda report: report["total"] == 3),
+            (["dataset.limit=1", "--limit", "3"], lambda report: report["total"] == 1),
+            (["--concurrency", "1"], lambda report: report["total"] == 4),
+            (["--concurrency", "auto"], lambda report: report["total"] == 4),
+            (["name=other"], lambda report: report["eval"] == "other"),
+            (["graders.exact.threshold=0"], lambda report: report["passed"] == 1),
+            (["--token-budget", "1000", "--max-time", "1h"], lambda report: report["coverage"] == 1),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
@@ -172,8 +181,8 @@ class TestEval:
     ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4)
         assert type_in("eval", path, *words).code == 0
-        (found,) = tmp_path.glob("runs/*/*/metrics.json")
-        assert look(json.loads(found.read_text()))
+        (report,) = tmp_path.glob("runs/*/*/metrics.json")
+        assert look(json.loads(report.read_text()))
 
     @pytest.mark.parametrize("limit", [["--limit", "1"], ["dataset.limit=1"]], ids=" ".join)
     def test_a_limit_holds_for_rows_written_by_hand_too(
@@ -184,7 +193,7 @@ class TestEval:
         assert metrics(run_dir(tmp_path))["total"] == 1
 
     @pytest.mark.parametrize("limit", ["many", "0", "-1", "1.5", ""])
-    def test_a_limit_that_is_none_is_refused(self, type_in: Any, tmp_path: Path, limit: str) -> None:
+    def test_an_invalid_limit_is_refused(self, type_in: Any, tmp_path: Path, limit: str) -> None:
         ended = type_in("eval", write_spec(tmp_path), f"dataset.limit={limit}")
         assert ended.code == 2 and "limit" in ended.err and "Traceback" not in ended.err
 
@@ -250,7 +259,7 @@ class TestEval:
             (f"s{number}", trial) for number in range(20) for trial in (1, 2, 3)
         ]
 
-    def test_the_command_to_go_on_with_can_be_typed_as_it_is_printed(self, type_in: Any, tmp_path: Path) -> None:
+    def test_the_printed_resume_command_works_as_typed(self, type_in: Any, tmp_path: Path) -> None:
         path = write_eval(tmp_path, "http://127.0.0.1:9/v1", rows=2)
         words = ["eval", str(path), "target.params={stop: ['[/b]', ':smile:']}", "system=it's [bold]x[/bold]"]
         ended = type_in(*words)
@@ -279,7 +288,7 @@ class TestDryRun:
             assert "system: Be brief." in ended.out and "runs/e/test-model-" in ended.out
         assert everything(tmp_path) == before and mock.requests == asked
 
-    def test_it_knows_what_is_there(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
+    def test_a_dry_run_counts_finished_and_pending_work(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4)
         type_in("eval", path)
         before = everything(tmp_path)
@@ -377,9 +386,9 @@ class TestDisplays:
         assert type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "none").err == ""
 
     def test_display_plain_shows_the_plan(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
-        said = type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "plain").err.splitlines()
-        assert said[0].startswith("e · test-model · runs/e/test-model-")
-        assert said[1] == "2 trials of 2 samples: 2 to run"
+        lines = type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "plain").err.splitlines()
+        assert lines[0].startswith("e · test-model · runs/e/test-model-")
+        assert lines[1] == "2 trials of 2 samples: 2 to run"
 
     def test_json_is_one_event_per_line(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         err = type_in("eval", write_eval(tmp_path, mock.base_url, rows=3, trials=2), "--display", "json").err
@@ -388,8 +397,8 @@ class TestDisplays:
         kinds = [event["event"] for event in events]
         assert kinds.count("output") == kinds.count("grade") == 6
         assert all(isinstance(event["time"], float) for event in events)
-        wanted = {(f"s{number}", trial) for number in range(3) for trial in (1, 2)}
-        assert {(event["sample"], event["trial"]) for event in events if event["event"] == "grade"} == wanted
+        expected = {(f"s{number}", trial) for number in range(3) for trial in (1, 2)}
+        assert {(event["sample"], event["trial"]) for event in events if event["event"] == "grade"} == expected
         assert {event["status"] for event in events if event["event"] == "grade"} == {"passed", "failed"}
 
     def test_errors_and_notices_are_events_too(self, type_in: Any, tmp_path: Path, mock: Any) -> None:

@@ -65,16 +65,16 @@ def test_a_run_is_found_by_its_id_and_by_the_beginning_of_it(lab: Lab) -> None:
 @pytest.mark.parametrize("name", ["ffffffff", "nowhere/at/all", "eval"])
 def test_an_unknown_run_is_reported_with_the_folder_that_was_searched(lab: Lab, name: str) -> None:
     generated(lab)
-    said = lab.do("grade", name, check=2).err
-    assert f"no run '{name}'" in said and "holdfast cache ls" in said
+    stderr = lab.do("grade", name, check=2).err
+    assert f"no run '{name}'" in stderr and "holdfast cache ls" in stderr
 
 
 def test_a_beginning_that_fits_two_runs_is_refused_with_both(lab: Lab) -> None:
     run = generated(lab)
     twin = run.with_name(run.name + "0")
     shutil.copytree(run, twin)
-    said = lab.do("grade", run.name.rpartition("-")[2], check=2).err
-    assert "matches 2 runs" in said and run.name in said and twin.name in said and "more digits" in said
+    stderr = lab.do("grade", run.name.rpartition("-")[2], check=2).err
+    assert "matches 2 runs" in stderr and run.name in stderr and twin.name in stderr and "more digits" in stderr
 
 
 def test_more_graders_go_with_copies_into_the_run_that_eval_would_use(lab: Lab) -> None:
@@ -175,8 +175,8 @@ def test_an_eval_whose_outputs_would_be_others_is_refused_with_what_changed(
     run = generated(lab)
     lab.spec.update(change)
     lab.write()
-    said = lab.do("grade", run, "e.yaml", check=2).err
-    assert reason in said and "holdfast eval" in said
+    stderr = lab.do("grade", run, "e.yaml", check=2).err
+    assert reason in stderr and "holdfast eval" in stderr
     assert kept(run, "grades") == []
 
 
@@ -239,6 +239,6 @@ def test_changed_code_of_a_python_target_is_named(lab: Lab) -> None:
     lab.use_agent()
     run = lab.eval("--skip-graders").run
     lab.edit("agent.py", "return answer(prompt)", "return answer(prompt) + '!'")
-    said = lab.do("grade", run, check=2).err
-    assert "agent.py changed" in said
+    stderr = lab.do("grade", run, check=2).err
+    assert "agent.py changed" in stderr
     assert json.loads((run / "manifest.json").read_text())["drift"] is None

@@ -59,8 +59,8 @@ def test_a_folder_without_an_eval_file_names_what_it_has(type_in: Any, tmp_path:
 
 def test_a_dataset_is_not_an_eval_file(type_in: Any, tmp_path: Path) -> None:
     write_eval(tmp_path, NOBODY)
-    said = refused(type_in, "eval", "data.jsonl")
-    assert "is a dataset, not an eval file" in said and "dataset: {path: data.jsonl}" in said
+    message = refused(type_in, "eval", "data.jsonl")
+    assert "is a dataset, not an eval file" in message and "dataset: {path: data.jsonl}" in message
 
 
 # Budgets and lengths
@@ -68,10 +68,10 @@ def test_a_dataset_is_not_an_eval_file(type_in: Any, tmp_path: Path) -> None:
 
 def test_max_tokens_is_refused_with_both_meanings(type_in: Any, tmp_path: Path) -> None:
     path = write_eval(tmp_path, NOBODY)
-    said = refused(type_in, "eval", path, "--max-tokens", "512")
-    assert "target.params.max_tokens=512" in said and "--token-budget 512" in said
-    said = refused(type_in, "eval", path, "limits.max_tokens=512")
-    assert "target.params.max_tokens" in said and "limits.token_budget" in said
+    message = refused(type_in, "eval", path, "--max-tokens", "512")
+    assert "target.params.max_tokens=512" in message and "--token-budget 512" in message
+    message = refused(type_in, "eval", path, "limits.max_tokens=512")
+    assert "target.params.max_tokens" in message and "limits.token_budget" in message
 
 
 def test_a_run_that_was_given_its_budget_under_the_earlier_name_resumes(
@@ -96,7 +96,7 @@ def test_starting_from_scratch_leaves_nothing_to_retry(type_in: Any, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [
         ({"model": "m", "temperature": 0}, "params: {temperature: …}"),
         ({"model": "m", "max_tokens": 20}, "params: {max_tokens: …}"),
@@ -106,12 +106,12 @@ def test_starting_from_scratch_leaves_nothing_to_retry(type_in: Any, tmp_path: P
     ],
 )
 def test_a_key_in_the_wrong_place_is_answered_with_the_right_one(
-    type_in: Any, tmp_path: Path, target: dict[str, Any], said: str
+    type_in: Any, tmp_path: Path, target: dict[str, Any], message: str
 ) -> None:
     path = write_eval(tmp_path, NOBODY, target=target)
     path.write_text(path.read_text().replace("NaN", ".nan"))
     shown = refused(type_in, "eval", path)
-    assert said in shown
+    assert message in shown
     assert "known here" not in shown or "did you mean" not in shown
 
 
@@ -120,14 +120,14 @@ def test_all_problems_are_listed_at_once_in_the_order_of_their_lines(type_in: An
         'schemaVersion: "1.1"\nname: e\nprompt: "{{ q"\ngraders:\n  - {type: exact, name: a, where: "q =="}\n'
         "target: {model: m, modle: 1}\n"
     )
-    said = refused(type_in, "eval", "e.yaml")
-    assert "give either `dataset` or `samples`" in said and "did you mean 'model'?" in said
+    message = refused(type_in, "eval", "e.yaml")
+    assert "give either `dataset` or `samples`" in message and "did you mean 'model'?" in message
     (tmp_path / "e.yaml").write_text(
         'schemaVersion: "1.1"\nname: e\nsamples: [{id: a}]\ntarget: {model: m}\n'
         'graders:\n  - {type: exact, name: a, where: "q =="}\nprompt: "{{ q"\n'
     )
-    said = refused(type_in, "eval", "e.yaml")
-    assert said.index("e.yaml:6") < said.index("e.yaml:7")
+    message = refused(type_in, "eval", "e.yaml")
+    assert message.index("e.yaml:6") < message.index("e.yaml:7")
 
 
 def test_a_text_on_the_command_line_needs_no_quotes_of_yaml(type_in: Any, tmp_path: Path, mock: Server) -> None:
@@ -147,8 +147,8 @@ def with_data(folder: Path, name: str, content: bytes, **block: Any) -> Path:
 
 def test_values_separated_by_semicolons_are_recognised(type_in: Any, tmp_path: Path) -> None:
     path = with_data(tmp_path, "d.csv", b"id;q\na;What?\n")
-    said = refused(type_in, "eval", path, "-d")
-    assert "d.csv:1" in said and """delimiter: ";\"""" in said
+    message = refused(type_in, "eval", path, "-d")
+    assert "d.csv:1" in message and """delimiter: ";\"""" in message
     assert type_in("eval", path, "-d", "dataset.delimiter=';'").code == 0
 
 
@@ -178,18 +178,18 @@ def test_another_encoding_is_named_and_can_be_declared(type_in: Any, tmp_path: P
         "d.json": '[{"q": "Café?"}]',
     }
     path = with_data(tmp_path, name, rows[name].encode("latin-1"))
-    said = refused(type_in, "eval", path, "-d")
-    assert "not UTF-8" in said and "dataset.encoding: latin-1" in said and "0xe9" in said
+    message = refused(type_in, "eval", path, "-d")
+    assert "not UTF-8" in message and "dataset.encoding: latin-1" in message and "0xe9" in message
     if name != "d.json":
-        assert f"{name}:" in said
+        assert f"{name}:" in message
     shown = type_in("eval", path, "-d", "--json", "dataset.encoding=latin-1")
     assert shown.code == 0 and "Unknown" not in shown.out
     assert "Check dataset.encoding" in refused(type_in, "eval", path, "-d", "dataset.encoding=klingon")
 
 
 def test_values_that_json_lacks_are_named(type_in: Any, tmp_path: Path) -> None:
-    said = refused(type_in, "eval", with_data(tmp_path, "d.jsonl", b'{"q": "x"}\n{"q": NaN}\n'), "-d")
-    assert "d.jsonl:2" in said and "JSON has no NaN" in said
+    message = refused(type_in, "eval", with_data(tmp_path, "d.jsonl", b'{"q": "x"}\n{"q": NaN}\n'), "-d")
+    assert "d.jsonl:2" in message and "JSON has no NaN" in message
 
 
 def test_rows_under_a_key_of_a_json_file_can_be_pointed_at(type_in: Any, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_row_without_an_id_is_named_by_its_line(type_in: Any, tmp_path: Path) 
 # Terminals
 
 
-def test_a_terminal_that_knows_only_ascii_gets_no_traceback(tmp_path: Path, mock: Server) -> None:
+def test_an_ascii_only_terminal_gets_no_traceback(tmp_path: Path, mock: Server) -> None:
     path = write_eval(tmp_path, mock.base_url, rows=2)
     done = subprocess.run(
         [*HOLDFAST, "eval", str(path)],
@@ -269,11 +269,11 @@ def test_a_terminal_that_knows_only_ascii_gets_no_traceback(tmp_path: Path, mock
 
 
 def test_help_shows_options_in_groups_with_an_example(tmp_path: Path) -> None:
-    said = holdfast("eval", "--help", cwd=tmp_path).stdout
+    stdout = holdfast("eval", "--help", cwd=tmp_path).stdout
     for title in ("What to run:", "How much, how fast:", "Earlier results and errors:", "Output:", "On a cluster:"):
-        assert title in said
-    assert "holdfast eval gsm8k.yaml --dry-run" in said and "--max-tokens" not in said
-    assert "Other:" in said and said.index("Other:") > said.index("--help") - 200
+        assert title in stdout
+    assert "holdfast eval gsm8k.yaml --dry-run" in stdout and "--max-tokens" not in stdout
+    assert "Other:" in stdout and stdout.index("Other:") > stdout.index("--help") - 200
 
 
 def completions(folder: Path, line: str) -> list[str]:

@@ -18,58 +18,58 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 
 @pytest.fixture
-def made(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
+def invocation(slurm: Cluster, tmp_path: Path) -> Iterator[Launched]:
     one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
     yield one
     end_all(slurm, one)
 
 
-def live(lab: Lab, made: Launched) -> list[str]:
-    return sorted(job.name for job in Slurm(lab.here).jobs(invocation=made.id) if job.active)
+def live(lab: Cluster, invocation: Launched) -> list[str]:
+    return sorted(job.name for job in Slurm(lab.here).jobs(invocation=invocation.id) if job.active)
 
 
 @pytest.mark.parametrize("by", ["id", "path"])
-def test_an_invocation_that_was_killed_goes_on_from_its_files(
-    slurm: Lab, made: Launched, tmp_path: Path, by: str
+def test_a_killed_invocation_resumes_from_its_files(
+    slurm: Cluster, invocation: Launched, tmp_path: Path, by: str
 ) -> None:
-    running(made, slurm)
-    made.state(phase="running", done=3, total=10)
-    made.state(1, phase="done")
-    register(made, tmp_path / "home", tasks=("gsm8k", "mmlu"))
+    running(invocation, slurm)
+    invocation.state(phase="running", done=3, total=10)
+    invocation.state(1, phase="done")
+    register(invocation, tmp_path / "home", tasks=("gsm8k", "mmlu"))
     env = env_of(slurm, tmp_path / "home")
-    holdfast("kill", made.id, cwd=tmp_path, env=env)
-    assert live(slurm, made) == [] and (made.directory / "stop").exists()
-    what = made.id[:8] if by == "id" else str(made.directory)
-    said = holdfast("resume", what, cwd=tmp_path, env=env).stdout
-    assert f"submitted hf-{made.id}.0.main-2 (job " in said
-    assert live(slurm, made) == [f"hf-{made.id}.0.main-2"]  # the other one is done
-    assert not (made.directory / "stop").exists()
+    holdfast("kill", invocation.id, cwd=tmp_path, env=env)
+    assert live(slurm, invocation) == [] and (invocation.directory / "stop").exists()
+    what = invocation.id[:8] if by == "id" else str(invocation.directory)
+    stdout = holdfast("resume", what, cwd=tmp_path, env=env).stdout
+    assert f"submitted hf-{invocation.id}.0.main-2 (job " in stdout
+    assert live(slurm, invocation) == [f"hf-{invocation.id}.0.main-2"]  # the other one is done
+    assert not (invocation.directory / "stop").exists()
     refused = holdfast("resume", what, cwd=tmp_path, env=env, check=4).stderr
-    assert "is being worked on" in refused and "job " in refused
-    assert live(slurm, made) == [f"hf-{made.id}.0.main-2"]
+    assert "is already running" in refused and "job " in refused
+    assert live(slurm, invocation) == [f"hf-{invocation.id}.0.main-2"]
 
 
-def test_what_is_done_is_not_begun_again(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+def test_finished_tasks_are_not_started_again(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     for task in (0, 1):
-        made.state(task, phase="done", exit_code=0)
-    said = holdfast("resume", made.directory, cwd=tmp_path, env=env_of(slurm, tmp_path / "home")).stdout
-    assert "all is done" in said and live(slurm, made) == []
+        invocation.state(task, phase="done", exit_code=0)
+    stdout = holdfast("resume", invocation.directory, cwd=tmp_path, env=env_of(slurm, tmp_path / "home")).stdout
+    assert "already finished" in stdout and live(slurm, invocation) == []
 
 
-def test_a_stopped_task_begins_again_when_told_to(slurm: Lab, made: Launched, tmp_path: Path) -> None:
-    made.state(1, phase="stopped", reason="an attempt added nothing", exit_code=3)
-    holdfast("resume", f"{made.directory}/1", cwd=tmp_path, env=env_of(slurm, tmp_path / "home"))
-    assert live(slurm, made) == [f"hf-{made.id}.1.main"]
+def test_a_stopped_task_can_be_resumed(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
+    invocation.state(1, phase="stopped", reason="no progress in this job", exit_code=3)
+    holdfast("resume", f"{invocation.directory}/1", cwd=tmp_path, env=env_of(slurm, tmp_path / "home"))
+    assert live(slurm, invocation) == [f"hf-{invocation.id}.1.main"]
 
 
-def test_an_invocation_takes_no_changes(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+def test_an_invocation_takes_no_changes(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     env = env_of(slurm, tmp_path / "home")
-    said = holdfast("resume", made.directory, "limits.max_cost=3", cwd=tmp_path, env=env, check=2).stderr
-    assert "limits.max_cost=3 is for runs" in said and live(slurm, made) == []
+    stderr = holdfast("resume", invocation.directory, "limits.max_cost=3", cwd=tmp_path, env=env, check=2).stderr
+    assert "limits.max_cost=3 is for runs" in stderr and live(slurm, invocation) == []
 
 
 # Runs on this machine
@@ -86,7 +86,8 @@ def interrupted(folder: Path, base_url: str, **keys: Any) -> Path:
     return run_dir(folder)
 
 
-def test_anybody_with_the_path_goes_on_where_it_stopped(tmp_path: Path) -> None:
+@pytest.mark.faults
+def test_a_run_can_be_resumed_by_its_path(tmp_path: Path) -> None:
     with server(latency=0.005) as provider:
         run = interrupted(tmp_path / "work", provider.base_url)
         before = len(lines(run / "outputs.jsonl"))
@@ -103,7 +104,8 @@ def test_anybody_with_the_path_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere" / "runs").exists()
 
 
-def test_a_run_that_was_moved_goes_on_in_its_new_place(tmp_path: Path) -> None:
+@pytest.mark.faults
+def test_a_moved_run_resumes_in_its_new_place(tmp_path: Path) -> None:
     with server(latency=0.005) as provider:
         run = interrupted(tmp_path / "work", provider.base_url)
         moved = tmp_path / "archive" / "kept"
@@ -114,6 +116,7 @@ def test_a_run_that_was_moved_goes_on_in_its_new_place(tmp_path: Path) -> None:
     assert metrics(moved)["coverage"] == 1
 
 
+@pytest.mark.faults
 def test_a_run_whose_data_changed_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     with server(latency=0.005) as provider:
         run = interrupted(tmp_path / "work", provider.base_url)
@@ -121,19 +124,20 @@ def test_a_run_whose_data_changed_is_refused_and_left_as_it_is(tmp_path: Path) -
         with (tmp_path / "work" / "data.jsonl").open("a") as file:
             file.write(json.dumps({"id": "new", "question": "q", "expected": "q"}) + "\n")
         provider.reset()
-        said = holdfast("resume", run, cwd=tmp_path, check=2).stderr
-        assert "cannot be resumed: its data, code or graders have changed" in said and provider.requests == 0
+        stderr = holdfast("resume", run, cwd=tmp_path, check=2).stderr
+        assert "cannot be resumed: its data, code or graders have changed" in stderr and provider.requests == 0
     assert (run / "outputs.jsonl").read_bytes() == before
 
 
-def test_a_run_that_is_held_is_not_begun_twice(tmp_path: Path) -> None:
+@pytest.mark.faults
+def test_a_run_in_progress_is_not_started_twice(tmp_path: Path) -> None:
     with server(latency=0.02) as provider:
         eval_file = write_eval(tmp_path, provider.base_url, rows=2000, limits={"concurrency": 2})
         process = start("eval", eval_file, cwd=tmp_path)
         outputs = wait_for(lambda: next(tmp_path.glob("runs/e/*/outputs.jsonl"), None), "the run")
         wait_for(lambda: outputs.stat().st_size, "an output")
-        said = holdfast("resume", run_dir(tmp_path), cwd=tmp_path, check=4).stderr
-        assert f"process {process.pid}" in said
+        stderr = holdfast("resume", run_dir(tmp_path), cwd=tmp_path, check=4).stderr
+        assert f"process {process.pid}" in stderr
         process.kill()
         process.communicate()
 
@@ -155,16 +159,18 @@ def test_a_secret_that_no_run_keeps_is_asked_for(tmp_path: Path) -> None:
         target = {"http": f"{url}/chat/completions?key=written-out", "request": {"messages": "{{ messages }}"}}
         eval_file = write_eval(tmp_path, provider.base_url, target=target)
         holdfast("eval", eval_file, cwd=tmp_path, check=None)
-        said = holdfast("resume", run_dir(tmp_path), cwd=tmp_path, check=2).stderr
-    assert "runs never store secrets" in said and f"holdfast eval {eval_file}" in said and "written-out" not in said
+        stderr = holdfast("resume", run_dir(tmp_path), cwd=tmp_path, check=2).stderr
+    assert (
+        "runs never store secrets" in stderr and f"holdfast eval {eval_file}" in stderr and "written-out" not in stderr
+    )
 
 
-def test_a_colleague_learns_why_they_cannot_resume_a_run(slurm: Lab, tmp_path: Path) -> None:
+def test_a_colleague_learns_why_they_cannot_resume_a_run(slurm: Cluster, tmp_path: Path) -> None:
     env = env_of(slurm, tmp_path / "home")
     with public_folder() as base:
-        made = launched(slurm.here, base)
-        said = holdfast("resume", f"colleague:{made.directory}", cwd=tmp_path, env=env, check=2).stderr
-    assert "only they can read" in said and live(slurm, made) == []
+        invocation = launched(slurm.here, base)
+        stderr = holdfast("resume", f"colleague:{invocation.directory}", cwd=tmp_path, env=env, check=2).stderr
+    assert "only they can read" in stderr and live(slurm, invocation) == []
 
 
 def test_a_run_that_this_version_grades_differently_is_resumed_with_its_outputs(

@@ -16,7 +16,7 @@ from holdfast.cluster.config.servers import Mount
 from holdfast.cluster.job.servers import without_container
 from holdfast.cluster.remote.bundle import collect, copies_in, load_sent
 from holdfast.cluster.remote.preview import RunPreviews, preview
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.transport import Here
 from holdfast.formats import load_any
 from holdfast.plan.identity import identify
@@ -27,7 +27,7 @@ from tests.support.running import holdfast, lines, metrics, run_dir, server, sta
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 WAZA = """\
 name: kitchen
@@ -46,10 +46,10 @@ expected: {output_contains: [green]}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "project"
-    made.mkdir()
-    (made / "env.toml").write_text(f'[here]\nexecutor = "local"\npython = "{sys.executable}"\n')
-    return made
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "env.toml").write_text(f'[here]\nexecutor = "local"\npython = "{sys.executable}"\n')
+    return project
 
 
 def run(folder: Path, *arguments: str | Path, check: int = 0) -> str:
@@ -74,10 +74,10 @@ def write_waza(folder: Path) -> Path:
 def test_an_eval_file_by_itself_is_one_task_and_the_same_run(folder: Path) -> None:
     with server() as model:
         write_eval(folder, model.base_url, rows=6)
-        said = run(folder, "e.yaml", "--run", "here", "limits.concurrency=2", "execution.workers=2")
+        output = run(folder, "e.yaml", "--run", "here", "limits.concurrency=2", "execution.workers=2")
         done = run_dir(folder)
         table = run(folder, "e.yaml").partition("from scratch.\n")[2].partition("run:")[0]
-        assert table.startswith("e · ") and table in said  # as on this machine
+        assert table.startswith("e · ") and table in output  # as on this machine
         assert model.requests == 6
         assert metrics(done)["total"] == 6
         assert "6 finished" in run(folder, "-c", "e.yaml", "--run", "here", "-d")  # the plan of this machine
@@ -94,14 +94,14 @@ def test_t_selects_samples_for_an_eval_file_by_itself(folder: Path) -> None:
         assert model.requests == 0
 
 
-def test_wazas_evals_run_on_a_cluster_and_are_the_same_run_there(folder: Path, slurm: Lab) -> None:
+def test_wazas_evals_run_on_a_cluster_and_are_the_same_run_there(folder: Path, slurm: Cluster) -> None:
     site = Site(folder, slurm, slurm.here)
     site.write(None)
     path = write_waza(folder)
     there = ("eval", path, "--run", "lab")
     env = {"SLURM_CONF": slurm.env["SLURM_CONF"], "HOLDFAST_HOME": str(folder / "home")}
-    said = holdfast(*there, cwd=folder, env=env).stdout
-    assert "coverage 100.0% of 2 trials" in said
+    stdout = holdfast(*there, cwd=folder, env=env).stdout
+    assert "coverage 100.0% of 2 trials" in stdout
     runs = site.base / "evaluations"
     again = run(folder, path, "--runs-dir", runs)
     assert "already finished" in again, again
@@ -158,9 +158,9 @@ def test_copies_are_written_where_the_run_is(folder: Path) -> None:
 def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
     with server() as model:
         write_eval(folder, model.base_url, rows=4)
-        said = run(folder, "e.yaml", "--run", "here", "--runs-dir", "other", "--skip-graders")
+        output = run(folder, "e.yaml", "--run", "here", "--runs-dir", "other", "--skip-graders")
         (place,) = (folder / "other" / "e").iterdir()
-        assert f"not graded, as asked: `holdfast grade {place}` grades it" in said
+        assert f"not graded, as asked: `holdfast grade {place}` grades it" in output
         assert len(lines(place / "workers" / "main" / "outputs.jsonl")) == 4
         run(folder, "e.yaml", "--run", "here", "--runs-dir", "other")
         assert (model.requests, metrics(place)["score"]) == (4, 0.5)
@@ -178,7 +178,7 @@ def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--baseline-model", "m"], "--baseline-model does not work on a cluster"),
         (["--display", "json"], "--display json: jobs show plain logs"),
@@ -186,9 +186,9 @@ def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
         (["--batch", "here"], "not both"),
     ],
 )
-def test_an_option_that_cannot_be_followed_is_refused(folder: Path, options: list[str], said: str) -> None:
+def test_an_option_that_cannot_be_followed_is_refused(folder: Path, options: list[str], message: str) -> None:
     write_eval(folder, "http://127.0.0.1:9/v1")
-    assert said in run(folder, "e.yaml", "--run", "here", *options, check=2)
+    assert message in run(folder, "e.yaml", "--run", "here", *options, check=2)
     assert not (folder / ".holdfast").exists()
 
 
@@ -201,11 +201,11 @@ def test_another_model_than_the_served_one_is_refused(folder: Path) -> None:
         "evaluation": {"tasks": ["e.yaml"]},
     }
     (folder / "c.yaml").write_text(json.dumps(config))
-    said = run(folder, "c.yaml", "--run", "here", "-m", "other", check=2)
-    assert "name it with deployment.served_model_name=…" in said
+    output = run(folder, "c.yaml", "--run", "here", "-m", "other", check=2)
+    assert "name it with deployment.served_model_name=…" in output
 
 
-def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Lab) -> None:
+def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Cluster) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     site.write("http://127.0.0.1:9/v1", execution={"num_nodes": 9, "sbatch_comment": "for the paper"})
     env = {"SLURM_CONF": slurm.env["SLURM_CONF"], "HOLDFAST_HOME": str(tmp_path / "home")}
@@ -216,22 +216,22 @@ def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Lab) -> Non
     command.send_signal(signal.SIGINT)
     assert command.wait(60) == 130
     command.communicate()
-    (known,) = Registry(tmp_path / "home" / "invocations").all()
-    (job,) = site.chain(known).live("main")
+    (invocation,) = InvocationRegistry(tmp_path / "home" / "invocations").all()
+    (job,) = site.chain(invocation).live("main")
     assert job.comment.endswith(" for the paper")
-    (intended,) = site.chain(known).known("main")
+    (intended,) = site.chain(invocation).known("main")
     assert intended.matches(job)
-    holdfast("kill", known.id, cwd=tmp_path, env=env)
-    calmly(lambda: not site.chain(known).live("main"), "the end of the job")
+    holdfast("kill", invocation.id, cwd=tmp_path, env=env)
+    calmly(lambda: not site.chain(invocation).live("main"), "the end of the job")
 
 
 def test_a_preview_reports_a_cluster_that_does_not_answer(folder: Path) -> None:
     profile = '[far]\nexecutor = "slurm"\ntunnel = "ssh"\nhost = "nobody.invalid"\nremote_job_dir = "/jobs"\n'
     (folder / "env.toml").write_text(profile)
     write_eval(folder, "http://127.0.0.1:9/v1", rows=4)
-    said = run(folder, "e.yaml", "--run", "far", "-d")
-    assert "4 samples × 1 trial" in said
-    assert "not checked: nobody.invalid" in said
+    output = run(folder, "e.yaml", "--run", "far", "-d")
+    assert "4 samples × 1 trial" in output
+    assert "not checked: nobody.invalid" in output
 
 
 def test_without_a_container_a_server_gets_the_real_path_of_its_checkpoint() -> None:
@@ -241,9 +241,9 @@ def test_without_a_container_a_server_gets_the_real_path_of_its_checkpoint() -> 
         mounts=mounts,
         env={"HF_HOME": "lit:/cache/huggingface"},
     )
-    made = without_container(served)
-    assert made.command == "serve /lustre/ckpt --tokenizer /lustre/ckpt/tok --log /d/checkpoint /checkpoints"
-    assert made.env == {"HF_HOME": "lit:/lustre/c/huggingface"}
+    server = without_container(served)
+    assert server.command == "serve /lustre/ckpt --tokenizer /lustre/ckpt/tok --log /d/checkpoint /checkpoints"
+    assert server.env == {"HF_HOME": "lit:/lustre/c/huggingface"}
 
 
 def test_a_server_without_a_model_name_is_asked_for_the_models_of_the_evals(folder: Path) -> None:
@@ -267,12 +267,12 @@ def test_tasks_that_are_one_run_and_wazas_own_keys_are_understood(folder: Path) 
     write_waza(folder)
     task = "{name: 'a / b', eval: waza/eval.yaml, overrides: {config.trials_per_task: 3}}"
     (folder / "c.yaml").write_text(f"deployment: {{type: none}}\nevaluation: {{tasks: [{task}, {task}]}}\n")
-    said = run(folder, "c.yaml", "--run", "here", "-d")
-    assert "the task a / b.1 is the same run as a / b.0, and uses its results: nothing runs twice" in said
-    assert said.count("1 sample × 3 trials") == 2
+    output = run(folder, "c.yaml", "--run", "here", "-d")
+    assert "the task a / b.1 is the same run as a / b.0, and uses its results: nothing runs twice" in output
+    assert output.count("1 sample × 3 trials") == 2
 
 
-def test_of_tasks_that_are_one_run_only_the_first_begins_anew(folder: Path) -> None:
+def test_of_tasks_that_share_a_run_only_the_first_starts_fresh(folder: Path) -> None:
     with server() as model:
         write_eval(folder, model.base_url, rows=4)
         (folder / "c.yaml").write_text("deployment: {type: none}\nevaluation: {tasks: [e.yaml, e.yaml]}\n")
@@ -300,9 +300,9 @@ def test_a_dry_run_reports_the_actual_problem(folder: Path) -> None:
         write_eval(folder, model.base_url, rows=4)
         run(folder, "e.yaml")
     (run_dir(folder) / "manifest.json").write_text("{")
-    said = run(folder, "e.yaml", "--run", "here", "-d")
-    assert "manifest.json" in said and "holdfast repair" in said
-    assert "its data cannot be read here" not in said
+    output = run(folder, "e.yaml", "--run", "here", "-d")
+    assert "manifest.json" in output and "holdfast repair" in output
+    assert "its data cannot be read here" not in output
     (folder / "data.jsonl").unlink()
     assert "its data cannot be read here" in run(folder, "e.yaml", "--run", "here", "-d")
 
@@ -326,9 +326,9 @@ def test_log_lines_of_tasks_with_the_same_name_have_different_prefixes(folder: P
     chat = "{name: chat, eval: e.yaml, overrides: {trials: %d}}"
     tasks = f"{chat % 1}, {chat % 2}, {{name: other, eval: e.yaml, overrides: {{trials: 3}}}}"
     (folder / "c.yaml").write_text(f"deployment: {{type: none}}\nevaluation: {{tasks: [{tasks}]}}\n")
-    said = run(folder, "c.yaml", "--run", "here")
+    output = run(folder, "c.yaml", "--run", "here")
     for lead, trials in (("[chat.0]", 2), ("[chat.1]", 4), ("[other]", 6)):
-        assert f"{lead} coverage 100.0% of {trials} trials" in said
+        assert f"{lead} coverage 100.0% of {trials} trials" in output
 
 
 def test_without_omegaconf_a_configuration_names_the_package_to_install(folder: Path) -> None:
@@ -337,5 +337,5 @@ def test_without_omegaconf_a_configuration_names_the_package_to_install(folder: 
     write_eval(folder, "http://127.0.0.1:9/v1")
     config = {"execution": {"type": "slurm"}, "deployment": {"type": "none"}, "evaluation": {"tasks": ["e.yaml"]}}
     (folder / "c.yaml").write_text(json.dumps(config))
-    said = holdfast("eval", "c.yaml", "-d", cwd=folder, env={"PYTHONPATH": str(folder / "hidden")}, check=2).stderr
-    assert "pip install omegaconf" in said
+    stderr = holdfast("eval", "c.yaml", "-d", cwd=folder, env={"PYTHONPATH": str(folder / "hidden")}, check=2).stderr
+    assert "pip install omegaconf" in stderr

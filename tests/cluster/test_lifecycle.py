@@ -15,13 +15,13 @@ from tests.support.running import holdfast, server, wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 ROWS = 300
 
 
 @pytest.mark.parametrize(("profile", "task_of_it"), [("lab", ".0"), ("here", "")])
-def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, profile: str, task_of_it: str) -> None:
+def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Cluster, profile: str, task_of_it: str) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     env = env_of(slurm, tmp_path / "home")
 
@@ -29,14 +29,14 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, prof
         return str(holdfast(*arguments, cwd=tmp_path, env=env, check=check).stdout)
 
     def task() -> dict[str, Any]:
-        (found,) = json.loads(run("status", invocation, "--json"))["tasks"]
-        return dict(found)
+        (shown,) = json.loads(run("status", invocation, "--json"))["tasks"]
+        return dict(shown)
 
     with server(latency=2) as model:
         site.write(model.base_url, rows=ROWS, limits={"concurrency": 4})
         executor = ["execution.type=local"] if profile == "here" else []
-        said = run("eval", "-c", "nano", "--batch", profile, *executor)
-        invocation = re.search(r"submitted: ([0-9a-f]{16})", said)[1]
+        output = run("eval", "-c", "nano", "--batch", profile, *executor)
+        invocation = re.search(r"submitted: ([0-9a-f]{16})", output)[1]
         wait_for(lambda: task()["done"] > 0, "some trials")
         seen = task()
         assert seen["status"] == "running" and seen["total"] == ROWS
@@ -49,7 +49,7 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, prof
         assert len(task()["jobs"]) <= 2, "successors that were begun meanwhile queued more"
         assert not [job for job in task()["jobs"] if job["active"]]
         before = model.requests
-        assert "it had no jobs left" in run("kill", invocation + task_of_it)
+        assert "no jobs were running" in run("kill", invocation + task_of_it)
         assert 0 < before < ROWS
 
         model.control(latency=0)
@@ -59,4 +59,4 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, prof
         assert model.requests <= ROWS + 4
         run_dir = task()["run_dir"]
     assert "done" in run("status", run_dir)  # a run of an invocation leads to it
-    assert "all is done" in run("resume", invocation)
+    assert "already finished" in run("resume", invocation)

@@ -40,8 +40,8 @@ def test_both_turns_of_each_question_are_asked_and_judged(tmp_path: Path, provid
     lab = Lab(tmp_path, provider, judge, rows=QUESTIONS, spec=dict(SPEC))
     lab.spec["graders"] = [{"type": "prompt", "model": "judge", "base_url": judge.base_url, "rubric": "Is it helpful?"}]
     done = lab.eval()
-    said = asked_and_said(done.run)
-    assert {name: questions_of(messages) for name, messages in said.items()} == {
+    conversations = asked_and_said(done.run)
+    assert {name: questions_of(messages) for name, messages in conversations.items()} == {
         str(row["question_id"]): row["turns"] for row in QUESTIONS
     }
     assert done.asked == 12 and done.judged == 6
@@ -68,8 +68,8 @@ def test_the_embedded_model_completes_the_conversations(tmp_path: Path, provider
     lab = Lab(tmp_path, provider, rows=QUESTIONS[:2], spec=dict(SPEC))
     lab.spec["target"] = {"model": "local/smollm2-135m", "params": {"max_tokens": 12, "temperature": 0}}
     done = lab.eval()
-    said = asked_and_said(done.run)
-    assert {name: len(messages) for name, messages in said.items()} == {
+    conversations = asked_and_said(done.run)
+    assert {name: len(messages) for name, messages in conversations.items()} == {
         str(row["question_id"]): 4 for row in QUESTIONS[:2]
     }
     assert all(output["usage"]["cost"] == 0 and output["turns"] == 2 for output in kept(done.run))

@@ -43,14 +43,14 @@ def lab(tmp_path: Path, provider: Server) -> Lab:
     return Lab(tmp_path, provider, rows=[dict(row) for row in ROWS])
 
 
-def said(run: Path) -> dict[str, list[str]]:
-    """All that was said, by sample, after a check that user and target take turns."""
-    found = {}
+def contents_of(run: Path) -> dict[str, list[str]]:
+    """Return the contents of all messages by sample, and check that user and target take turns."""
+    contents = {}
     for output in kept(run):
         spoken = [message for message in output["messages"] if message["role"] != "system"]
         assert [message["role"] for message in spoken] == ["user", "assistant"] * output["turns"]
-        found[output["sample"]] = [message["content"] for message in spoken]
-    return found
+        contents[output["sample"]] = [message["content"] for message in spoken]
+    return contents
 
 
 def echoed(*prompts: str) -> list[str]:
@@ -69,7 +69,7 @@ def test_follow_ups_are_templates_over_the_row_and_are_sent_in_order(lab: Lab) -
     lab.spec |= {"system": "You serve {{ id }}.", "follow_ups": ["more, {{ id }}", "{{ turns[-1] }}"]}
     done = lab.eval()
     assert done.asked == 6
-    assert said(done.run) == {
+    assert contents_of(done.run) == {
         "a": echoed("hello", "more, a", "thanks"),
         "b": echoed("good day", "more, b", "bye"),
     }
@@ -83,7 +83,7 @@ def test_follow_ups_are_templates_over_the_row_and_are_sent_in_order(lab: Lab) -
 def test_rows_may_contain_follow_ups(lab: Lab, follow_ups: str) -> None:
     lab.spec["follow_ups"] = follow_ups
     done = lab.eval()
-    assert said(done.run) == {"a": echoed("hello", "and then?", "thanks"), "b": echoed("good day", "bye")}
+    assert contents_of(done.run) == {"a": echoed("hello", "and then?", "thanks"), "b": echoed("good day", "bye")}
     assert done.asked == 5
 
 
@@ -91,7 +91,7 @@ def test_follow_ups_of_a_row_are_texts_and_never_templates(lab: Lab) -> None:
     lab.rows = [{"id": "a", "question": "hello", "turns": ["", "{{ id }} {% raw"], "expected": "{{ id }} {% raw"}]
     lab.spec["follow_ups"] = "turns[1:]"
     done = lab.eval()
-    assert said(done.run) == {"a": echoed("hello", "{{ id }} {% raw")}
+    assert contents_of(done.run) == {"a": echoed("hello", "{{ id }} {% raw")}
     assert results(done.run)["a"]["status"] == "passed"
 
 
@@ -111,7 +111,7 @@ def test_invalid_follow_ups_of_a_row_are_an_error_of_its_trial_only(lab: Lab, wr
     lab.rows = [{**ROWS[0], "more": wrong}, {**ROWS[1], "more": ["bye"]}]
     lab.spec["follow_ups"] = "more"
     done = lab.eval(check=3)
-    assert said(done.run) == {"b": echoed("good day", "bye")}
+    assert contents_of(done.run) == {"b": echoed("good day", "bye")}
     assert done.asked == 2
     (error,) = lines(done.run / "errors.jsonl")
     assert (error["sample"], error["kind"], error["final"]) == ("a", "bad_request", True)
@@ -129,19 +129,19 @@ def use_responder(lab: Lab, body: str, **keys: Any) -> None:
 def test_a_function_plays_the_user_until_it_returns_none(lab: Lab) -> None:
     use_responder(lab, "return f\"{sample['id']}{turn}{len(messages)}\" if turn < 3 else None", max_followups=9)
     done = lab.eval()
-    assert said(done.run) == {"a": echoed("hello", "a12", "a24"), "b": echoed("good day", "b12", "b24")}
+    assert contents_of(done.run) == {"a": echoed("hello", "a12", "a24"), "b": echoed("good day", "b12", "b24")}
     assert done.asked == 6
     assert {step["kind"] for step in kept(done.run, "steps")} == {"turn", "responder"}
 
 
 def test_a_simulated_user_replies_at_most_max_followups_times(lab: Lab) -> None:
     use_responder(lab, "return f'reply {turn}'", max_followups=2)
-    assert said(lab.eval().run)["a"] == echoed("hello", "reply 1", "reply 2")
+    assert contents_of(lab.eval().run)["a"] == echoed("hello", "reply 1", "reply 2")
 
 
 def test_stop_when_ends_the_conversation_before_the_user_is_asked(lab: Lab) -> None:
     use_responder(lab, "return f'reply {turn}'", max_followups=9, stop_when="id == 'b' or output == 'reply 2'")
-    assert said(lab.eval().run) == {"a": echoed("hello", "reply 1", "reply 2"), "b": echoed("good day")}
+    assert contents_of(lab.eval().run) == {"a": echoed("hello", "reply 1", "reply 2"), "b": echoed("good day")}
 
 
 def test_a_simulated_user_that_raises_is_asked_again(lab: Lab) -> None:
@@ -153,13 +153,13 @@ def test_a_simulated_user_that_raises_is_asked_again(lab: Lab) -> None:
     )
     done = lab.eval()
     assert done.asked == 2  # the target's turns are not repeated for it
-    assert said(done.run) == {"a": echoed("hello"), "b": echoed("good day")}
+    assert contents_of(done.run) == {"a": echoed("hello"), "b": echoed("good day")}
     errors = lines(done.run / "errors.jsonl")
     assert Counter(error["sample"] for error in errors) == {"a": 1, "b": 1}
     assert all("the responder raised RuntimeError: lost my words" in error["message"] for error in errors)
 
 
-def test_a_simulated_user_that_cannot_go_on_leaves_the_trial_pending_and_its_turns_safe(lab: Lab) -> None:
+def test_a_failing_simulated_user_leaves_the_trial_pending_and_its_turns_safe(lab: Lab) -> None:
     use_responder(
         lab,
         "from pathlib import Path\n"
@@ -173,7 +173,7 @@ def test_a_simulated_user_that_cannot_go_on_leaves_the_trial_pending_and_its_tur
 
     (lab.folder / "mended").touch()
     assert lab.eval().asked == 0
-    assert said(done.run) == {"a": echoed("hello"), "b": echoed("good day")}
+    assert contents_of(done.run) == {"a": echoed("hello"), "b": echoed("good day")}
 
 
 def model_user(lab: Lab, user: Server, decision: dict[str, str] | str, **keys: Any) -> None:
@@ -191,7 +191,7 @@ def model_user(lab: Lab, user: Server, decision: dict[str, str] | str, **keys: A
 def test_a_model_plays_the_user(lab: Lab, user: Server) -> None:
     model_user(lab, user, {"action": "reply", "message": "go on"})
     done = lab.eval()
-    assert said(done.run) == {"a": echoed("hello", "go on", "go on"), "b": echoed("good day", "go on", "go on")}
+    assert contents_of(done.run) == {"a": echoed("hello", "go on", "go on"), "b": echoed("good day", "go on", "go on")}
     assert done.asked == 6 and user.requests == 4  # nobody asks it after its last reply
     assert "[user]\nhello\n\n[assistant]\nhello" in user.stats()["asked"]
     usage = [output["usage"]["requests"] for output in kept(done.run)]
@@ -217,7 +217,7 @@ def test_a_model_that_plays_the_user_sees_answers_and_not_the_steps_on_the_way(
 
 def test_a_model_that_plays_the_user_may_stop(lab: Lab, user: Server) -> None:
     model_user(lab, user, 'So be it. {"action": "stop", "reason": "done"}')
-    assert said(lab.eval().run) == {"a": echoed("hello"), "b": echoed("good day")}
+    assert contents_of(lab.eval().run) == {"a": echoed("hello"), "b": echoed("good day")}
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_lists_and_objects_are_not_sent_as_python_literals(
     path = write_spec(tmp_path, samples=rows, **{"prompt": "hello", **keys})
     for option in ("--dry-run", "--fresh"):
         ended = command(monkeypatch, capsys, tmp_path, "eval", path.name, option)
-        assert ended.code == 2 and f"{kind} cannot be sent as a text" in ended.err and "| tojson" in ended.err
+        assert ended.code == 2 and f"cannot insert {kind} into text" in ended.err and "| tojson" in ended.err
         assert "eval.yaml:" in ended.err and not (tmp_path / "runs").exists()
     meant = {"prompt": "{{ rules | tojson }} {% for m in messages %}{{ m }}{% endfor %} {{ messages[0] }}"}
     lists = [{"id": "c", "messages": ["one", "two"], "rules": {"be": "kind"}, "expected": "x"}]
@@ -318,16 +318,17 @@ def long_talk(folder: Path, provider: Server, **limits: Any) -> Lab:
 
 def safe_calls(folder: Path) -> set[str]:
     """The prompts whose replies have a whole line in steps.jsonl: a killed process may leave half of one."""
-    found = set()
+    calls = set()
     for run in folder.glob("runs/e/*/"):
         for path in journal_files(run, "steps"):
             text = path.read_text()
             for line in text[: text.rfind("\n") + 1].splitlines():
                 step = json.loads(line)
-                found.add(f"{step['sample']} turn {step['turn']}")
-    return found
+                calls.add(f"{step['sample']} turn {step['turn']}")
+    return calls
 
 
+@pytest.mark.faults
 def test_conversations_killed_fifteen_times_continue_with_the_first_unanswered_call(
     tmp_path: Path, provider: Server
 ) -> None:
@@ -361,7 +362,7 @@ def test_conversations_killed_fifteen_times_continue_with_the_first_unanswered_c
     assert set(stats["asked"]) == {f"{name} turn {turn}" for name in "abc" for turn in range(1, TURNS + 1)}
     assert stats["requests"] == 3 * TURNS + repeatable
     assert_same_numbers(done.run, calm)
-    assert said(done.run) == said(calm)
+    assert contents_of(done.run) == contents_of(calm)
     steps = Counter((step["sample"], step["turn"]) for step in kept(done.run, "steps"))
     assert steps == {(name, turn): 1 for name in "abc" for turn in range(1, TURNS + 1)}
     grades = Counter((grade["sample"], grade["turn"]) for grade in kept(done.run, "grades"))
@@ -385,6 +386,7 @@ def dying_agent(lab: Lab, turn: int) -> None:
     lab.spec["target"] = {"python": "agent.py:reply"}
 
 
+@pytest.mark.faults
 def test_an_agent_that_answers_differently_after_a_crash_still_finishes(lab: Lab) -> None:
     lab.rows = [{"id": "a", "question": "1", "expected": "second life: 4"}]
     lab.spec["follow_ups"] = ["2", "3", "4"]
@@ -392,11 +394,12 @@ def test_an_agent_that_answers_differently_after_a_crash_still_finishes(lab: Lab
     assert lab.eval(check=-9).asked == 2
     done = lab.eval()
     assert done.asked == 2
-    assert said(done.run)["a"][1::2] == ["first life: 1", "first life: 2", "second life: 3", "second life: 4"]
+    assert contents_of(done.run)["a"][1::2] == ["first life: 1", "first life: 2", "second life: 3", "second life: 4"]
     assert results(done.run)["a"]["status"] == "passed"
     assert [step["turn"] for step in kept(done.run, "steps")] == [1, 2, 3, 4]
 
 
+@pytest.mark.faults
 def test_a_simulated_user_is_not_asked_again_after_a_crash(lab: Lab) -> None:
     lab.rows = [{"id": "a", "question": "1", "expected": "x"}]
     use_responder(
@@ -411,7 +414,7 @@ def test_a_simulated_user_is_not_asked_again_after_a_crash(lab: Lab) -> None:
     lab.eval(check=-9)
     done = lab.eval()
     assert (lab.folder / "decisions.txt").read_text().split() == ["1", "2", "3", "4"]
-    assert said(done.run)["a"][::2] == ["1", "reply 1", "reply 2", "reply 3"]
+    assert contents_of(done.run)["a"][::2] == ["1", "reply 1", "reply 2", "reply 3"]
 
 
 def test_a_conversation_given_up_halfway_continues_with_the_next_command(lab: Lab) -> None:
@@ -431,7 +434,7 @@ def test_a_conversation_given_up_halfway_continues_with_the_next_command(lab: La
     (lab.folder / "tools" / "mended").touch()
     second = lab.eval()
     assert second.run == first.run and second.asked == 1
-    assert said(second.run) == {"a": echoed("1", "2", "3")}
+    assert contents_of(second.run) == {"a": echoed("1", "2", "3")}
     assert kept(second.run)[0]["attempt"] == 2
 
 
@@ -448,8 +451,8 @@ class Notes:
 def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list[str], list[Any], list[str]]:
     """Replies to calls in a row, what was recorded anew, and what the user was told."""
     job: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
-    notes, told = Notes(), []
-    replay = Replay(job, notes, earlier, told.append)  # type: ignore[arg-type]
+    notes, notices = Notes(), []
+    replay = Replay(job, notes, earlier, notices.append)  # type: ignore[arg-type]
 
     async def call_all() -> list[str]:
         async def live(request: str) -> str:
@@ -458,29 +461,29 @@ def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list
         attempt = replay.begin_attempt(1)
         return [await attempt.model(request, lambda r=request: live(r), lambda _: Usage()) for request in requests]
 
-    return asyncio.run(call_all()), notes.kept, told
+    return asyncio.run(call_all()), notes.kept, notices
 
 
 def test_equal_calls_are_distinguished_by_their_number() -> None:
     _, earlier, _ = make_calls(["x", "x"], [], "first")
     assert [step.nth for step in earlier] == [1, 2]
-    replies, new, told = make_calls(["x", "x", "x"], earlier, "second")
+    replies, new, notices = make_calls(["x", "x", "x"], earlier, "second")
     assert replies == ["first x", "first x", "second x"]
-    assert [step.nth for step in new] == [3] and told == []
+    assert [step.nth for step in new] == [3] and notices == []
 
 
-def test_calls_that_come_in_another_order_are_still_answered_from_the_record() -> None:
+def test_calls_in_another_order_are_answered_from_the_record() -> None:
     _, earlier, _ = make_calls(["x", "y"], [], "first")
-    replies, new, told = make_calls(["y", "x"], earlier, "second")
-    assert (replies, new, told) == (["first y", "first x"], [], [])
+    replies, new, notices = make_calls(["y", "x"], earlier, "second")
+    assert (replies, new, notices) == (["first y", "first x"], [], [])
 
 
 def test_a_conversation_that_diverges_is_reported_and_continues_live() -> None:
     _, earlier, _ = make_calls(["x", "y", "z"], [], "first")
-    replies, new, told = make_calls(["x", "other", "y", "z"], earlier, "second")
+    replies, new, notices = make_calls(["x", "other", "y", "z"], earlier, "second")
     assert replies == ["first x", "second other", "second y", "second z"]
     assert len(new) == 3
-    (notice,) = told
+    (notice,) = notices
     assert notice.startswith("s #1: ") and "2 recorded calls are dropped" in notice
 
 
@@ -505,6 +508,7 @@ def kill_after(lab: Lab, provider: Server, steps: int) -> Path:
     return run
 
 
+@pytest.mark.faults
 def test_the_plan_counts_conversations_that_continue_halfway(tmp_path: Path) -> None:
     with server(latency=0.1) as slow:
         lab = Lab(tmp_path, slow)
@@ -513,6 +517,7 @@ def test_the_plan_counts_conversations_that_continue_halfway(tmp_path: Path) -> 
         assert "4 to run, 1 of them from the middle" in lab.do("eval", "e.yaml", "--dry-run").out
 
 
+@pytest.mark.faults
 def test_a_budget_counts_the_calls_of_an_unfinished_conversation_once(tmp_path: Path) -> None:
     with server(latency=0.1) as slow:
         lab = Lab(tmp_path, slow)

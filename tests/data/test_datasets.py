@@ -121,8 +121,8 @@ class TestFormats:
 
     def test_a_name_without_a_known_suffix_needs_a_format(self, tmp_path: Path) -> None:
         (tmp_path / "data").write_bytes(CONTENTS[".jsonl"])
-        said = refusal(tmp_path, "data")
-        assert "cannot tell the format" in said and "dataset.format" in said
+        message = refusal(tmp_path, "data")
+        assert "cannot tell the format" in message and "dataset.format" in message
 
     @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv"])
     def test_a_byte_order_mark_is_no_part_of_the_data(self, tmp_path: Path, ending: str) -> None:
@@ -150,16 +150,14 @@ class TestFormats:
     @given(
         st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers() | st.booleans()), max_size=5)
     )
-    def test_any_rows_come_back_from_jsonl_as_they_were(
-        self, tmp_path_factory: pytest.TempPathFactory, rows: Any
-    ) -> None:
+    def test_any_rows_are_read_unchanged_from_jsonl(self, tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
         path = tmp_path_factory.getbasetemp() / "any.jsonl"
         path.write_bytes(as_jsonl(rows))
         assert [row for _, row in read_rows(path, Layout())] == rows
 
 
 class TestPaths:
-    def test_globs_come_in_sorted_order_and_lists_in_theirs(self, tmp_path: Path) -> None:
+    def test_globs_are_sorted_and_lists_keep_their_order(self, tmp_path: Path) -> None:
         for name in ("b", "a", "c"):
             write_rows(tmp_path / "parts" / f"{name}.jsonl", [{"id": name}])
         write_rows(tmp_path / "first.jsonl", [{"id": "first"}])
@@ -196,7 +194,7 @@ class TestSelection:
         write_rows(tmp_path / "d.jsonl", ROWS)
 
     @pytest.mark.parametrize(
-        ("keys", "wanted"),
+        ("keys", "expected"),
         [
             ({"limit": 3}, [0, 1, 2]),
             ({"offset": 8}, [8, 9]),
@@ -210,8 +208,8 @@ class TestSelection:
         ],
         ids=str,
     )
-    def test_limit_offset_and_where(self, tmp_path: Path, keys: Any, wanted: Any) -> None:
-        assert ids(tmp_path, **keys) == [f"r{number}" for number in wanted]
+    def test_limit_offset_and_where(self, tmp_path: Path, keys: Any, expected: Any) -> None:
+        assert ids(tmp_path, **keys) == [f"r{number}" for number in expected]
 
     @pytest.mark.parametrize(
         ("keys", "wanted"),
@@ -290,14 +288,14 @@ class TestIds:
     )
     def test_a_duplicate_id_is_reported_with_both_places(self, tmp_path: Path, rows: Any, words: str) -> None:
         write_rows(tmp_path / "d.jsonl", rows)
-        said = refusal(tmp_path)
-        assert f"d.jsonl:3: {words}" in said and "d.jsonl:2" in said
+        message = refusal(tmp_path)
+        assert f"d.jsonl:3: {words}" in message and "d.jsonl:2" in message
 
     def test_ids_are_unique_over_all_files(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "a.jsonl", [{"id": "x"}])
         write_rows(tmp_path / "b.jsonl", [{"id": "x", "q": 1}])
-        said = refusal(tmp_path, ["a.jsonl", "b.jsonl"])
-        assert "b.jsonl:1" in said and "a.jsonl:1" in said
+        message = refusal(tmp_path, ["a.jsonl", "b.jsonl"])
+        assert "b.jsonl:1" in message and "a.jsonl:1" in message
 
     def test_a_duplicate_that_is_not_selected_is_no_matter(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", [{"id": "x"}, {"id": "y"}, {"id": "x", "q": 1}])
@@ -338,11 +336,13 @@ class TestWhatIsWrongWithFiles:
         ],
         ids=lambda value: value if isinstance(value, str) else repr(value)[:30],
     )
-    def test_it_is_said_with_file_and_line(self, tmp_path: Path, name: str, content: Any, words: Any) -> None:
+    def test_a_problem_is_reported_with_file_and_line(
+        self, tmp_path: Path, name: str, content: Any, words: Any
+    ) -> None:
         (tmp_path / name).write_bytes(content)
-        said = refusal(tmp_path, name)
+        message = refusal(tmp_path, name)
         for word in words:
-            assert word in said
+            assert word in message
 
     @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
     @pytest.mark.parametrize("rows", [10, 20_000])
@@ -354,7 +354,7 @@ class TestWhatIsWrongWithFiles:
         writers: dict[str, Any] = {
             ".jsonl": as_jsonl,
             ".csv": as_csv,
-            ".json": lambda found: json.dumps(found).encode(),
+            ".json": lambda value: json.dumps(value).encode(),
         }
         content = writers[ending](many)
         packed = PACKERS[packing](content)
@@ -376,15 +376,15 @@ class TestWhatIsWrongWithFiles:
     ) -> None:
         as_parquet(tmp_path / "d.parquet", ROWS)
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-        said = refusal(tmp_path, "d.parquet")
-        assert "needs pyarrow" in said and "pip install pyarrow" in said
+        message = refusal(tmp_path, "d.parquet")
+        assert "needs pyarrow" in message and "pip install pyarrow" in message
 
     def test_a_missing_hub_library_names_the_package_to_install(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
-        said = refusal(tmp_path, "hf://owner/name")
-        assert "`datasets` package" in said and "pip install datasets" in said
+        message = refusal(tmp_path, "hf://owner/name")
+        assert "`datasets` package" in message and "pip install datasets" in message
 
 
 class TestTheHub:
@@ -403,9 +403,9 @@ class TestTheHub:
         monkeypatch.setattr(
             "holdfast.data.dataset.hub_commit", lambda name, revision: f"commit of {name} at {revision}"
         )
-        found = dataset(tmp_path, "hf://owner/name", split="train", subset="main", revision="v1", limit=2)
-        assert [sample.id for sample in found] == ["r0", "r1"]
-        assert found.revision == "commit of owner/name at v1"
+        samples = dataset(tmp_path, "hf://owner/name", split="train", subset="main", revision="v1", limit=2)
+        assert [sample.id for sample in samples] == ["r0", "r1"]
+        assert samples.revision == "commit of owner/name at v1"
         assert asked == [("owner/name", "train", "main", "commit of owner/name at v1")]
 
 
@@ -461,18 +461,18 @@ class TestADatasetThatChangesUnderARun:
         ],
         ids=["a changed row", "fewer rows", "more rows"],
     )
-    def test_it_is_noticed(self, tmp_path: Path, after: Any, where: str) -> None:
+    def test_a_change_is_noticed(self, tmp_path: Path, after: Any, where: str) -> None:
         write_rows(tmp_path / "d.jsonl", ROWS)
-        found = who(tmp_path, samples=None, dataset={"path": "d.jsonl"}, prompt="{{ q }}", graders=None)
+        identity = who(tmp_path, samples=None, dataset={"path": "d.jsonl"}, prompt="{{ q }}", graders=None)
         write_rows(tmp_path / "d.jsonl", after)
         from holdfast.store.index import Index
 
         with pytest.raises(Fault, match="the dataset changed") as caught:
-            list(pending_trials(found.dataset, found.survey, found.work, Index()))
+            list(pending_trials(identity.dataset, identity.survey, identity.work, Index()))
         assert caught.value.kind == "dataset_changed" and where in str(caught.value)
 
     @pytest.mark.parametrize(
-        ("after", "said"),
+        ("after", "message"),
         [
             (as_jsonl(ROWS[:2]), "the dataset changed"),
             (as_jsonl([*ROWS[:2], {**ROWS[2], "q": "x"}]), "the dataset changed"),
@@ -481,7 +481,7 @@ class TestADatasetThatChangesUnderARun:
         ],
         ids=["fewer rows", "a changed row", "not JSON", "gone"],
     )
-    def test_it_is_noticed_at_the_report_too(self, tmp_path: Path, after: Any, said: str) -> None:
+    def test_a_change_is_noticed_at_the_report_too(self, tmp_path: Path, after: Any, message: str) -> None:
         """The last trial changes it: there is no row left to notice it by, and no report may be made of it."""
         write_rows(tmp_path / "d.jsonl", ROWS[:3])
         if after is not None:
@@ -499,7 +499,7 @@ class TestADatasetThatChangesUnderARun:
         spec = {"samples": None, "dataset": {"path": "d.jsonl"}, "prompt": "{{ q }}", "graders": None}
         path = write_spec(tmp_path, **spec, target={"python": "agent.py:reply"})
         done = holdfast("eval", path, cwd=tmp_path, check=3)
-        assert said in done.stdout + done.stderr
+        assert message in done.stdout + done.stderr
         assert not list(tmp_path.glob("runs/*/*/metrics.json"))
 
 

@@ -65,14 +65,14 @@ def evaluate(tmp_path: Path) -> Any:
 
 
 def asked(run: Any) -> Any:
-    """Who has a line about which samples."""
-    found = {}
+    """Return the samples that each grader has a line for."""
+    samples = {}
     for grade in lines(run.path / "grades.jsonl"):
-        found.setdefault(grade["grader"], set()).add(grade["sample"])
-    return found
+        samples.setdefault(grade["grader"], set()).add(grade["sample"])
+    return samples
 
 
-def said(run: Any) -> Any:
+def statuses_of(run: Any) -> Any:
     return {entry["sample"]: {name: v["status"] for name, v in entry["grades"].items()} for entry in run.results()}
 
 
@@ -86,11 +86,11 @@ def without_time(metrics: Any) -> Any:
 
 
 class TestWhatDoesNotApply:
-    def test_it_has_no_line_and_no_number_and_nobody_waits_for_it(self, evaluate: Any) -> None:
+    def test_a_grader_that_does_not_apply_has_no_line_and_no_metric(self, evaluate: Any) -> None:
         run = evaluate(HARD, LONG, NOT_D)
         assert run.exit_code == 0 and asked(run) == SEEN
         assert len(lines(run.path / "grades.jsonl")) == 6
-        assert said(run) == {
+        assert statuses_of(run) == {
             "a": {"any": "passed"},
             "b": {"hard": "passed", "any": "passed"},
             "c": {"hard": "failed", "long": "passed", "any": "passed"},
@@ -107,7 +107,7 @@ class TestWhatDoesNotApply:
         make_report_again(run)
         assert evaluate(HARD, rows=[ROWS[0]]).metrics.coverage == 1
 
-    def test_the_report_made_again_asks_nobody_and_says_the_same(self, evaluate: Any) -> None:
+    def test_a_rebuilt_report_is_the_same_without_requests(self, evaluate: Any) -> None:
         first = evaluate(HARD, LONG, NOT_D)
         before = first.path.joinpath("grades.jsonl").read_bytes()
         make_report_again(first)
@@ -115,7 +115,7 @@ class TestWhatDoesNotApply:
         assert first.path.joinpath("grades.jsonl").read_bytes() == before
         assert without_time(again.metrics) == without_time(first.metrics)
 
-    def test_outputs_that_are_graded_later_are_graded_by_those_who_look_at_them(self, evaluate: Any) -> None:
+    def test_outputs_graded_later_are_graded_by_the_graders_that_apply(self, evaluate: Any) -> None:
         evaluate(HARD, LONG, NOT_D, skip_graders=True)
         run = evaluate(HARD, LONG, NOT_D)
         assert run.exit_code == 0 and asked(run) == SEEN
@@ -157,11 +157,11 @@ class TestWhatDoesNotApply:
 
     def test_what_only_its_rows_have_may_stand_in_its_templates(self, evaluate: Any) -> None:
         steps = {"type": "exact", "name": "steps", "expected": "{{ 'abc'[steps // 4] }}", "where": "steps is defined"}
-        assert said(evaluate(steps)) == {**{name: {"steps": "passed"} for name in "abc"}, "d": {}}
+        assert statuses_of(evaluate(steps)) == {**{name: {"steps": "passed"} for name in "abc"}, "d": {}}
         with pytest.raises(ConfigError, match="'steps' is undefined"):
             evaluate({**steps, "where": "true"})
 
-    def test_among_workers_it_is_the_same(self, tmp_path: Path, evaluate: Any) -> None:
+    def test_workers_apply_the_same_conditions(self, tmp_path: Path, evaluate: Any) -> None:
         keys: dict[str, Any] = {"samples": ROWS, "prompt": "{{ id }}", "graders": [HARD, LONG, NOT_D]}
         (tmp_path / "e.yaml").write_text(
             json.dumps({"schemaVersion": "1.0", "name": "w", "target": {"python": "agent.py:reply"}, **keys})
@@ -182,10 +182,10 @@ def test_a_new_grader_of_some_rows_leaves_the_others_finished(tmp_path: Path) ->
     def plan(*graders: Any, do: bool = False) -> Any:
         spec = {"schemaVersion": "1.0", "name": "e", **lab, "graders": list(graders)}
         (tmp_path / "e.yaml").write_text(json.dumps(spec))
-        found = json.loads(run_command("eval", "e.yaml", "--dry-run", "--json", cwd=tmp_path).stdout)
+        planned = json.loads(run_command("eval", "e.yaml", "--dry-run", "--json", cwd=tmp_path).stdout)
         if do:
             run_command("eval", "e.yaml", "--display", "none", cwd=tmp_path)
-        return found["reused"], found["to_grade"], found["to_run"]
+        return planned["reused"], planned["to_grade"], planned["to_run"]
 
     assert plan(NOT_D, do=True) == (0, 0, 4)
     assert plan(NOT_D, LONG) == (3, 1, 0)
@@ -218,16 +218,30 @@ class TestRunsFromBefore:
 
     def test_exports_leave_these_lines_out(self, run: Any) -> None:
         trials = {trial.output.sample: trial for trial in RunView(RunDir(run.path)).trials()}
-        assert {name: {g.grader: g.status for g in trial.grades} for name, trial in trials.items()} == said(run)
+        assert {name: {g.grader: g.status for g in trial.grades} for name, trial in trials.items()} == statuses_of(run)
         assert {name: trial.status for name, trial in trials.items()} == {
             entry["sample"]: entry["status"] for entry in run.results()
         }
 
 
 def skipped(output: Any, key: Any, name: Any) -> Any:
-    told = "does not apply to this row"
+    feedback = "does not apply to this row"
     return Grade(
-        output["key"], key, output["sample"], 1, name, "text", None, "skipped", None, 1.0, told, None, 0.0, None, 1.0
+        output["key"],
+        key,
+        output["sample"],
+        1,
+        name,
+        "text",
+        None,
+        "skipped",
+        None,
+        1.0,
+        feedback,
+        None,
+        0.0,
+        None,
+        1.0,
     )
 
 
@@ -269,11 +283,11 @@ class TestNothingChecked:
             "graders": [{"type": "exact"}, *several],
         }
         eval_file = write_eval(tmp_path, "", **keys)
-        told = "graders `typo0`, `typo1`, `typo2`, `typo3`, `typo4` and 2 more apply to no row: check their `where`"
+        notice = "graders `typo0`, `typo1`, `typo2`, `typo3`, `typo4` and 2 more apply to no row: check their `where`"
         planned = run_command("eval", eval_file, "--dry-run", cwd=tmp_path)
-        assert f"note: {told}" in planned.stdout
+        assert f"note: {notice}" in planned.stdout
         done = run_command("eval", eval_file, cwd=tmp_path)
-        assert told in done.stderr and f"note: {told}" in done.stdout
+        assert notice in done.stderr and f"note: {notice}" in done.stdout
         assert "│ exact" in done.stdout and "│ typo" not in done.stdout
         some = run_command("eval", eval_file, "--limit", "2", "--dry-run", cwd=tmp_path)
         assert "apply to none of the selected rows" in some.stdout
@@ -289,7 +303,7 @@ class TestNothingChecked:
         assert run.exit_code == 0
         assert run.metrics.notices == [
             "grader `shy` skipped every output: it has checked nothing",
-            "grader `checkpoint@3/late` checked nothing: no conversation got so far",
+            "grader `checkpoint@3/late` checked nothing: no conversation reached that turn",
         ]
 
     def test_there_is_no_notice_where_all_graders_checked_something(self, evaluate: Any) -> None:
@@ -335,7 +349,7 @@ class TestConditions:
         assert expression('level == "5"')({"level": value}) is False
 
 
-def test_the_survey_knows_how_many_rows_each_grader_looks_at(evaluate: Any) -> None:
+def test_the_survey_counts_the_rows_of_each_grader(evaluate: Any) -> None:
     run = evaluate(HARD, LONG, NOT_D)
     manifest = RunDir(run.path).read_manifest()
     panels = identify(eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)).survey.panels

@@ -1,4 +1,4 @@
-"""What a person or a program sees while a run is going on."""
+"""Displays: the output that a person or a program sees during a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.display.format import dollars, duration, inside, latency, money, r
 from holdfast.display.grid import Column, fit_table
 from holdfast.display.live import LiveDisplay, _render
 from holdfast.display.text import Events, Plain, Quiet
-from holdfast.display.types import Display, Result
+from holdfast.display.types import Display, Result, SuiteCell
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.store.index import Spent
@@ -63,7 +63,7 @@ GRADE = Grade("k", "g", "s1", 2, "exact", "exact", None, "failed", 0.0, 1.0, "wh
 
 class TestNumbers:
     @pytest.mark.parametrize(
-        ("seconds", "said"),
+        ("seconds", "text"),
         [
             (None, "?"),
             (0, "0.0s"),
@@ -76,30 +76,30 @@ class TestNumbers:
             (90000, "25h 00m"),
         ],
     )
-    def test_durations(self, seconds: float | int | None, said: str) -> None:
-        assert duration(seconds) == said
+    def test_durations(self, seconds: float | int | None, text: str) -> None:
+        assert duration(seconds) == text
 
     @pytest.mark.parametrize(
-        ("per_second", "said"),
+        ("per_second", "text"),
         [(0, ""), (12.34, "12.3/s"), (1, "1.0/s"), (0.5, "30.0/min"), (0.02, "1.2/min"), (0.01, "36.0/h")],
     )
-    def test_rates(self, per_second: float | int, said: str) -> None:
-        assert rate(per_second) == said
+    def test_rates(self, per_second: float | int, text: str) -> None:
+        assert rate(per_second) == text
 
-    @pytest.mark.parametrize(("seconds", "said"), [(0.0031, "3ms"), (0.85, "850ms"), (1, "1.0s"), (200, "3m 20s")])
-    def test_latencies(self, seconds: float | int, said: str) -> None:
-        assert latency(seconds) == said
+    @pytest.mark.parametrize(("seconds", "text"), [(0.0031, "3ms"), (0.85, "850ms"), (1, "1.0s"), (200, "3m 20s")])
+    def test_latencies(self, seconds: float | int, text: str) -> None:
+        assert latency(seconds) == text
 
-    @pytest.mark.parametrize(("value", "said"), [(None, "–"), (0, "0.000"), (2 / 3, "0.667"), (1.0, "1.000")])
-    def test_scores(self, value: Any, said: str) -> None:
-        assert share(value) == said
+    @pytest.mark.parametrize(("value", "text"), [(None, "–"), (0, "0.000"), (2 / 3, "0.667"), (1.0, "1.000")])
+    def test_scores(self, value: Any, text: str) -> None:
+        assert share(value) == text
 
     @pytest.mark.parametrize(
-        ("cost", "said"),
+        ("cost", "text"),
         [(0, "$0.00"), (0.0000021, "<$0.0001"), (0.00012, "$0.0001"), (0.5, "$0.5000"), (12.346, "$12.35")],
     )
-    def test_sums_of_money(self, cost: float | int, said: str) -> None:
-        assert dollars(cost) == said
+    def test_sums_of_money(self, cost: float | int, text: str) -> None:
+        assert dollars(cost) == text
 
     @pytest.mark.parametrize(
         ("usages", "cost", "count"),
@@ -191,16 +191,16 @@ class TestProgress:
         state.grade("judged", None)
         assert scores(state) == ["correct 0.750 (4)", "judged 0.500 (1)"]
 
-    def test_of_many_graders_those_that_are_behind_are_shown(self) -> None:
+    def test_of_many_graders_the_furthest_behind_are_shown(self) -> None:
         state = progress()
         for number in range(10):
             for _ in range(10 - number):
                 state.grade(f"g{number}", 1.0)
         assert scores(state) == [*(f"g{number} 1.000 ({10 - number})" for number in range(4, 10)), "4 more graders"]
 
-    def test_what_is_left_follows_from_what_is_done(self) -> None:
-        left = progress(outputs=150, graded=120).remaining
-        assert (left.finished, left.to_grade, left.to_run, left.total) == (120, 30, 50, 200)
+    def test_the_remaining_work_follows_from_the_finished_work(self) -> None:
+        remaining = progress(outputs=150, graded=120).remaining
+        assert (remaining.finished, remaining.to_grade, remaining.to_run, remaining.total) == (120, 30, 50, 200)
 
 
 class Seen(Display):
@@ -238,7 +238,7 @@ def test_a_long_conversation_is_seen_to_move_before_a_trial_is_finished(tmp_path
 
 class TestPlans:
     @pytest.mark.parametrize(
-        ("numbers", "said"),
+        ("numbers", "text"),
         [
             ({}, "200 trials of 100 samples: 20 finished, 5 to grade, 175 to run"),
             ({"finished": 0, "to_grade": 0, "to_run": 200}, "200 trials of 100 samples: 200 to run"),
@@ -252,8 +252,8 @@ class TestPlans:
             ),
         ],
     )
-    def test_a_plan_in_words(self, numbers: Any, said: str) -> None:
-        assert str(plan(**numbers)) == said
+    def test_a_plan_in_words(self, numbers: Any, text: str) -> None:
+        assert str(plan(**numbers)) == text
 
 
 class TestPlain:
@@ -261,7 +261,9 @@ class TestPlain:
         Plain().begin("gsm8k", "gpt-4o", "runs/x", plan())
         assert capsys.readouterr().err.splitlines() == ["gsm8k · gpt-4o · runs/x", str(plan())]
 
-    def test_it_speaks_now_and_then(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_plain_display_prints_at_intervals(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         now = [1000.0]
         monkeypatch.setattr("holdfast.display.text.time.monotonic", lambda: now[0])
         display = Plain()
@@ -269,8 +271,8 @@ class TestPlain:
         for _ in range(300):
             now[0] += 0.25
             display.tick(progress(retried=Counter(server=3), graders={"exact": GraderProgress(4, 4, 3.0)}))
-            if said := capsys.readouterr().err:
-                spoken.append((now[0] - 1000, said))
+            if stderr := capsys.readouterr().err:
+                spoken.append((now[0] - 1000, stderr))
         times = [when for when, _ in spoken]
         assert times[0] <= 10 and 6 <= len(times) <= 9
         assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(times))
@@ -308,8 +310,8 @@ class TestPlain:
         for number in range(9):
             display.error(error(sample=f"s{number}", message=f"line {number}: KeyError: 'k{number}'"))
         display.error(error(where="judge", message="line 1: KeyError: 'k1'"))
-        said = capsys.readouterr().err.splitlines()
-        assert [line.split(":")[0] for line in said] == [
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split(":")[0] for line in lines] == [
             *("s0 #2", "s1 #2", "s2 #2"),
             "… and more like this, in errors.jsonl",
             "s1 #2",
@@ -318,7 +320,7 @@ class TestPlain:
     def test_notices_are_never_swallowed(self, capsys: pytest.CaptureFixture[str]) -> None:
         for display in (Plain(), Quiet()):
             display.notice("look here")
-            assert capsys.readouterr().err == "look here\n"
+            assert capsys.readouterr().err == "note: look here\n"
 
     def test_quiet_shows_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = Quiet()
@@ -358,7 +360,7 @@ class TestEvents:
 
 
 def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env: Any) -> Any:
-    """What the real command writes on a real terminal."""
+    """Return the output of the real command on a real terminal."""
     ours, theirs = pty.openpty()
     process = Forked(
         [*HOLDFAST, *map(str, arguments)],
@@ -369,7 +371,7 @@ def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env:
         stderr=theirs,
     )
     os.close(theirs)
-    said = b""
+    screen = b""
     while True:
         try:
             chunk = os.read(ours, 65536)
@@ -377,15 +379,15 @@ def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env:
             break
         if not chunk:
             break
-        said += chunk
+        screen += chunk
     os.close(ours)
-    assert process.wait() == code, said.decode()
-    return said.decode()
+    assert process.wait() == code, screen.decode()
+    return screen.decode()
 
 
-def drawn(state: Any, width: int = 100) -> Any:
+def drawn(state: Any, width: int = 100, cell: SuiteCell | None = None) -> Any:
     screen = io.StringIO()
-    Console(width=width, file=screen).print(_render(state, width))
+    Console(width=width, file=screen).print(_render(state, width, cell))
     return screen.getvalue()
 
 
@@ -404,6 +406,12 @@ class TestLive:
         assert "retried: rate_limit 12, timeout 3 (4 waiting)" in text
         assert "failed: 2 trials" in text and "failed grades: judge 5" in text
 
+    def test_it_shows_the_place_in_a_suite_and_the_progress_of_all_of_it(self) -> None:
+        cell = SuiteCell(number=2, cells=6, eval="mmlu", target="model-a", done=1_000, trials=5_000)
+        text = drawn(progress(), cell=cell)
+        assert "1,070/5,000 suite · 2/6 mmlu · model-a" in text and "75/200 outputs" in text
+        assert all(len(line) <= 40 for line in drawn(progress(), 40, cell).splitlines())
+
     def test_it_shows_the_reasons_of_failures(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = LiveDisplay()
         display.begin("e", "t", "p", plan())
@@ -411,9 +419,9 @@ class TestLive:
             display.error(error(sample=f"s{number}"))
         display.error(error(final=False, message="repeated"))
         display.end()
-        said = capsys.readouterr().err
-        assert said.count("target: server: told to fail") == 3 and "and more like this" in said
-        assert "repeated" not in said
+        stderr = capsys.readouterr().err
+        assert stderr.count("target: server: told to fail") == 3 and "and more like this" in stderr
+        assert "repeated" not in stderr
 
     def test_a_concurrency_lowered_by_a_rate_limit_is_shown(self) -> None:
         assert "16 in flight, limit lowered to 12" in drawn(progress(in_flight=16, limit=12))
@@ -429,10 +437,10 @@ class TestLive:
         display.notice("[note]")
         display.end()
         display.end()
-        said = capsys.readouterr().err
-        assert "[bold]t[/bold]" in said and "[note]" in said
+        stderr = capsys.readouterr().err
+        assert "[bold]t[/bold]" in stderr and "[note]" in stderr
 
-    def test_on_a_terminal_it_is_alive_and_leaves_the_terminal_as_it_was(self, tmp_path: Path) -> None:
+    def test_the_live_display_updates_and_restores_the_terminal(self, tmp_path: Path) -> None:
         with server(latency=0.02) as mock:
             path = write_eval(tmp_path, mock.base_url, rows=40, limits={"concurrency": 2})
             text = on_a_terminal("eval", path, cwd=tmp_path, columns=100)
@@ -475,8 +483,8 @@ GRADE_FAILED = "1 grade of judged-by-a-function-with-a-long-name failed: 1× age
 
 @pytest.mark.parametrize("columns", [60, 120])
 def test_a_terminal_shows_why_trials_failed_and_cuts_no_number(failing: Any, columns: int) -> None:
-    said = on_a_terminal("eval", failing, cwd=failing.parent, columns=columns, code=3, NO_COLOR="1")
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "")
+    screen = on_a_terminal("eval", failing, cwd=failing.parent, columns=columns, code=3, NO_COLOR="1")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen).replace("\r", "")
     flowing = " ".join(plain.split())
     assert "s1 #1: target: agent: agent.py:3: KeyError: 'b'" in flowing
     assert TARGET_FAILED in flowing and GRADE_FAILED in flowing

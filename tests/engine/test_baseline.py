@@ -62,39 +62,39 @@ def scores(run: Path, grader: str) -> list[float]:
     return [entry["grades"][grader]["score"] for entry in json.loads((run / "results.json").read_text())["trials"]]
 
 
-def row_of(grader: str, said: str) -> list[str]:
+def row_of(grader: str, table: str) -> list[str]:
     """The cells of the last table's line about a grader."""
-    line = [line for line in said.splitlines() if re.match(rf"│ {grader} ", line)][-1]
+    line = [line for line in table.splitlines() if re.match(rf"│ {grader} ", line)][-1]
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
 def test_each_has_its_own_run_and_the_difference_is_paired(lab: Lab) -> None:
-    said = lab.eval().out
+    table = lab.eval().out
     first, second = two_runs(lab)
     assert "second" in second.name and all((run / "metrics.json").exists() for run in (first, second))
     ours, theirs = scores(first, "length"), scores(second, "length")
     gaps = numpy.array(ours) - numpy.array(theirs)
     low, high = stats.t.interval(0.95, ROWS - 1, gaps.mean(), gaps.std(ddof=1) / math.sqrt(ROWS))
     assert gaps.std() > 0 and low > 0
-    _, one, other, gap, interval, samples = row_of("length", said)
+    _, one, other, gap, interval, samples = row_of("length", table)
     assert (one, other) == (f"{numpy.mean(ours):.3f}", f"{numpy.mean(theirs):.3f}"), "two numbers, not their mean"
     assert gap == f"{gaps.mean():+.3f}" and interval == f"{low:+.3f} – {high:+.3f}" and samples == str(ROWS)
-    for run, known in ((first, ours), (second, theirs)):
-        assert metrics(run)["metrics"]["length"]["score"] == pytest.approx(numpy.mean(known))
+    for run, lengths in ((first, ours), (second, theirs)):
+        assert metrics(run)["metrics"]["length"]["score"] == pytest.approx(numpy.mean(lengths))
         assert metrics(run)["samples"] == ROWS
-    assert re.search(r"agent.py:second\s+\(baseline\)|agent\.py:second \(baseline\)", said)
+    assert re.search(r"agent.py:second\s+\(baseline\)|agent\.py:second \(baseline\)", table)
 
 
 def test_the_same_command_compares_again_without_any_request(lab: Lab) -> None:
-    said = lab.eval().out
+    table = lab.eval().out
     again = lab.eval()
     assert again.work == (0, {})
-    assert row_of("length", again.out) == row_of("length", said)
+    assert row_of("length", again.out) == row_of("length", table)
 
 
 def test_trials_of_one_sample_count_as_one(lab: Lab) -> None:
-    said = lab.eval("--trials", 3).out
-    assert row_of("length", said)[-1] == str(ROWS)
+    table = lab.eval("--trials", 3).out
+    assert row_of("length", table)[-1] == str(ROWS)
 
 
 def test_a_baseline_model_is_named_on_the_command_line(tmp_path: Path, provider: Server) -> None:
@@ -181,11 +181,11 @@ def test_the_paired_difference_equals_that_of_numpy(seed: int) -> None:
     sides = [{name: [chance.random() for _ in range(chance.randrange(1, 4))] for name in names} for _ in range(2)]
     sides[0]["only here"] = [1.0]
     sides[1]["never graded"] = []
-    found = paired_difference(*sides)
+    difference = paired_difference(*sides)
     gaps = numpy.array([numpy.mean(sides[0][name]) - numpy.mean(sides[1][name]) for name in names])
     low, high = stats.t.interval(0.95, len(gaps) - 1, gaps.mean(), stats.sem(gaps))
-    assert found is not None and found.samples == len(names)
-    assert (found.mean, found.low, found.high) == pytest.approx((gaps.mean(), low, high))
+    assert difference is not None and difference.samples == len(names)
+    assert (difference.mean, difference.low, difference.high) == pytest.approx((gaps.mean(), low, high))
 
 
 def test_no_interval_without_spread_or_common_samples() -> None:

@@ -64,7 +64,7 @@ FUNCTIONS = {
 
 
 def refused(folder: Path, text: str) -> str:
-    """What is said of an eval that cannot start, which leaves nothing behind."""
+    """Return the message about an eval that cannot start, and check that no file is left behind."""
     path = write(folder, text)
     with pytest.raises(UsageError) as caught:
         run_eval(load_any(read_document(path)), Options(folder / "runs"), Quiet())
@@ -75,9 +75,9 @@ def refused(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("place", FUNCTIONS)
 def test_a_missing_file_of_a_function_is_reported_with_its_line(tmp_path: Path, place: str) -> None:
     text, key, line = FUNCTIONS[place]
-    said = refused(tmp_path, text.replace("{}", "missing.py:go"))
-    assert re.search(rf"e\.yaml:{line}: {key}: {tmp_path}/missing\.py: no such file\n", said), said
-    assert "Name the function as FILE.py:NAME" in said
+    message = refused(tmp_path, text.replace("{}", "missing.py:go"))
+    assert re.search(rf"e\.yaml:{line}: {key}: {tmp_path}/missing\.py: no such file\n", message), message
+    assert "Name the function as FILE.py:NAME" in message
 
 
 @pytest.mark.parametrize("place", [place for place in FUNCTIONS if place != "restoring"])
@@ -98,8 +98,8 @@ def test_a_function_that_cannot_be_loaded_is_reported_with_its_line(
     tmp_path: Path, place: str, reference: str, wrong: str
 ) -> None:
     text, key, line = FUNCTIONS[place]
-    said = refused(tmp_path, text.replace("{}", reference))
-    assert re.search(rf"e\.yaml:{line}: {key}: .*{wrong}", said), said
+    message = refused(tmp_path, text.replace("{}", reference))
+    assert re.search(rf"e\.yaml:{line}: {key}: .*{wrong}", message), message
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_missing_files_of_an_eval_are_reported_with_their_line(
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    said = refused(tmp_path, text)
-    assert re.search(rf"e\.yaml:{wrong}" if wrong[0].isdigit() else wrong, said), said
+    message = refused(tmp_path, text)
+    assert re.search(rf"e\.yaml:{wrong}" if wrong[0].isdigit() else wrong, message), message
 
 
 def test_the_command_exits_with_2_and_works_once_the_file_is_fixed(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_workers_that_cannot_start_report_why_once(tmp_path: Path) -> None:
     path = write(tmp_path, SAMPLES + TARGET + GRADERS + HOOK)
     (tmp_path / "hook.sh").write_text("exit 7\n")
     failed = holdfast("eval", path.name, "--workers", "2", cwd=tmp_path, check=3)
-    said: str = failed.stdout + failed.stderr
-    assert said.count("hooks.before_run: sh ended with 7") == 1
+    output: str = failed.stdout + failed.stderr
+    assert output.count("hooks.before_run: sh ended with 7") == 1
     logs = list(run_dir(tmp_path).glob("workers/*/run.log"))
     assert logs and all("end hooks.before_run: sh ended with 7" in log.read_text() for log in logs)
     (tmp_path / "hook.sh").write_text("exit 0\n")

@@ -1,4 +1,4 @@
-"""What a command says when it ends: what it took, who paid for it, what was retried, and how to resume."""
+"""The summary at the end of a command: time, cost, retries, and how to resume."""
 
 from __future__ import annotations
 
@@ -68,23 +68,23 @@ class TestFacts:
         ]
 
     @pytest.mark.parametrize(
-        ("seconds", "wall", "said"),
+        ("seconds", "wall", "shown"),
         [(0.0, 14.0, "14s"), (12.0, 12.4, "12s"), (75.0, 14.0, "14s (the whole run: 1m 15s)"), (75.0, None, "1m 15s")],
     )
-    def test_the_time_is_that_of_this_process(self, seconds: float, wall: float | None, said: str) -> None:
-        assert next(iter(facts(numbers(seconds=seconds, p50=None, p95=None), None, wall))).endswith(f" · {said}")
+    def test_the_time_is_that_of_this_process(self, seconds: float, wall: float | None, shown: str) -> None:
+        assert next(iter(facts(numbers(seconds=seconds, p50=None, p95=None), None, wall))).endswith(f" · {shown}")
 
     @pytest.mark.parametrize(
-        ("spent", "said"),
+        ("spent", "shown"),
         [
-            (Spent(tokens=800, cost=0.0053), "of the $0.0066 this run paid $0.0053 itself; the rest was reused"),
-            (Spent(), "of the $0.0066 this run paid $0.00 itself; the rest was reused"),
-            (Spent(cost=0.0071), "of the $0.0066 this run paid $0.0071 itself, attempts that failed included"),
+            (Spent(tokens=800, cost=0.0053), "total $0.0066, of which this run paid $0.0053; the rest was reused"),
+            (Spent(), "total $0.0066, of which this run paid $0.00; the rest was reused"),
+            (Spent(cost=0.0071), "total $0.0066, of which this run paid $0.0071, attempts that failed included"),
             (Spent(tokens=700, unpriced=3), "of the 1,000 tokens this run used 700 itself; the rest was reused"),
         ],
     )
-    def test_reused_costs_are_marked(self, spent: Spent, said: str) -> None:
-        assert said in list(facts(numbers(), spent, 1.0))
+    def test_reused_costs_are_marked(self, spent: Spent, shown: str) -> None:
+        assert shown in list(facts(numbers(), spent, 1.0))
 
 
 def test_equal_failures_are_grouped_with_a_few_samples() -> None:
@@ -139,7 +139,7 @@ def test_judges_retries_and_what_was_reused_are_in_the_summary(tmp_path: Path, p
         assert re.search(r"target: 15 tokens · \$0\.0020 · judges: [1-9]\d* tokens · \$0\.\d+", first.stdout)
         assert "latency per trial: p50 " in first.stdout and "itself" not in first.stdout
         more = holdfast("eval", write_eval(tmp_path, provider.base_url, rows=6, **keys), cwd=tmp_path)
-    assert re.search(r"of the \$0\.0\d+ this run paid \$0\.00\d+ itself; the rest was reused", more.stdout)
+    assert re.search(r"total \$0\.0\d+, of which this run paid \$0\.00\d+; the rest was reused", more.stdout)
 
 
 def test_a_run_without_graders_reports_that_nothing_was_graded(tmp_path: Path, provider: Server) -> None:

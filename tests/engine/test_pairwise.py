@@ -194,8 +194,8 @@ class TestRatings:
         pair = Pair("a", "b")
         for number in range(10_000):
             pair.add(str(number), ("first", "second") if number % 11 else ("second", "first"))
-        found = bradley_terry(["a", "b"], [pair])
-        assert found["a"] - found["b"] == pytest.approx(400, abs=2)
+        ratings = bradley_terry(["a", "b"], [pair])
+        assert ratings["a"] - ratings["b"] == pytest.approx(400, abs=2)
 
     def test_a_run_that_wins_everything_has_a_finite_rating(self) -> None:
         pair = Pair("a", "b")

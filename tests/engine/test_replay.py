@@ -73,7 +73,7 @@ def talk(folder: Path, provider: Server, names: str = "a", turns: int = TURNS, *
 
 
 def prompts_of(name: str) -> set[str]:
-    """What the server is asked in one of those conversations, each once."""
+    """Return the distinct prompts that the server receives in a conversation."""
     return {f"{name} turn {turn}{more}" for turn in range(1, TURNS + 1) for more in ("", " #1", " #2")}
 
 
@@ -86,14 +86,14 @@ def transcripts(run: Path) -> dict[str, Any]:
 
 
 def recorded(run: Path) -> Counter[tuple[Any, ...]]:
-    """Whole lines of steps.jsonl: a killed process may leave half of one."""
-    found: Counter[tuple[Any, ...]] = Counter()
+    """Count the whole lines of steps.jsonl; a killed process may leave half a line."""
+    counts: Counter[tuple[Any, ...]] = Counter()
     for path in journal_files(run, "steps"):
         text = path.read_text()
         for line in text[: text.rfind("\n") + 1].splitlines():
             step = json.loads(line)
-            found[step["sample"], step["turn"], step["kind"], step["request"], step["nth"]] += 1
-    return found
+            counts[step["sample"], step["turn"], step["kind"], step["request"], step["nth"]] += 1
+    return counts
 
 
 # A model with tools
@@ -119,6 +119,7 @@ def test_ten_turns_with_tools_killed_at_every_step_equal_an_uninterrupted_run(tm
     assert json.loads((run / "results.json").read_text())["trials"][0]["status"] == "passed"
 
 
+@pytest.mark.faults
 def test_killed_conversations_with_tools_repeat_only_calls_in_flight(tmp_path: Path, provider: Server) -> None:
     calm_lab = talk(tmp_path / "calm", provider, "abc")
     calm = calm_lab.eval().run
@@ -221,6 +222,7 @@ def test_concurrent_calls_are_replayed_in_any_order(lab: Lab, provider: Server) 
     assert len(kept(run_dir(lab.folder), "steps")) == 6
 
 
+@pytest.mark.faults
 def test_an_agent_that_diverges_from_its_record_is_reported_and_continues_live(lab: Lab, provider: Server) -> None:
     use(
         lab,
@@ -392,6 +394,7 @@ def orders(lab: Lab) -> None:
     }
 
 
+@pytest.mark.faults
 def test_a_trial_killed_inside_a_tool_with_side_effects_starts_from_scratch(lab: Lab, provider: Server) -> None:
     orders(lab)
     lab.eval(env={"DIE_AT": "milk 1"}, check=-9)
@@ -422,8 +425,9 @@ async def order(thing: str) -> str:
 '''
 
 
+@pytest.mark.faults
 def test_restarted_trials_do_not_count_as_failures_of_the_target(lab: Lab) -> None:
-    """As many in a row as would stop the run if the target had failed so often before its first answer."""
+    """Restart as many trials in a row as would stop the run if each were a failure of the target."""
     orders(lab)
     (lab.folder / "shop.py").write_text(CUT_OFF)
     lab.rows = [{"id": f"s{number}", "question": f"tea {number}", "expected": "x"} for number in range(30)]
@@ -436,6 +440,7 @@ def test_restarted_trials_do_not_count_as_failures_of_the_target(lab: Lab) -> No
     assert len(kept(done.run)) == 30
 
 
+@pytest.mark.faults
 def test_a_trial_killed_between_tools_never_repeats_one_with_side_effects(lab: Lab, provider: Server) -> None:
     orders(lab)
     lab.spec["limits"] = {"concurrency": 1}
@@ -466,6 +471,7 @@ def many_lives_without_cutting_tools(lab: Lab) -> int:
         lab.provider.control(latency=0)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_records_before_a_restart_never_count_again(lab: Lab, provider: Server, elsewhere: bool) -> None:
     orders(lab)
@@ -521,6 +527,7 @@ def reply(prompt, context):
 """
 
 
+@pytest.mark.faults
 def test_state_hooks_restore_an_agents_state_once_and_only_when_needed(lab: Lab, provider: Server) -> None:
     use(lab, STATEFUL, state={"save": "agent.py:save", "restore": "agent.py:restore"})
     lab.spec |= {"follow_ups": ["2", "3", "4"], "prompt": "1"}
@@ -533,6 +540,7 @@ def test_state_hooks_restore_an_agents_state_once_and_only_when_needed(lab: Lab,
     assert provider.stats()["asked"] == {"1": 1, "1 2": 1, "1 2 3": 1, "1 2 3 4": 1}
 
 
+@pytest.mark.faults
 def test_state_hooks_restore_the_state_before_a_turn_is_retried(lab: Lab, provider: Server) -> None:
     source = STATEFUL.replace(
         'if os.environ.get("DIE_AT") == prompt:\n        os.kill(os.getpid(), signal.SIGKILL)',

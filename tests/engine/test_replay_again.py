@@ -68,10 +68,10 @@ server.run()
 @pytest.fixture
 def lab(tmp_path: Path, provider: Server) -> Lab:
     provider.reset()
-    made = Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": ANSWERS[1]}])
-    made.spec["follow_ups"] = ["milk"]
+    created = Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": ANSWERS[1]}])
+    created.spec["follow_ups"] = ["milk"]
     (tmp_path / "tool.py").write_text(TOOL)
-    return made
+    return created
 
 
 def use(lab: Lab, **tool: Any) -> None:
@@ -92,12 +92,12 @@ def use_server(lab: Lab, who: str, fall_at: str, per: str = "trial") -> None:
 
 
 def answers(run: Path) -> list[str]:
-    said = [message for message in kept(run)[0]["messages"] if message["role"] == "assistant"]
-    return [message["content"] for message in said if not message.get("tool_calls")]
+    replies = [message for message in kept(run)[0]["messages"] if message["role"] == "assistant"]
+    return [message["content"] for message in replies if not message.get("tool_calls")]
 
 
 def added(lab: Lab) -> list[list[str]]:
-    """What each process was told to add, in its order."""
+    """Return the values that each process was asked to add, in order."""
     each: dict[str, list[str]] = {}
     for line in (lab.folder / "added.txt").read_text().splitlines():
         process, thing = line.split(" ", 1)
@@ -115,6 +115,7 @@ def test_a_python_tools_state_is_the_same_however_often_the_run_is_killed(lab: L
     assert added(lab)[-1] == whole
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("fall_at", ["milk 0", "milk 1"])
 def test_a_run_killed_in_the_second_turn_restores_the_state_of_its_server(lab: Lab, fall_at: str) -> None:
     use_server(lab, "holdfast", fall_at)
@@ -124,6 +125,7 @@ def test_a_run_killed_in_the_second_turn_restores_the_state_of_its_server(lab: L
     assert added(lab)[-1] == ["tea 0", "tea 1", "milk 0", "milk 1"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("per", ["trial", "run"])
 def test_a_server_that_dies_in_the_second_turn_gets_its_state_back(lab: Lab, per: str) -> None:
     use_server(lab, "server", "milk 1", per)
@@ -169,10 +171,11 @@ def test_calls_of_a_python_agent_rebuild_their_state_after_a_kill(lab: Lab) -> N
     lab.spec["target"] = {"python": "agent.py:reply", "tools": lab.spec["target"]["tools"]}
     assert lab.many_lives() >= 6
     (output,) = kept(run_dir(lab.folder))
-    said = [message["content"] for message in output["messages"] if message["role"] == "assistant"]
-    assert said[0].startswith(ANSWERS[0]) and said[1].startswith(ANSWERS[1])
+    replies = [message["content"] for message in output["messages"] if message["role"] == "assistant"]
+    assert replies[0].startswith(ANSWERS[0]) and replies[1].startswith(ANSWERS[1])
 
 
+@pytest.mark.faults
 def test_state_that_cannot_be_rebuilt_restarts_the_trial(lab: Lab) -> None:
     (lab.folder / "agent.py").write_text(
         AGENT.replace("NOTES", "'again'")
@@ -192,6 +195,7 @@ def test_state_that_cannot_be_rebuilt_restarts_the_trial(lab: Lab) -> None:
     assert added(lab)[-1] == ["tea 0", "tea 1", "milk 0", "milk 1"]
 
 
+@pytest.mark.faults
 def test_a_record_of_the_previous_version_is_resumed_with_its_state_rebuilt(lab: Lab) -> None:
     """That version did not record what tools were called with; the messages of the turn say it."""
     use_server(lab, "holdfast", "milk 0")

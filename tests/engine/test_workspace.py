@@ -114,14 +114,14 @@ def write(text: str, context) -> str:
 
 def test_files_written_by_tools_are_restored_with_the_recorded_calls(lab: Lab, tmp_path: Path) -> None:
     def prepared(name: str) -> Lab:
-        made = Lab(tmp_path / name, lab.provider, rows=lab.rows, spec={"workspace": {}, "follow_ups": ["two", "six"]})
-        (made.folder / "tools.py").write_text(TOOLS)
-        made.spec["target"] = {
+        copy = Lab(tmp_path / name, lab.provider, rows=lab.rows, spec={"workspace": {}, "follow_ups": ["two", "six"]})
+        (copy.folder / "tools.py").write_text(TOOLS)
+        copy.spec["target"] = {
             "model": "m",
             "base_url": lab.provider.base_url,
             "tools": [{"python": "tools.py:write"}],
         }
-        return made
+        return copy
 
     calm = prepared("calm").eval().run
     killed = prepared("killed")
@@ -153,6 +153,7 @@ def test_a_retried_turn_starts_with_the_files_of_its_first_attempt(lab: Lab) -> 
     assert contents(run_dir(lab.folder), output["files"]) == {"log.txt": b"one\ntwo\n"}
 
 
+@pytest.mark.faults
 def test_a_restarted_trial_starts_with_the_files_of_the_eval(lab: Lab) -> None:
     (lab.folder / "tools.py").write_text(
         TOOLS + "    \n\ndef pay(text: str, context) -> str:\n"
@@ -198,8 +199,8 @@ def test_a_workspace_starts_with_the_evals_folder_and_the_rows_files(lab: Lab) -
         "deep/own.txt": "ünique".encode(),
     }
     assert seen["b"]["image.bin"] == b"\x00\x01\x02\xff"
-    said = {output["sample"]: output["output"].split() for output in kept(run)}
-    assert said["b"] == ["./bin/go.sh", "./common.txt", "./image.bin", "went"]
+    listed = {output["sample"]: output["output"].split() for output in kept(run)}
+    assert listed["b"] == ["./bin/go.sh", "./common.txt", "./image.bin", "went"]
 
 
 @pytest.mark.parametrize(
@@ -403,12 +404,12 @@ def test_links_are_restored_as_links_and_nothing_is_written_through_them(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("path", "found"),
+    ("path", "target"),
     [("a/x", "b/x"), ("up/x", "x"), ("out", None), ("root/x", None), ("round/x", None), ("plain/./y", "plain/y")],
 )
-def test_links_are_followed_only_inside_a_snapshot(path: str, found: str | None) -> None:
+def test_links_are_followed_only_inside_a_snapshot(path: str, target: str | None) -> None:
     files = {"a": "link:b", "up": "link:b/..", "out": "link:../x", "root": "link:/etc", "round": "link:./round"}
-    assert follow(files, path) == found
+    assert follow(files, path) == target
 
 
 @pytest.mark.parametrize("kept_as", ["sha256:" + 64 * "0", "..{}", "sha256:..{}+x"])
@@ -426,8 +427,8 @@ def test_a_rows_files_are_not_read_from_the_evals_folder(lab: Lab) -> None:
     lab.spec["target"] = {"command": ["echo", "{{ prompt }}", "tool.sh"]}
     (lab.folder / "tool.sh").write_text("true\n")
     lab.rows = [{"id": "a", "question": "tool.sh", "expected": "x"}]
-    said, named = kept(lab.eval().run)[0]["output"].split()
-    assert said == "tool.sh" and named == str(lab.folder / "tool.sh")
+    listed, named = kept(lab.eval().run)[0]["output"].split()
+    assert listed == "tool.sh" and named == str(lab.folder / "tool.sh")
 
 
 def test_unchanged_files_are_not_touched(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def lab(tmp_path: Path, provider: Server) -> Lab:
 
 
 def noted(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "exports.json").read_text())["exports"]
-    return found
+    exports: dict[str, Any] = json.loads((run / "exports.json").read_text())["exports"]
+    return exports
 
 
 def test_a_finished_run_is_exported_once_and_again_when_it_has_changed(lab: Lab) -> None:
@@ -95,20 +95,20 @@ def test_a_baseline_has_its_own_files(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("export", "told"),
+    ("export", "message"),
     [
         (["juint"], "unknown exporter 'juint' (did you mean 'junit'?)"),
         ([{"dir": "x"}], "needs `to`"),
         ([{"to": "wandb", "projct": "x"}], "unknown key (did you mean 'project'?)"),
         ([{"to": "mlflow", "tracking_uri": "http://u:p@h"}], "MLFLOW_TRACKING_PASSWORD"),
-        (["junit", {"to": "junit"}], "a second export to junit"),
+        (["junit", {"to": "junit"}], "duplicate export to junit"),
         ([{"to": ["junit"]}], "unknown exporter \"['junit']\""),
     ],
 )
-def test_wrong_exports_are_reported_before_anything_runs(lab: Lab, export: list[Any], told: str) -> None:
+def test_wrong_exports_are_reported_before_anything_runs(lab: Lab, export: list[Any], message: str) -> None:
     lab.spec["output"] = {"export": export}
     done = lab.eval(check=2)
-    assert told in done.err and "output.export" in done.err and done.asked == 0
+    assert message in done.err and "output.export" in done.err and done.asked == 0
 
 
 def test_from_python_a_failure_is_a_warning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,11 +90,11 @@ def ask(tracking: str, path: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(answer)
 
 
-def found(tracking: str, experiment: str) -> list[dict[str, Any]]:
+def runs_in(tracking: str, experiment: str) -> list[dict[str, Any]]:
     """The runs of an experiment, with their values by name."""
     name = urllib.parse.quote(experiment)
-    known = ask(tracking, f"api/2.0/mlflow/experiments/get-by-name?experiment_name={name}")["experiment"]
-    asked = {"experiment_ids": [known["experiment_id"]]}
+    details = ask(tracking, f"api/2.0/mlflow/experiments/get-by-name?experiment_name={name}")["experiment"]
+    asked = {"experiment_ids": [details["experiment_id"]]}
     runs = ask(tracking, "api/2.0/mlflow/runs/search", asked).get("runs", [])
     kinds = ("metrics", "params", "tags")
     return [
@@ -109,12 +109,12 @@ def artefact(tracking: str, run: dict[str, Any], name: str) -> Any:
 
 def holds(tracking: str, lab: Lab, run: Path) -> dict[str, Any]:
     """The one run of the experiment, which says what ours says."""
-    (there,) = found(tracking, lab.spec["name"])
-    known = metrics(run)
-    for name, told in (("correct", "correct"), ('says "it" @ once', "says _it_ _at_ once")):
+    (there,) = runs_in(tracking, lab.spec["name"])
+    report = metrics(run)
+    for name, stored in (("correct", "correct"), ('says "it" @ once', "says _it_ _at_ once")):
         for value in ("score", "low", "high", "n", "pass@2"):
-            assert there["metrics"][f"{told}/{value.replace('@', '_at_')}"] == known["metrics"][name][value]
-    assert (there["metrics"]["score"], there["metrics"]["coverage"]) == (known["score"], 1.0)
+            assert there["metrics"][f"{stored}/{value.replace('@', '_at_')}"] == report["metrics"][name][value]
+    assert (there["metrics"]["score"], there["metrics"]["coverage"]) == (report["score"], 1.0)
     assert there["params"]["target.model"] == "test-model" and there["params"]["trials"] == "2"
     assert there["tags"]["holdfast.run"] == run.name.rpartition("-")[2] and there["status"] == "FINISHED"
     for name in ("manifest.json", "metrics.json", "results.json"):
@@ -128,11 +128,11 @@ def holds(tracking: str, lab: Lab, run: Path) -> dict[str, Any]:
     return there
 
 
-def test_however_often_a_run_is_exported_it_is_there_once_and_as_it_is_now(lab: Lab, tracking: str) -> None:
+def test_repeated_exports_leave_one_current_run(lab: Lab, tracking: str) -> None:
     """One story, and so one server, whichever worker tells it."""
     run = lab.eval("--skip-graders").run
     assert "not finished" in export(run, MLFLOW_TRACKING_URI=tracking).stderr
-    (begun,) = found(tracking, lab.spec["name"])
+    (begun,) = runs_in(tracking, lab.spec["name"])
     assert begun["status"] == "RUNNING" and "score" not in begun["metrics"]
 
     lab.eval()
@@ -171,14 +171,14 @@ def test_a_server_that_refuses_fails_no_eval_and_is_asked_again(lab: Lab) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ([], "MLFLOW_TRACKING_URI"),
         (["tracking_uri=http://me:topsecret@127.0.0.1:1"], "MLFLOW_TRACKING_PASSWORD"),
         (["tracking_url=http://127.0.0.1:1"], "did you mean 'tracking_uri'?"),
     ],
 )
-def test_wrong_options_are_reported(lab: Lab, options: list[str], told: str) -> None:
+def test_wrong_options_are_reported(lab: Lab, options: list[str], message: str) -> None:
     run = lab.eval().run
     done = export(run, *options, check=2)
-    assert told in done.stderr and "topsecret" not in done.stderr
+    assert message in done.stderr and "topsecret" not in done.stderr

@@ -19,7 +19,7 @@ from holdfast.data.panels import Panel
 from holdfast.export import html
 from holdfast.export.html import write_html
 from holdfast.export.junit import write_junit
-from holdfast.report.run_view import Pending, RunView, Trial
+from holdfast.report.run_view import GradedTrial, Pending, RunView
 from holdfast.store.records import Grade, Output, Timing, Usage
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows
@@ -53,8 +53,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Path:
 
 
 def results(run: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((run / "results.json").read_text())["trials"]
-    return found
+    trials: list[dict[str, Any]] = json.loads((run / "results.json").read_text())["trials"]
+    return trials
 
 
 class Page(HTMLParser):
@@ -72,12 +72,12 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        assert not any(name.startswith("on") for name in found)
-        self.addresses += [str(found[name]) for name in ("href", "src", "action") if name in found]
+        attributes = dict(attrs)
+        assert not any(name.startswith("on") for name in attributes)
+        self.addresses += [str(attributes[name]) for name in ("href", "src", "action") if name in attributes]
         self.scripts += tag == "script"
-        if tag == "li" and found.get("class") == "trial":
-            self.statuses.append(str(found["data-status"]))
+        if tag == "li" and attributes.get("class") == "trial":
+            self.statuses.append(str(attributes["data-status"]))
         if tag not in VOID:
             self.open.append(tag)
 
@@ -97,8 +97,8 @@ class Page(HTMLParser):
 
 def summaries(text: str) -> list[str]:
     """The list of trials, as it is read."""
-    found = re.findall(r"<summary>(.*?)</summary>", text.partition('<ol class="trials">')[2], re.DOTALL)
-    return [Page(one).text for one in found if 'class="badge' in one]
+    matches = re.findall(r"<summary>(.*?)</summary>", text.partition('<ol class="trials">')[2], re.DOTALL)
+    return [Page(one).text for one in matches if 'class="badge' in one]
 
 
 def test_trials_are_judged_as_in_the_results(run: Path) -> None:
@@ -107,7 +107,7 @@ def test_trials_are_judged_as_in_the_results(run: Path) -> None:
         (trial.output.sample, trial.output.trial, trial.status, trial.score, {g.grader: g.status for g in trial.grades})
         for trial in RunView(RunDir(run)).trials()
     ]
-    known = [
+    expected = [
         (
             entry["sample"],
             entry["trial"],
@@ -117,7 +117,7 @@ def test_trials_are_judged_as_in_the_results(run: Path) -> None:
         )
         for entry in results(run)
     ]
-    assert read == known
+    assert read == expected
     assert {entry["status"] for entry in results(run)} == {"passed", "failed"}
     assert "some" not in results(run)[2]["grades"]
 
@@ -128,19 +128,19 @@ class TestJunit:
         suite = ElementTree.parse(run / "export" / "junit" / "junit.xml").getroot().find("testsuite")
         assert suite is not None
         cases = suite.findall("testcase")
-        known = results(run)
-        assert [case.get("name") for case in cases] == [f"{e['sample']} [trial {e['trial']}]" for e in known]
-        for case, entry in zip(cases, known, strict=True):
+        entries = results(run)
+        assert [case.get("name") for case in cases] == [f"{e['sample']} [trial {e['trial']}]" for e in entries]
+        for case, entry in zip(cases, entries, strict=True):
             failure = case.find("failure")
             assert (failure is not None) == (entry["status"] == "failed")
             if failure is not None:
                 blamed = {line.partition(": ")[0] for line in str(failure.text).splitlines()}
                 wrong = {name for name, grade in entry["grades"].items() if grade["status"] == "failed"}
                 assert wrong <= blamed
-        counts = Counter(entry["status"] for entry in known)
-        assert (suite.get("tests"), suite.get("failures")) == (str(len(known)), str(counts["failed"]))
+        counts = Counter(entry["status"] for entry in entries)
+        assert (suite.get("tests"), suite.get("failures")) == (str(len(entries)), str(counts["failed"]))
         assert (suite.get("errors"), suite.get("skipped")) == ("0", "0")
-        values = {found.get("name"): found.get("value") for found in suite.iter("property")}
+        values = {item.get("name"): item.get("value") for item in suite.iter("property")}
         assert float(str(values["even.low"])) == metrics(run)["metrics"]["even"]["low"]
 
     def test_what_is_pending_is_an_error_with_its_cause(self, tmp_path: Path, provider: Server) -> None:
@@ -167,8 +167,8 @@ class TestPage:
         assert Counter(page.statuses) == Counter(entry["status"] for entry in results(run))
         for name, values in metrics(run)["metrics"].items():
             assert name in page.text and f"{values['low']:.3f} – {values['high']:.3f}" in page.text
-        for wanted in ("Turn 1", "Turn 2", "checkpoint@1/go", "question 0 again"):
-            assert wanted in page.text
+        for expected in ("Turn 1", "Turn 2", "checkpoint@1/go", "question 0 again"):
+            assert expected in page.text
         assert page.addresses == [], "whoever gets the page by mail has no other file"
         assert f"outputs.jsonl of the run directory {run.parent.name}/{run.name} ." in page.text
 
@@ -183,17 +183,17 @@ class TestPage:
         self, run: Path, tmp_path: Path
     ) -> None:
         trials = RunView(RunDir(run)).everything()
-        whole = next(trial for trial in trials if isinstance(trial, Trial))
-        said = [msgspec.structs.replace(grade, feedback=f"line 1\nof {grade.grader}") for grade in whole.grades]
-        many = [msgspec.structs.replace(said[0], grader=f"g{number}", status="failed") for number in range(5)]
+        whole = next(trial for trial in trials if isinstance(trial, GradedTrial))
+        grades = [msgspec.structs.replace(grade, feedback=f"line 1\nof {grade.grader}") for grade in whole.grades]
+        many = [msgspec.structs.replace(grades[0], grader=f"g{number}", status="failed") for number in range(5)]
         asked = [{"role": "user", "content": [{"type": "text", "text": "\n\n First?\nSecond"}]}]
-        told: list[Trial | Pending] = [
+        listed: list[GradedTrial | Pending] = [
             Pending("p", 1, "agent: ValueError: odd", {"question": "Why?\nExplain."}),
             Pending("q", 1, "", {}),
-            whole._replace(grades=said),
+            whole._replace(grades=grades),
             whole._replace(grades=many, output=msgspec.structs.replace(whole.output, messages=asked)),
         ]
-        write_html(Told(run, told), tmp_path)
+        write_html(Told(run, listed), tmp_path)
         pending, bare, passed, failed = summaries((tmp_path / "report.html").read_text())
         assert pending == "error p trial 1 – Why? agent: ValueError: odd"
         assert bare == "error q trial 1 – not run yet"
@@ -202,10 +202,10 @@ class TestPage:
         assert "g2 :" in failed and "g3" not in failed and failed.endswith("and 2 more")
 
     @pytest.mark.parametrize(("cost", "shown"), [(None, ""), (0.0, ""), (0.0000021, "<$0.0001"), (0.5, "$0.5000")])
-    def test_a_cost_of_nothing_or_that_nobody_knows_is_not_shown_with_a_trial(
+    def test_a_zero_or_unknown_cost_is_not_shown_with_a_trial(
         self, run: Path, tmp_path: Path, cost: float | None, shown: str
     ) -> None:
-        whole = next(trial for trial in RunView(RunDir(run)).everything() if isinstance(trial, Trial))
+        whole = next(trial for trial in RunView(RunDir(run)).everything() if isinstance(trial, GradedTrial))
         output = msgspec.structs.replace(whole.output, usage=Usage(10, 5, 1, cost))
         write_html(Told(run, [whole._replace(output=output)]), tmp_path)
         text = Page((tmp_path / "report.html").read_text()).text
@@ -234,7 +234,7 @@ class TestPage:
         page = Page((run / "export" / "html" / "report.html").read_text())
         assert "grader `idle` applies to no row: check its `where`" in page.text and "action_sequence" in page.text
 
-    def test_it_is_one_file_that_asks_for_nothing(self, run: Path) -> None:
+    def test_the_page_is_one_file_without_external_resources(self, run: Path) -> None:
         holdfast("export", run, "--to", "html", "-o", "page", cwd=run)
         text = (run / "page" / "report.html").read_text()
         assert [path.name for path in (run / "page").iterdir()] == ["report.html"]
@@ -262,11 +262,11 @@ class TestPage:
 class Told(RunView):
     """A run with other trials than its own."""
 
-    def __init__(self, run: Path, trials: list[Trial | Pending]) -> None:
+    def __init__(self, run: Path, trials: list[GradedTrial | Pending]) -> None:
         super().__init__(RunDir(run))
         self._told = trials
 
-    def everything(self) -> Iterator[Trial | Pending]:
+    def everything(self) -> Iterator[GradedTrial | Pending]:
         yield from self._told
 
 
@@ -274,27 +274,27 @@ anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.s
 
 
 @st.composite
-def trial(draw: Any) -> Trial | Pending:
-    name, said, feedback = draw(anything), draw(anything), draw(anything)
+def trial(draw: Any) -> GradedTrial | Pending:
+    name, text, feedback = draw(anything), draw(anything), draw(anything)
     if draw(st.booleans()):
         return Pending(name, 1, feedback, {})
-    messages = [{"role": draw(anything), "content": said, "tool_calls": [{"function": {"name": said}}, said]}]
-    output = Output("k", name, 1, 1, messages, said, 1, said, Usage(), Timing(0, 1), "d")
+    messages = [{"role": draw(anything), "content": text, "tool_calls": [{"function": {"name": text}}, text]}]
+    output = Output("k", name, 1, 1, messages, text, 1, text, Usage(), Timing(0, 1), "d")
     status = draw(st.sampled_from(["passed", "failed", "error", "skipped"]))
     grade = Grade("k", "g", name, 1, draw(anything), "text", None, status, None, 1, feedback, None, 0)
-    return Trial({said: {"deep": feedback}}, output, [grade], status, None, Panel((0,)))
+    return GradedTrial({text: {"deep": feedback}}, output, [grade], status, None, Panel((0,)))
 
 
 @settings(max_examples=60)
 @given(trials=st.lists(trial(), max_size=5))
-def test_whatever_is_said_both_reports_are_well_formed_and_count_it(
-    run: Path, tmp_path_factory: pytest.TempPathFactory, trials: list[Trial | Pending]
+def test_any_text_gives_well_formed_reports_that_count_every_trial(
+    run: Path, tmp_path_factory: pytest.TempPathFactory, trials: list[GradedTrial | Pending]
 ) -> None:
     folder = tmp_path_factory.mktemp("said")
     reader = Told(run, trials)
     (xml,), (page,) = write_junit(reader, folder), write_html(reader, folder)
     suite = ElementTree.parse(xml).getroot()[0]
-    statuses: list[str] = [found.status if isinstance(found, Trial) else "error" for found in trials]
+    statuses: list[str] = [each.status if isinstance(each, GradedTrial) else "error" for each in trials]
     assert len(suite.findall("testcase")) == len(trials)
     for status, name in (("failed", "failures"), ("error", "errors"), ("skipped", "skipped")):
         assert suite.get(name) == str(statuses.count(status))

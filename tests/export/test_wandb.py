@@ -57,18 +57,26 @@ class TestOffline:
     def test_numbers_configuration_table_and_files_are_in_what_was_written(self, lab: Lab) -> None:
         done = export(lab, "project=p", "entity=somebody", "tags=[a, b]", "description=why", "extra_metadata={k: 1}")
         assert f"wandb sync {written(lab).resolve()}" in done.stdout
-        found, known = offline(lab), metrics(lab.run)
-        assert (found.run.run_id, found.run.project, found.run.entity) == (run_id(lab), "p", "somebody")
-        assert (list(found.run.tags), found.run.notes, found.run.job_type) == (["a", "b"], "why", "evaluation")
-        assert found.config["graders"] == lab.spec["graders"] and found.config["metadata"] == {"k": 1}
-        assert found.config["holdfast"]["run"] == lab.run.name.rpartition("-")[2]
+        offline_run, report = offline(lab), metrics(lab.run)
+        assert (offline_run.run.run_id, offline_run.run.project, offline_run.run.entity) == (
+            run_id(lab),
+            "p",
+            "somebody",
+        )
+        assert (list(offline_run.run.tags), offline_run.run.notes, offline_run.run.job_type) == (
+            ["a", "b"],
+            "why",
+            "evaluation",
+        )
+        assert offline_run.config["graders"] == lab.spec["graders"] and offline_run.config["metadata"] == {"k": 1}
+        assert offline_run.config["holdfast"]["run"] == lab.run.name.rpartition("-")[2]
         for name in ("correct", "mentions"):
             for value in ("score", "low", "high", "n"):
-                assert found.summary[f"{name}/{value}"] == known["metrics"][name][value]
-        assert (found.summary["score"], found.summary["coverage"]) == (known["score"], 1.0)
-        files = found.artifacts[f"holdfast-{run_id(lab)}"]
+                assert offline_run.summary[f"{name}/{value}"] == report["metrics"][name][value]
+        assert (offline_run.summary["score"], offline_run.summary["coverage"]) == (report["score"], 1.0)
+        files = offline_run.artifacts[f"holdfast-{run_id(lab)}"]
         assert sorted(files) == ["manifest.json", "metrics.json", "results.json"]
-        (logged,) = [step for step in found.history if "trials._type" in step]
+        (logged,) = [step for step in offline_run.history if "trials._type" in step]
         table = json.loads((written(lab) / "files" / logged["trials.path"]).read_text())
         results = json.loads((lab.run / "results.json").read_text())["trials"]
         read = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
@@ -91,9 +99,9 @@ class TestOffline:
     def test_an_unfinished_run_has_its_trials_but_no_numbers(self, lab: Lab) -> None:
         (lab.run / "metrics.json").unlink()
         assert "not finished" in export(lab).stderr
-        found = offline(lab)
-        assert found.summary["finished"] is False and "score" not in found.summary
-        assert [step["trials.nrows"] for step in found.history if "trials.nrows" in step] == [8]
+        offline_run = offline(lab)
+        assert offline_run.summary["finished"] is False and "score" not in offline_run.summary
+        assert [step["trials.nrows"] for step in offline_run.history if "trials.nrows" in step] == [8]
 
     def test_no_secret_is_in_anything_that_was_written(self, tmp_path: Path, provider: Server) -> None:
         secrets = {"WANDB_API_KEY": KEY, "OPENAI_API_KEY": "sk-topsecret-1", "OTHER_SECRET": "topsecret-2"}
@@ -124,9 +132,9 @@ class TestLogin:
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.chdir(tmp_path)
 
-    def test_none_is_none(self) -> None:
-        found = detect()
-        assert (found.api_key, found.source, found.project, found.entity) == (None, None, None, None)
+    def test_without_a_login_nothing_is_detected(self) -> None:
+        login = detect()
+        assert (login.api_key, login.source, login.project, login.entity) == (None, None, None, None)
 
     def test_what_wandb_login_and_wandb_init_leave_is_found(self, tmp_path: Path) -> None:
         wrote = (
@@ -136,19 +144,19 @@ class TestLogin:
         subprocess.run([sys.executable, "-c", wrote], env=environment(HOME=str(tmp_path)), check=True, cwd=tmp_path)
         (tmp_path / "wandb").mkdir()
         (tmp_path / "wandb" / "settings").write_text("[default]\nentity = team\nproject = evals\n")
-        found = detect()
-        assert (found.api_key, found.source) == (KEY, str(tmp_path / ".netrc"))
-        assert (found.project, found.entity) == ("evals", "team")
-        assert KEY not in repr(found)
+        login = detect()
+        assert (login.api_key, login.source) == (KEY, str(tmp_path / ".netrc"))
+        assert (login.project, login.entity) == ("evals", "team")
+        assert KEY not in repr(login)
 
     def test_the_environment_has_the_last_word(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "wandb").mkdir()
         (tmp_path / "wandb" / "settings").write_text("[default]\nentity = team\n")
         for name, value in (("API_KEY", "k"), ("PROJECT", "p"), ("ENTITY", "e"), ("BASE_URL", "http://w:1/")):
             monkeypatch.setenv(f"WANDB_{name}", value)
-        found = detect()
-        assert (found.api_key, found.source, found.base_url) == ("k", "WANDB_API_KEY", "http://w:1")
-        assert (found.project, found.entity) == ("p", "e")
+        login = detect()
+        assert (login.api_key, login.source, login.base_url) == ("k", "WANDB_API_KEY", "http://w:1")
+        assert (login.project, login.entity) == ("p", "e")
 
     def test_another_servers_login_is_not_this_ones(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         netrc = tmp_path / ".netrc"
@@ -200,7 +208,7 @@ class TestOnline:
         assert "cannot export to wandb" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_without_the_package_the_command_that_installs_it_is_shown(lab: Lab) -> None:
+def test_a_missing_package_is_reported_with_the_command_to_install_it(lab: Lab) -> None:
     missing = lab.folder.parent / "missing"
     missing.mkdir()
     for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):

@@ -31,7 +31,7 @@ CONCURRENCY = 8
 
 
 def uninterrupted(folder: Path, provider: Server, **keys: Any) -> Path:
-    """The same eval in a folder of its own, run in one go. The server's counts start anew after it."""
+    """Run the eval without interruption in a folder of its own, then reset the server's counts."""
     holdfast("eval", write_eval(folder, provider.base_url, **keys), cwd=folder)
     provider.reset()
     return run_dir(folder)
@@ -73,8 +73,8 @@ def test_a_run_killed_thirty_times_repeats_at_most_the_requests_in_flight(tmp_pa
 
 def calm_or_new(folder: Path) -> Path:
     """The run directory, also before there is one."""
-    found = [path.parent for path in (folder / "runs").glob("e/*/manifest.json")]
-    return found[0] if found else folder
+    runs = [path.parent for path in (folder / "runs").glob("e/*/manifest.json")]
+    return runs[0] if runs else folder
 
 
 def name_of(prompt: str) -> str:
@@ -213,7 +213,11 @@ def test_a_command_target_dies_with_a_killed_run(tmp_path: Path) -> None:
     eval_file = write_eval(tmp_path, "", rows=3, target={"command": ["sleep", "1000"]})
     process = start("eval", eval_file, cwd=tmp_path)
     sleepers = wait_for(
-        lambda: (found := [one for one in leftovers(tmp_path) if one.name() == "sleep"]) and len(found) == 3 and found,
+        lambda: (
+            (sleeping := [one for one in leftovers(tmp_path) if one.name() == "sleep"])
+            and len(sleeping) == 3
+            and sleeping
+        ),
         "three commands",
     )
     process.kill()

@@ -94,12 +94,12 @@ def test_a_disk_that_keeps_failing_stops_the_run_which_resumes_later(
     provider.control(latency=0.01)  # so that the run is still under way when the disk fails
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
     run = place_of(eval_file, tmp_path)
-    what, said = STOPPING[fault]
+    what, message = STOPPING[fault]
     # A file under workers/ takes over after a failed sync, so syncs fail wherever they are made.
     file = None if fault == "sync errors" else run / f"{name}.jsonl"
     stopped = holdfast_with_faults("eval", eval_file, file=file, faults=[what], cwd=tmp_path, check=3)
     assert f"stopped: cannot write {run.relative_to(tmp_path)}/" in stopped.stdout
-    assert said in stopped.stdout
+    assert message in stopped.stdout
     assert "Then run the same command again: it resumes from here." in stopped.stdout
     assert not (run / "metrics.json").exists()
     asked, safe = provider.requests, len(kept(run))
@@ -346,11 +346,11 @@ def test_repair_sets_damage_aside_and_the_next_command_does_that_work_again(
     assert f"{ROWS - 2} outputs and {ROWS} grades are sound" in looked
     assert (run / "metrics.json").exists()
 
-    said = holdfast("repair", run, cwd=tmp_path).stdout
-    assert "outputs.jsonl: a damaged line at byte" in said
-    assert "outputs.jsonl: an unfinished last line at byte" in said
-    assert "removed metrics.json" in said
-    assert str(run / "set-aside") in said
+    stdout = holdfast("repair", run, cwd=tmp_path).stdout
+    assert "outputs.jsonl: a damaged line at byte" in stdout
+    assert "outputs.jsonl: an unfinished last line at byte" in stdout
+    assert "removed metrics.json" in stdout
+    assert str(run / "set-aside") in stdout
     assert "nothing to repair" in holdfast("repair", run, cwd=tmp_path).stdout
     assert provider.requests == ROWS, "repair asks nobody"
 
@@ -450,7 +450,7 @@ def test_garbage_in_a_journal_counts_as_not_done(
 def test_zeros_after_the_last_line_cost_nothing(
     finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
 ) -> None:
-    """As some file systems leave them after a power cut."""
+    """Some file systems leave zeros after a power cut."""
     eval_file, run = finished
     for name in ("outputs", "grades"):
         with (run / f"{name}.jsonl").open("ab") as file:

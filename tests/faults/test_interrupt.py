@@ -134,7 +134,7 @@ def test_a_signal_stops_a_run_whose_function_never_returns(number: signal.Signal
 
 
 def started(folder: Path) -> bool:
-    """Whether the function has been called."""
+    """Report whether the function has been called."""
     return (folder / "called").exists()
 
 

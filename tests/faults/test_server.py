@@ -153,8 +153,8 @@ def test_a_rate_limit_that_lasts_is_reported_with_its_duration(
     display = Notices()
     run = evaluate(write_eval(tmp_path, provider.base_url, rows=3), runs_dir=tmp_path / "runs", display=display)
     assert run.finished
-    said = [notice for notice in display.notices if "rate limit" in notice]
-    assert len(said) == 1 and re.match(r"waiting for a rate limit for \d\.\ds \([1-3] requests?\)\. The run", said[0])
+    waits = [notice for notice in display.notices if "rate limit" in notice]
+    assert len(waits) == 1 and re.match(r"waiting for a rate limit for \d\.\ds \([1-3] requests?\)\. The run", waits[0])
     assert "waiting for a rate limit" in (run.path / "run.log").read_text()
 
 
@@ -200,27 +200,27 @@ def test_errors_are_pending_never_scored_and_only_they_are_asked_again(
 ) -> None:
     provider.control(fail={"500": 0.3})
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
-    left = holdfast("eval", eval_file, "limits.retries=0", cwd=tmp_path, check=3)
+    first = holdfast("eval", eval_file, "limits.retries=0", cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
     failed = {error["sample"] for error in kept(run, "errors")}
     answered = {output["sample"] for output in kept(run)}
     assert 3 <= len(failed) <= ROWS - 3
     assert answered == {f"s{number}" for number in range(ROWS)} - failed
     assert {grade["sample"] for grade in kept(run, "grades")} == answered
-    assert f"{len(answered)} of {ROWS} trials have an output" in left.stdout
-    assert f"{len(failed)} trials have errors and stay pending" in left.stdout
-    assert f"holdfast eval {eval_file} limits.retries=0" in left.stdout
+    assert f"{len(answered)} of {ROWS} trials have an output" in first.stdout
+    assert f"{len(failed)} trials have errors and stay pending" in first.stdout
+    assert f"holdfast eval {eval_file} limits.retries=0" in first.stdout
     assert not (run / "metrics.json").exists()
 
     provider.control(status=500)
     provider.reset()
     accepted = holdfast("eval", eval_file, "--accept-errors", "limits.retries=0", cwd=tmp_path)
     assert set(provider.stats()["asked"]) == {f"question {name[1:]}" for name in failed}
-    found = metrics(run)
+    report = metrics(run)
     right = sum(int(name[1:]) % 2 == 0 for name in answered)
-    assert found["coverage"] == len(answered) / ROWS
-    assert found["graded"] == found["outputs"] == found["metrics"]["exact"]["n"] == len(answered)
-    assert found["score"] == pytest.approx(right / len(answered))
+    assert report["coverage"] == len(answered) / ROWS
+    assert report["graded"] == report["outputs"] == report["metrics"]["exact"]["n"] == len(answered)
+    assert report["score"] == pytest.approx(right / len(answered))
     assert f"coverage {len(answered) / ROWS:.1%} of {ROWS} trials" in accepted.stdout
 
     provider.control(status=200, fail={})
@@ -246,11 +246,11 @@ REFUSALS: dict[str, Any] = {
 def test_a_refusal_that_will_hit_every_request_stops_the_run_at_once(
     refusal: str, tmp_path: Path, provider: Server, calm: Path
 ) -> None:
-    settings, said, remedy = REFUSALS[refusal]
+    settings, message, remedy = REFUSALS[refusal]
     provider.control(**settings)
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
     stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
-    assert "stopped:" in stopped.stdout and said in stopped.stdout and remedy in stopped.stdout
+    assert "stopped:" in stopped.stdout and message in stopped.stdout and remedy in stopped.stdout
     assert f"0 of {ROWS} trials have an output" in stopped.stdout
     assert 1 <= provider.requests <= CONCURRENCY
     assert kept(run_dir(tmp_path)) == kept(run_dir(tmp_path), "grades") == []
@@ -341,9 +341,9 @@ def test_a_judge_that_is_down_costs_no_outputs_and_grades_later(tmp_path: Path, 
         holdfast("eval", eval_file, f"graders.1.base_url={judge.base_url}", cwd=tmp_path)
         assert judge.requests == ROWS
     assert provider.requests == 0
-    found = metrics(run)
-    assert found["coverage"] == 1
-    assert found["metrics"]["judged"]["score"] == 1 and found["metrics"]["exact"]["score"] == 0.5
+    report = metrics(run)
+    assert report["coverage"] == 1
+    assert report["metrics"]["judged"]["score"] == 1 and report["metrics"]["exact"]["score"] == 0.5
     assert Counter(grade["grader"] for grade in kept(run, "grades")) == {"exact": ROWS, "judged": ROWS}
 
 
@@ -352,9 +352,9 @@ def test_a_judge_that_fails_now_and_then_is_asked_again_and_never_scores_zero(tm
         judged = {"type": "prompt", "rubric": "Good?\n{{ id }}", "model": "judge", "base_url": judge.base_url}
         holdfast("eval", write_eval(tmp_path, provider.base_url, **KEYS, graders=[judged]), cwd=tmp_path)
         failures = judge.stats()["outcomes"]
-    found = metrics(run_dir(tmp_path))
+    report = metrics(run_dir(tmp_path))
     assert failures["500"] + failures["garbage"] > 0
-    assert found["score"] == 1 and found["coverage"] == 1
+    assert report["score"] == 1 and report["coverage"] == 1
     assert {error["where"] for error in kept(run_dir(tmp_path), "errors")} == {"prompt"}
 
 
@@ -365,15 +365,15 @@ PRICES = {"test-model": {"input": 1_000_000, "output": 2_000_000}}
 
 
 @pytest.mark.parametrize(
-    ("option", "first", "second", "said"),
+    ("option", "first", "second", "message"),
     [("--token-budget", "30", "60", "(30 tokens used)"), ("--max-cost", "40", "80", "($40.00 used)")],
 )
 def test_a_budget_stops_admission_counts_earlier_spending_and_can_be_raised(
-    option: str, first: str, second: str, said: str, tmp_path: Path, provider: Server
+    option: str, first: str, second: str, message: str, tmp_path: Path, provider: Server
 ) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **{**KEYS, "limits": {"concurrency": 1}}, prices=PRICES)
     stopped = holdfast("eval", eval_file, option, first, cwd=tmp_path, check=3)
-    assert f"budget reached: {option} {first} {said}. Resume with a higher limit" in stopped.stdout
+    assert f"budget reached: {option} {first} {message}. Resume with a higher limit" in stopped.stdout
     assert provider.requests == 10
     resume = stopped.stdout.split("Resume with:\n  ")[1].splitlines()[0]
     raised = re.fullmatch(rf"holdfast eval {re.escape(str(eval_file))} {option} (\d+)", resume)
@@ -442,16 +442,16 @@ def test_a_budget_in_dollars_is_rejected_for_targets_without_costs(target: dict[
 def test_a_budget_that_cannot_be_enforced_is_reported_once(tmp_path: Path, provider: Server) -> None:
     (tmp_path / "agent.py").write_text("def reply(prompt): return prompt\n")
     silent = write_eval(tmp_path, "", target={"python": "agent.py:reply"})
-    said = holdfast("eval", silent, "--max-cost", "1", "--token-budget", "1000", cwd=tmp_path).stderr
-    assert said.count("max_cost cannot be enforced") == said.count("token_budget cannot be enforced") == 1
+    stderr = holdfast("eval", silent, "--max-cost", "1", "--token-budget", "1000", cwd=tmp_path).stderr
+    assert stderr.count("max_cost cannot be enforced") == stderr.count("token_budget cannot be enforced") == 1
     provider.control(usage=False)
     prices = {"test-model": {"input": 1, "output": 1}}
     model = write_eval(tmp_path / "model", provider.base_url, prices=prices)
-    said = holdfast("eval", model, "--max-cost", "1", cwd=tmp_path / "model").stderr
-    assert said.count("max_cost cannot be enforced") == 1
+    stderr = holdfast("eval", model, "--max-cost", "1", cwd=tmp_path / "model").stderr
+    assert stderr.count("max_cost cannot be enforced") == 1
     provider.control(usage=True)
-    said = holdfast("eval", model, "--max-cost", "1", "--fresh", cwd=tmp_path / "model").stderr
-    assert "cannot be enforced" not in said
+    stderr = holdfast("eval", model, "--max-cost", "1", "--fresh", cwd=tmp_path / "model").stderr
+    assert "cannot be enforced" not in stderr
 
 
 # As many at once as the server keeps up with.

@@ -64,9 +64,9 @@ def test_a_second_process_reports_who_holds_the_run_and_exits(
 ) -> None:
     holder = busy(provider, eval_file)
     second = holdfast("eval", eval_file, cwd=tmp_path, check=4)
-    said = re.search(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", second.stderr)
-    assert said is not None, second.stderr
-    assert (int(said[1]), said[2]) == (holder.pid, HERE)
+    match = re.search(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", second.stderr)
+    assert match is not None, second.stderr
+    assert (int(match[1]), match[2]) == (holder.pid, HERE)
     assert "--wait" in second.stderr and "HOLDFAST_LOCK_TIMEOUT" in second.stderr
     repair = holdfast("repair", run_dir(tmp_path), cwd=tmp_path, check=4)
     assert f"process {holder.pid} on {HERE}" in repair.stderr
@@ -122,7 +122,7 @@ def test_waiting_for_a_run_times_out(tmp_path: Path, provider: Server, eval_file
     holder = busy(provider, eval_file)
     holdfast("eval", eval_file, cwd=tmp_path, env={"HOLDFAST_LOCK_TIMEOUT": "0.3"}, check=4)
     wrong = holdfast("eval", eval_file, cwd=tmp_path, env={"HOLDFAST_LOCK_TIMEOUT": "soon"}, check=2)
-    assert "HOLDFAST_LOCK_TIMEOUT is 'soon'" in wrong.stderr
+    assert "invalid HOLDFAST_LOCK_TIMEOUT 'soon'" in wrong.stderr
     assert end(holder, signal.SIGINT) == 130
 
 
@@ -154,7 +154,7 @@ def test_a_lock_left_by_a_killed_process_is_taken_over_at_once(
 def test_a_lock_that_lost_its_content_is_taken_over(
     content: bytes, tmp_path: Path, provider: Server, eval_file: Path
 ) -> None:
-    """As a power cut leaves it: its name is on the disk, what it said is not."""
+    """After a power cut the name of a lock may be on disk without its content."""
     run = place_of(eval_file, tmp_path)
     run.parent.mkdir(parents=True)
     run.with_name(f"{run.name}.lock").write_bytes(content)
@@ -201,7 +201,7 @@ def test_a_frozen_process_on_another_machine_loses_the_run_and_stops_when_it_wak
 
 
 def is_stopped(process: subprocess.Popen[str]) -> bool:
-    """Whether all threads of a process have come to rest."""
+    """Report whether all threads of a process have stopped."""
     states = [
         path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process.pid}/task").glob("*/stat")
     ]

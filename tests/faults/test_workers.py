@@ -76,16 +76,16 @@ def busy(provider: Server, run: Path, name: str, **env: str) -> subprocess.Popen
 
 def leave(*processes: subprocess.Popen[str]) -> list[str]:
     """Wait until they have ended well; what each said."""
-    said = []
+    outputs = []
     for process in processes:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
-        said.append(out)
-    return said
+        outputs.append(out)
+    return outputs
 
 
 def done_by(run: Path, name: str) -> int:
-    """How many outputs a worker has written."""
+    """Count the outputs that a worker has written."""
     return len(lines(run / "workers" / name / "outputs.jsonl"))
 
 
@@ -160,9 +160,9 @@ def test_a_worker_may_join_late(tmp_path: Path, provider: Server, eval_file: Pat
     late = worker(run, "b")
     wait_for(lambda: done_by(run, "b") > 0, "the second to have its share")
     first.send_signal(signal.SIGCONT)
-    said = leave(first, late)
+    outputs = leave(first, late)
     assert done_by(run, "b") > 0 and done_by(run, "a") + done_by(run, "b") == provider.requests == ROWS
-    assert sum("wrote the report" in out for out in said) <= 1, "one of them makes it"
+    assert sum("wrote the report" in out for out in outputs) <= 1, "one of them makes it"
     assert_same_numbers(run, calm)
 
 
@@ -335,9 +335,9 @@ def test_a_worker_waits_for_the_report_and_writes_it_if_the_other_dies(tmp_path:
     late = worker(run, "d")
     (tmp_path / "hold").unlink()
     (last,) = workers.values()
-    said = leave(last, late)
-    assert "coverage 100.0%" in said[0]
-    assert "wrote the report" in said[1] or "already finished" in said[1]
+    outputs = leave(last, late)
+    assert "coverage 100.0%" in outputs[0]
+    assert "wrote the report" in outputs[1] or "already finished" in outputs[1]
     assert json.loads((run / "metrics.json").read_text())["score"] == 1
     assert provider.requests == 8
 
@@ -350,7 +350,7 @@ def test_a_worker_exits_if_the_other_left_without_a_report(tmp_path: Path, provi
     await_waiting(other, first.pid)
     assert end(first, signal.SIGTERM) == 143
     out, err = other.communicate(timeout=300)
-    assert other.returncode == 3 and "ended without a report" in out, out + err
+    assert other.returncode == 3 and "exited without writing the report" in out, out + err
     assert not (run / "metrics.json").exists()
     (tmp_path / "hold").unlink()
     leave(worker(run, "c"))
@@ -439,11 +439,11 @@ def test_evals_that_workers_cannot_run_are_rejected(tmp_path: Path, provider: Se
     assert "${NAME}" in holdfast("eval", eval_file, shown, "--workers", "2", cwd=tmp_path, check=2).stderr
     holdfast("eval", eval_file, "limits.token_budget=1", cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
-    assert "has no distributed work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
+    assert "has no divided work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
     run = share(eval_file)
     assert "'../a' is not a worker id" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
     (tmp_path / "data.jsonl").write_text('{"id": "s0", "question": "other", "expected": "x"}\n')
-    assert "no longer the one whose work was distributed" in holdfast("work", run, cwd=tmp_path, check=3).stderr
+    assert "no longer the one whose work was divided" in holdfast("work", run, cwd=tmp_path, check=3).stderr
 
 
 class TestTwice:
@@ -456,8 +456,8 @@ class TestTwice:
             folder.mkdir(parents=True)
             started = 20.0 if name == late else 10.0
             (folder / "outputs.jsonl").write_bytes(to_line(output_of(name, key="k", timing=Timing(started, 1.0))))
-        assert read_output(RunDir(tmp_path).load(mend=False).outputs["k"]).output == late
-        assert read_output(RunDir(tmp_path).load(mend=True).outputs["k"]).output == late
+        assert read_output(RunDir(tmp_path).load(repair=False).outputs["k"]).output == late
+        assert read_output(RunDir(tmp_path).load(repair=True).outputs["k"]).output == late
 
     @pytest.mark.parametrize("places", [("", "workers/a"), ("workers/a", ""), ("workers/b", "workers/a")])
     def test_the_latest_verdict_counts(self, tmp_path: Path, places: tuple[str, str]) -> None:
@@ -467,7 +467,7 @@ class TestTwice:
             )
             (tmp_path / place).mkdir(parents=True, exist_ok=True)
             (tmp_path / place / "grades.jsonl").write_bytes(to_line(grade))
-        assert RunDir(tmp_path).load(mend=False).verdicts["g"].score == 0.5
+        assert RunDir(tmp_path).load(repair=False).verdicts["g"].score == 0.5
 
     def test_a_conversation_continues_in_the_order_of_its_calls_of_all_workers(self, tmp_path: Path) -> None:
         for name, times in {"a": (2.0, 4.0), "b": (1.0, 3.0)}.items():
@@ -475,7 +475,7 @@ class TestTwice:
             folder.mkdir(parents=True)
             calls = [Step("k", "s", 1, 1, "turn", "r", 1, time, Usage(), time, 0.5) for time in times]
             (folder / "steps.jsonl").write_bytes(b"".join(map(to_line, calls)))
-        places = RunDir(tmp_path).load(mend=False).steps["k"]
+        places = RunDir(tmp_path).load(repair=False).steps["k"]
         assert [call.response for call in read_steps(places)] == [1.0, 2.0, 3.0, 4.0]
 
 
@@ -502,7 +502,7 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_pa
             with (folder / f"{name}.jsonl").open("ab") as file:
                 file.write(part)
         follower.refresh()
-    whole = RunDir(tmp_path).load(mend=False)
+    whole = RunDir(tmp_path).load(repair=False)
     assert (index.outputs, index.verdicts, index.attempts) == (whole.outputs, whole.verdicts, whole.attempts)
     counts = ("tokens", "requests", "cost", "unpriced", "unmetered")
     assert [getattr(index.spent, name) for name in counts] == [getattr(whole.spent, name) for name in counts]
@@ -510,13 +510,13 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_pa
 
 
 class TestClaims:
-    @given(left=st.sets(st.integers(0, 5000)), workers=st.integers(1, 40))
-    def test_chunks_hold_every_trial_left_once_and_in_order(self, left: set[int], workers: int) -> None:
-        chunks = cut(sorted(left), workers)
+    @given(pending=st.sets(st.integers(0, 5000)), workers=st.integers(1, 40))
+    def test_chunks_hold_every_trial_left_once_and_in_order(self, pending: set[int], workers: int) -> None:
+        chunks = cut(sorted(pending), workers)
         assert all(first < end for first, end in chunks)
         assert all(end <= first for (_, end), (first, _) in pairwise(chunks))
-        held = [number for first, end in chunks for number in range(first, end) if number in left]
-        assert held == sorted(left)
+        held = [number for first, end in chunks for number in range(first, end) if number in pending]
+        assert held == sorted(pending)
 
     @given(data=st.data(), count=st.integers(1, 6))
     def test_each_chunk_is_done_and_never_held_by_two_live_workers(self, data: st.DataObject, count: int) -> None:

@@ -13,10 +13,10 @@ from ruamel.yaml import YAML
 from holdfast.data.dataset import Dataset
 from holdfast.errors import ConfigError
 from holdfast.formats import load_any
+from holdfast.formats.nat.stream import usage_of
 from holdfast.formats.nat.trace import messages_of
 from holdfast.spec.document import read_document
 from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.targets.nat_stream import usage_of
 from tests.support.nat import nat_environment, nat_project
 from tests.support.running import HOLDFAST, PATIENCE, holdfast, lines, metrics, run_dir, wait_for
 
@@ -41,7 +41,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def plan(config: Path) -> str:
-    """What the command would do. It needs no NAT for that."""
+    """Return the plan of the command, which is made without NAT."""
     done = subprocess.run(
         [*HOLDFAST, "eval", str(config), "--dry-run"],
         cwd=config.parent,
@@ -55,7 +55,7 @@ def plan(config: Path) -> str:
 
 
 def events(folder: Path) -> list[str]:
-    """What the workflow did, in order."""
+    """Return the actions of the workflow in order."""
     path = folder / "events.txt"
     return path.read_text().splitlines() if path.exists() else []
 
@@ -170,7 +170,7 @@ def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"eval__general__dataset___type": "xls"}, "eval.general.dataset._type: not supported: xls: Excel files"),
         ({"eval__general__dataset___type": "custom"}, "eval.general.dataset._type: not supported: custom: a custom"),
@@ -192,13 +192,13 @@ def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_what_is_not_supported_is_refused_by_name_with_the_reason(
-    changes: dict[str, Any], said: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     config = nat_project(tmp_path)
     edit(config, **changes)
     with pytest.raises(ConfigError) as refused:
         load_any(read_document(config))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert f"{config}:" in str(refused.value)
 
 

@@ -60,13 +60,13 @@ def test_calls_of_a_model_with_tools_have_names_arguments_times_and_tokens(
         )
     row = exported(run, tmp_path / "nat")
     payloads = [step["payload"] for step in row["intermediate_steps"]]
-    told = [(one["event_type"], one["name"], one["data"]["input"], one["data"]["output"]) for one in payloads]
+    events = [(one["event_type"], one["name"], one["data"]["input"], one["data"]["output"]) for one in payloads]
     tools = [
         ("TOOL_END", "power", {"number": 7}, "49"),
         ("TOOL_END", "half", {"number": 3}, "1.5"),
         ("TOOL_END", "power", {"number": 7}, "49"),
     ]
-    assert told == [
+    assert events == [
         *[("LLM_END", "m", "seven squared", ""), *tools, ("LLM_END", "m", "49", "done")],
         *[("LLM_END", "m", "and again, please", ""), *tools, ("LLM_END", "m", "49", "done")],
     ]
@@ -149,16 +149,16 @@ def step(kind: str, response: Any, *, turn: int = 1, time: float = 10.0, tokens:
 
 
 def test_records_of_attempts_that_failed_are_passed_over() -> None:
-    said = {"role": "assistant", "content": "kept"}
+    reply = {"role": "assistant", "content": "kept"}
     recorded = [
         step("model", {"messages": [{"role": "assistant", "content": "lost"}]}, time=5.0, tokens=99),
-        step("model", {"messages": [said]}, time=20.0),
+        step("model", {"messages": [reply]}, time=20.0),
         step("model", {"model": "m", "whole": {}}, time=21.0),
     ]
-    output = output_of("kept", messages=[{"role": "user", "content": "?"}, said])
-    (found,) = nat_steps(output, recorded, "m", ENDS)
-    assert found["payload"]["event_timestamp"] == 20.0
-    assert found["payload"]["usage_info"]["token_usage"]["prompt_tokens"] == 5
+    output = output_of("kept", messages=[{"role": "user", "content": "?"}, reply])
+    (event,) = nat_steps(output, recorded, "m", ENDS)
+    assert event["payload"]["event_timestamp"] == 20.0
+    assert event["payload"]["usage_info"]["token_usage"]["prompt_tokens"] == 5
 
 
 def test_calls_of_which_nothing_was_recorded_have_no_tokens() -> None:
@@ -166,11 +166,11 @@ def test_calls_of_which_nothing_was_recorded_have_no_tokens() -> None:
     asking = {"role": "assistant", "content": "", "tool_calls": [call("c1", "power", number=7)]}
     messages = [{"role": "user", "content": "?"}, asking, tool, {"role": "assistant", "content": "49"}]
     output = output_of("49", messages=messages, usage=Usage(50, 5, 2), marks=[Mark(4, "sha256:d")])
-    found = [one["payload"] for one in nat_steps(output, [], None, ENDS)]
-    assert [(one["event_type"], one["name"]) for one in found] == [
+    payloads = [one["payload"] for one in nat_steps(output, [], None, ENDS)]
+    assert [(one["event_type"], one["name"]) for one in payloads] == [
         ("LLM_END", None),
         ("TOOL_END", "power"),
         ("LLM_END", None),
     ]
-    assert all("usage_info" not in one for one in found)
-    assert found[1]["data"] == {"input": {"number": 7}, "output": "49"}
+    assert all("usage_info" not in one for one in payloads)
+    assert payloads[1]["data"] == {"input": {"number": 7}, "output": "49"}

@@ -135,7 +135,7 @@ def test_a_run_that_is_not_finished_has_errors_and_no_scores_for_what_is_missing
         "finished": True,
         "coverage": 1.0,
     }
-    assert {name: found["status"] for name, found in tasks(results).items()} == {"s0": "passed", "s1": "failed"}
+    assert {name: outcome["status"] for name, outcome in tasks(results).items()} == {"s0": "passed", "s1": "failed"}
     assert results["config"]["engine_type"] == "model" and results["skill"] == ""
 
 
@@ -215,10 +215,10 @@ def test_what_was_not_graded_is_skipped(tmp_path: Path) -> None:
     task += "checkpoints: [{after_turn: 1, on_failure: stop, graders: [{type: text, contains: [nothing like it]}]}]\n"
     tree(tmp_path, tasks_a_yaml=task)
     results = export_of(tmp_path, "--skip-graders")
-    (found,) = results["tasks"]
-    (run,) = found["runs"]
-    assert (found["status"], run["status"], run["validations"]) == ("skipped", "skipped", {})
-    assert "checkpoints" not in run and "error_msg" not in run and "pass_rate_ci" not in found["stats"]
+    (outcome,) = results["tasks"]
+    (run,) = outcome["runs"]
+    assert (outcome["status"], run["status"], run["validations"]) == ("skipped", "skipped", {})
+    assert "checkpoints" not in run and "error_msg" not in run and "pass_rate_ci" not in outcome["stats"]
     assert (results["summary"]["skipped"], results["summary"]["failed"]) == (1, 0)
     holdfast("grade", run_dir(tmp_path, "small"), cwd=tmp_path)
     holdfast("export", run_dir(tmp_path, "small"), "--to", "waza", cwd=tmp_path)
@@ -300,6 +300,6 @@ def test_how_a_simulated_user_ended_the_conversation(
     with server(answer=json.dumps(decision)) as user:
         options = ["--export", "waza", f"responder.base_url={user.base_url}", "limits.retries=0"]
         holdfast("eval", "eval.yaml", *options, cwd=tmp_path, check=3 if abstains else 0)
-    found = tasks(exported(run_dir(tmp_path, "small")))
-    assert found["played"]["runs"][0]["responder"] == responder
-    assert "responder" not in found["plain"]["runs"][0]
+    by_id = tasks(exported(run_dir(tmp_path, "small")))
+    assert by_id["played"]["runs"][0]["responder"] == responder
+    assert "responder" not in by_id["plain"]["runs"][0]

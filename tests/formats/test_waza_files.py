@@ -55,8 +55,8 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_an_eval_with_the_mock_executor_passes_and_fails_as_its_files_say(kitchen: tuple[Path, str]) -> None:
-    found = graded(kitchen[0])
-    assert {name: entry["status"] for name, entry in found.items()} == {
+    results = graded(kitchen[0])
+    assert {name: entry["status"] for name, entry in results.items()} == {
         "soup#1": "passed",
         "soup#2": "passed",
         "talk#1": "passed",
@@ -64,45 +64,45 @@ def test_an_eval_with_the_mock_executor_passes_and_fails_as_its_files_say(kitche
         "dessert#1": "failed",
         "dessert#2": "failed",
     }
-    assert set(found["soup#1"]["grades"]) == {
+    assert set(results["soup#1"]["grades"]) == {
         "polite",
         "_output_contains",
         "_output_not_contains",
         "_output_contains_any",
         "soup/for_guest",
     }
-    assert set(found["talk#1"]["grades"]) == {"checkpoint@1/hears", "checkpoint@2/hears", "polite", "talk/for_guest"}
-    assert found["dessert#1"]["grades"]["chocolate"]["score"] == 0.5
-    assert found["dessert#1"]["score"] == pytest.approx((2 * 1.0 + 0.5) / 3)  # polite weighs 2
+    assert set(results["talk#1"]["grades"]) == {"checkpoint@1/hears", "checkpoint@2/hears", "polite", "talk/for_guest"}
+    assert results["dessert#1"]["grades"]["chocolate"]["score"] == 0.5
+    assert results["dessert#1"]["score"] == pytest.approx((2 * 1.0 + 0.5) / 3)  # polite weighs 2
 
 
 def test_the_mock_executor_says_what_it_was_asked_what_the_task_says_and_the_files(kitchen: tuple[Path, str]) -> None:
-    said = {output["sample"]: output for output in kept(kitchen[0])}
-    assert said["soup"]["output"] == (
+    outputs = {output["sample"]: output for output in kept(kitchen[0])}
+    assert outputs["soup"]["output"] == (
         "Mock response for: Cook a soup for Ada (soup)\n"
         "Task: A soup for a guest\n"
         "Description: The pantry decides.\n"
         "Context:\n  fixture: pantry\n  vegan: true\n"
         "Analyzed 2 file(s):\n  - shelf.txt\none leek\n\n  - note.md\nNo salt, please."
     )
-    assert set(said["soup"]["files"]) == {"shelf.txt", "note.md"}
-    assert said["talk"]["turns"] == 3
-    assert said["talk"]["output"].startswith("Mock response for: Thank you.")
+    assert set(outputs["soup"]["files"]) == {"shelf.txt", "note.md"}
+    assert outputs["talk"]["turns"] == 3
+    assert outputs["talk"]["output"].startswith("Mock response for: Thank you.")
 
 
 def test_what_has_no_meaning_here_is_named_with_its_place(kitchen: tuple[Path, str]) -> None:
-    for said in (
+    for notice in (
         "kitchen/eval.yaml:17: config.max_attempts: a wrong answer is never asked again",
         "kitchen/eval.yaml:18: config.fail_fast: every task is run",
-        "kitchen/eval.yaml:19: metrics: waza measures none of these, and they are not here: task_completion",
+        "kitchen/eval.yaml:19: metrics: not measured (nor by waza): task_completion",
         "kitchen/eval.yaml:28: tasks: not run, since `enabled: false`: 90-off.yaml",
         "kitchen/tasks/10-soup.yaml:18: expected.outcomes: is not graded",
         "kitchen/tasks/10-soup.yaml:20: expected.behavior: is not graded",
         "kitchen/tasks/10-soup.yaml:23: graders[0].type: 'regex' is an older kind",
         "kitchen/trigger_tests.yaml: 3 prompts are left out",
     ):
-        assert said in kitchen[1]
-        assert said in (kitchen[0] / "run.log").read_text()
+        assert notice in kitchen[1]
+        assert notice in (kitchen[0] / "run.log").read_text()
 
 
 def test_a_run_is_graded_again_and_compared_from_its_directory_alone(kitchen: tuple[Path, str]) -> None:
@@ -119,9 +119,9 @@ def test_config_becomes_trials_limits_and_groups(kitchen: tuple[Path, str]) -> N
     spec = load(DATA / "kitchen" / "eval.yaml")
     assert spec.trials == 2
     assert (spec.limits.turn_timeout, spec.limits.trial_timeout, spec.limits.concurrency) == (45, 600, 3)
-    found = rows(spec)
-    assert found["soup"]["group"] == "first" and found["soup"]["golden"] is True
-    assert "group" not in found["dessert"] and "golden" not in found["dessert"]
+    by_id = rows(spec)
+    assert by_id["soup"]["group"] == "first" and by_id["soup"]["golden"] is True
+    assert "group" not in by_id["dessert"] and "golden" not in by_id["dessert"]
 
 
 def test_parallel_false_is_one_after_the_other_and_the_longest_time_out_holds(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_parallel_false_is_one_after_the_other_and_the_longest_time_out_holds(tm
     )
     spec = load(path)
     assert (spec.limits.concurrency, spec.limits.turn_timeout, spec.limits.trial_timeout) == (1, 400, 1600)
-    assert any("tasks/b.yaml:2: timeout_seconds: one time-out holds" in said for said in spec.document.notices)
+    assert any("tasks/b.yaml:2: timeout_seconds: one time-out holds" in notice for notice in spec.document.notices)
 
 
 def test_the_project_file_gives_defaults(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_project_file_gives_defaults(tmp_path: Path) -> None:
     (tmp_path / ".waza.yaml").write_text("defaults: {timeout: 77, workers: 5, judgeModel: j}\ntokens: {}\n")
     spec = load(path)
     assert (spec.limits.turn_timeout, spec.limits.concurrency) == (77, 5)
-    assert any(".waza.yaml:1: defaults: taken where" in said for said in spec.document.notices)
+    assert any(".waza.yaml:1: defaults: defaults taken from .waza.yaml" in notice for notice in spec.document.notices)
 
 
 def test_an_eval_runs_from_python_with_a_function_as_its_target(tmp_path: Path) -> None:
@@ -157,19 +157,19 @@ def _agent(prompt: str) -> str:
 
 
 def test_a_table_gives_a_task_per_row_of_its_range(tmp_path: Path) -> None:
-    found = rows(load(DATA / "table" / "eval.yaml"))
-    assert {name: row["prompt"] for name, row in found.items()} == {
+    by_id = rows(load(DATA / "table" / "eval.yaml"))
+    assert {name: row["prompt"] for name, row in by_id.items()} == {
         "b": "Serve Cy {{ 7 * 7 }} the soup",
         "Third": "Serve\nDi",
     }
-    assert found["b"]["name"] == "Second"
+    assert by_id["b"]["name"] == "Second"
 
 
-def test_what_stands_in_a_row_is_never_a_template_of_ours(tmp_path: Path) -> None:
+def test_the_content_of_a_row_is_never_rendered_as_a_template(tmp_path: Path) -> None:
     shutil.copytree(DATA / "table", tmp_path / "table")
     run_command("eval", "table/eval.yaml", cwd=tmp_path)
-    said = {output["sample"]: output["output"] for output in kept(run_dir(tmp_path, "table"))}
-    assert said["b"] == "Mock response for: Serve Cy {{ 7 * 7 }} the soup\nTask: Second"
+    outputs = {output["sample"]: output["output"] for output in kept(run_dir(tmp_path, "table"))}
+    assert outputs["b"] == "Mock response for: Serve Cy {{ 7 * 7 }} the soup\nTask: Second"
 
 
 def test_graders_look_for_braces_as_they_are_written(tmp_path: Path) -> None:
@@ -179,15 +179,15 @@ def test_graders_look_for_braces_as_they_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "said"),
+    ("prompt", "message"),
     [
         ("{{.Vars.guest}}", "tasks/a.yaml:3: inputs.prompt: there is no variable 'guest'; the eval has no inputs"),
         ("{{.Iteration}}", "tasks/a.yaml:3: inputs.prompt: {{.Iteration}} differs from trial to trial"),
         ("{{if .Vars.x}}", "tasks/a.yaml:3: inputs.prompt: {{if .Vars.x}} is more of Go's templates than is read"),
     ],
 )
-def test_a_template_that_cannot_be_filled_is_named_with_its_line(tmp_path: Path, prompt: str, said: str) -> None:
-    assert said in refused(tree(tmp_path, tasks_a_yaml=TASK.replace("Hello.", f"'{prompt}'")))
+def test_a_template_that_cannot_be_filled_is_named_with_its_line(tmp_path: Path, prompt: str, message: str) -> None:
+    assert message in refused(tree(tmp_path, tasks_a_yaml=TASK.replace("Hello.", f"'{prompt}'")))
 
 
 def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         ("name: x\ninputs: {prompt: x}\n", "tasks/a.yaml: id: a task needs an id"),
         ("id: x\n", "tasks/a.yaml: inputs.prompt: a task needs inputs.prompt"),
         ("id: x\ninputs:\n  prompt: x\n  prompt_file: p.md\n", "tasks/a.yaml:4: inputs.prompt_file: give either"),
-        ("id: x\ninputs:\n  prompt_file: ../p.md\n", "tasks/a.yaml:3: inputs.prompt_file: is a path below"),
+        ("id: x\ninputs:\n  prompt_file: ../p.md\n", "tasks/a.yaml:3: inputs.prompt_file: must be a path below"),
         ("id: x\ncommand_mocks: [{a: 1}]\ninputs: {prompt: x}\n", "tasks/a.yaml:2: command_mocks: not supported"),
         ("id: x\ninputs:\n  prompt: x\n  follow_ups: [y]\n", "a.yaml:4: inputs.follow_ups: unknown key (did you mean"),
         ("id: x\nexpected: {output_contain: [a]}\ninputs: {prompt: x}\n", "a.yaml:2: expected.output_contain: unknown"),
@@ -262,7 +262,7 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ),
         (
             f"id: x\ninputs: {{prompt: x}}\ncheckpoints:\n  - {CHECKPOINT}\n  - {CHECKPOINT}\n",
-            "tasks/a.yaml:5: checkpoints[1].after_turn: a second checkpoint after turn 1",
+            "tasks/a.yaml:5: checkpoints[1].after_turn: duplicate checkpoint after turn 1",
         ),
         (
             "id: x\ninputs: {prompt: x}\ncheckpoints:\n  - after_turn: 1\n    graders:\n      - {type: text}\n",
@@ -270,11 +270,11 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ),
         (
             "id: x\ninputs: {prompt: x}\ncheckpoints: [{after_turn: 1, on_failure: run, graders: [{type: text}]}]\n",
-            "tasks/a.yaml:3: checkpoints[0].on_failure: is continue or stop, not 'run'",
+            "tasks/a.yaml:3: checkpoints[0].on_failure: must be continue or stop, not 'run'",
         ),
         (
             "id: x\ninputs:\n  prompt: x\n  responder: {instructions: y}\n",
-            "tasks/a.yaml:4: inputs.responder.max_followups: is a number from 1, not None",
+            "tasks/a.yaml:4: inputs.responder.max_followups: must be a number from 1, not None",
         ),
         (
             "id: x\ninputs:\n  prompt: x\n  follow_up_prompts: [a]\n  responder: {instructions: y, max_followups: 2}\n",
@@ -287,12 +287,12 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ("id: x\ninputs: [prompt\n", "tasks/a.yaml:3: not valid YAML"),
     ],
 )
-def test_a_wrong_task_is_refused_with_its_file_and_line(tmp_path: Path, task: str, said: str) -> None:
-    assert said in refused(tree(tmp_path, tasks_a_yaml=task))
+def test_a_wrong_task_is_refused_with_its_file_and_line(tmp_path: Path, task: str, message: str) -> None:
+    assert message in refused(tree(tmp_path, tasks_a_yaml=task))
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("skill: s", 'skill: s\nschemaVersion: "3.0"', "eval.yaml:3: schemaVersion: waza's evals are read in versions"),
         (
@@ -311,17 +311,21 @@ def test_a_wrong_task_is_refused_with_its_file_and_line(tmp_path: Path, task: st
         ("tasks/*.yaml", "tasks/z.yaml", "eval.yaml:5: tasks[0]: no such file: 'tasks/z.yaml'"),
         ("tasks/*.yaml", "tasks/z*.yaml", "eval.yaml:5: tasks: there is no task to run"),
         ("tasks/*.yaml", "../out.yaml", "eval.yaml:5: tasks[0]: '../out.yaml' is outside"),
-        ("trials_per_task: 1", "trials_per_task: 0", "eval.yaml:3: config.trials_per_task: is a number from 1, not 0"),
+        (
+            "trials_per_task: 1",
+            "trials_per_task: 0",
+            "eval.yaml:3: config.trials_per_task: must be a number from 1",
+        ),
         ("skill: s", "skill: s\nhooks: {before_run: [{command: ''}]}", "eval.yaml:3: hooks.before_run[0]"),
     ],
 )
-def test_a_wrong_eval_is_refused_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_wrong_eval_is_refused_with_its_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     (tmp_path / "out.yaml").write_text(TASK)
-    assert said in refused(tree(tmp_path / "e", eval_yaml=EVAL.replace(old, new)))
+    assert message in refused(tree(tmp_path / "e", eval_yaml=EVAL.replace(old, new)))
 
 
 def test_all_problems_in_all_files_are_reported_at_once(tmp_path: Path) -> None:
-    said = refused(
+    message = refused(
         tree(
             tmp_path,
             tasks_a_yaml="id: x\ninputs: {prompt: x, workdir: y}\n",
@@ -329,36 +333,36 @@ def test_all_problems_in_all_files_are_reported_at_once(tmp_path: Path) -> None:
             eval_yaml=EVAL.replace("skill: s", "command_mocks: [{name: m}]"),
         )
     )
-    assert "a.yaml:2" in said and "b.yaml" in said and "eval.yaml:2" in said
+    assert "a.yaml:2" in message and "b.yaml" in message and "eval.yaml:2" in message
 
 
 def test_two_tasks_of_one_id_are_refused_and_a_file_matched_twice_runs_once(tmp_path: Path) -> None:
-    said = refused(tree(tmp_path / "ids", tasks_b_yaml=TASK))
-    assert "tasks/b.yaml:1: id: task id 'one' is already used in" in said and "tasks/a.yaml" in said
+    message = refused(tree(tmp_path / "ids", tasks_b_yaml=TASK))
+    assert "tasks/b.yaml:1: id: task id 'one' is already used in" in message and "tasks/a.yaml" in message
     spec = load(tree(tmp_path / "twice", eval_yaml=EVAL.replace('"tasks/*.yaml"', '"tasks/*.yaml", tasks/a.yaml')))
     assert list(rows(spec)) == ["one"]
-    assert any("matched a second time" in said for said in spec.document.notices)
+    assert any("matched a second time" in message for message in spec.document.notices)
 
 
 def test_unknown_keys_are_named_and_ignored_as_in_waza(tmp_path: Path) -> None:
     task = "id: x\nowner: me\ninputs: {prompt: x, repo_id: 7, environment: {A: b}}\nexpected: {zzz: 1}\n"
     notices = load(tree(tmp_path, tasks_a_yaml=task, eval_yaml=EVAL + "zebra: 1\n")).document.notices
-    for said in (
+    for message in (
         "eval.yaml:6: zebra: waza has no such key; it is ignored",
         "tasks/a.yaml:2: owner: waza has no such key",
         "tasks/a.yaml:3: inputs.repo_id: waza has no such key",
         "tasks/a.yaml:3: inputs.environment: has no effect: the mock executor",
         "tasks/a.yaml:4: expected.zzz: waza has no such key",
     ):
-        assert any(said in notice for notice in notices), said
+        assert any(message in notice for notice in notices), message
 
 
 def test_a_notice_about_many_tasks_is_shown_once(tmp_path: Path) -> None:
     tasks = {f"tasks_t{n}_yaml": f"id: t{n}\nexpected: {{outcomes: [x]}}\ninputs: {{prompt: x}}\n" for n in range(5)}
     notices = load(tree(tmp_path, **tasks)).document.notices
-    (said,) = [said for said in notices if "outcomes" in said]
-    assert said.startswith(f"{tmp_path}/tasks/t0.yaml:2: expected.outcomes: is not graded")
-    assert said.endswith("(and in 4 more places)")
+    (notice,) = [notice for notice in notices if "outcomes" in notice]
+    assert notice.startswith(f"{tmp_path}/tasks/t0.yaml:2: expected.outcomes: is not graded")
+    assert notice.endswith("(and in 4 more places)")
 
 
 def test_a_task_without_any_grader_is_not_passed_but_named(tmp_path: Path) -> None:
@@ -397,11 +401,11 @@ def test_parameters_stand_under_config_or_beside_the_type_and_older_kinds_are_re
         "  - {type: regex, name: regex, config: {must_match: [Hello], must_not_match: [Bye]}, weight: -1}\n"
     )
     spec = load(tree(tmp_path, tasks_a_yaml=task))
-    found = {grader.name: grader for grader in spec.graders}
-    assert [found[name].type for name in ("beside", "keyword", "regex")] == ["text"] * 3
-    assert (found["keyword"].contains, found["keyword"].not_contains) == (["hello"], ["bye"])  # type: ignore[attr-defined]
-    assert found["regex"].regex_match == ["Hello"] and found["regex"].weight == 1  # type: ignore[attr-defined]
-    assert found["regex"].dialect == "re2", "as Go reads patterns"  # type: ignore[attr-defined]
+    graders = {grader.name: grader for grader in spec.graders}
+    assert [graders[name].type for name in ("beside", "keyword", "regex")] == ["text"] * 3
+    assert (graders["keyword"].contains, graders["keyword"].not_contains) == (["hello"], ["bye"])  # type: ignore[attr-defined]
+    assert graders["regex"].regex_match == ["Hello"] and graders["regex"].weight == 1  # type: ignore[attr-defined]
+    assert graders["regex"].dialect == "re2", "as Go reads patterns"  # type: ignore[attr-defined]
 
 
 def test_a_parameter_that_a_kind_does_not_have_is_named_and_passed_over(tmp_path: Path) -> None:
@@ -409,8 +413,8 @@ def test_a_parameter_that_a_kind_does_not_have_is_named_and_passed_over(tmp_path
     spec = load(tree(tmp_path, tasks_a_yaml=f"{TASK}graders:\n  - {grader}\n"))
     block = spec.graders[1]
     assert (block.max_tool_calls, block.max_tokens) == (3, None)  # type: ignore[attr-defined]
-    for said in ("config.skip_if_no_digest: waza has no such key", "config.max_tokens: 0 is no limit, as in waza"):
-        assert any(f"tasks/a.yaml:5: graders[0].{said}" in notice for notice in spec.document.notices)
+    for message in ("config.skip_if_no_digest: waza has no such key", "config.max_tokens: 0 is no limit, as in waza"):
+        assert any(f"tasks/a.yaml:5: graders[0].{message}" in notice for notice in spec.document.notices)
 
 
 KINDS = """\
@@ -473,13 +477,13 @@ def test_triggers_are_measured_of_an_agent_that_says_which_skills_it_uses(tmp_pa
     done = run_command("eval", "kitchen/eval.yaml", agent, "--trials", "1", "--export", "waza", cwd=tmp_path, check=1)
     assert "trigger_accuracy/should_trigger is 0.5 (minimum 0.9)" in done.stdout + done.stderr
     run = run_dir(tmp_path, "kitchen")
-    found = graded(run)
-    assert {name: found[f"trigger/{name}#1"]["grades"].keys() for name in (1, 3)} == {
+    by_id = graded(run)
+    assert {name: by_id[f"trigger/{name}#1"]["grades"].keys() for name in (1, 3)} == {
         1: {"trigger_accuracy/should_trigger"},
         3: {"trigger_accuracy/should_not_trigger"},
     }
-    assert [found[f"trigger/{number}#1"]["status"] for number in (1, 2, 3)] == ["passed", "failed", "failed"]
-    assert "trigger_accuracy/should_trigger" not in found["soup#1"]["grades"]
+    assert [by_id[f"trigger/{number}#1"]["status"] for number in (1, 2, 3)] == ["passed", "failed", "failed"]
+    assert "trigger_accuracy/should_trigger" not in by_id["soup#1"]["grades"]
     results = json.loads((run / "export" / "waza" / "results.json").read_text())
     assert len(results["tasks"]) == 3
     measure = results["metrics"]["trigger_accuracy"]
@@ -498,9 +502,9 @@ def test_the_judge_of_the_config_judges(tmp_path: Path) -> None:
 
 def test_wazas_own_executor_is_refused_with_the_command_to_type(tmp_path: Path) -> None:
     path = tree(tmp_path, eval_yaml=EVAL.replace("executor: mock", "executor: copilot-sdk, model: gpt-5"))
-    said = refused(path)
-    assert f"{path}:3: config.executor: the executor 'copilot-sdk' is waza's own" in said
-    assert f"holdfast eval {path} -m gpt-5" in said and "target.command=" in said
+    message = refused(path)
+    assert f"{path}:3: config.executor: the executor 'copilot-sdk' is waza's own" in message
+    assert f"holdfast eval {path} -m gpt-5" in message and "target.command=" in message
     assert load(path, "target.command=[./agent]").target.label == "agent"
 
 
@@ -532,8 +536,8 @@ def test_a_model_gets_the_skill_and_its_text_is_in_the_key(tmp_path: Path, provi
     model = ["-m", "m", f"target.base_url={provider.base_url}"]
     done = run_command("eval", path, *model, cwd=tmp_path)
     assert "skills/s/SKILL.md stands before the conversation" in done.stderr
-    said = {output["sample"]: output["messages"][0] for output in kept(run_dir(tmp_path, "small"))}
-    assert said == {
+    system_messages = {output["sample"]: output["messages"][0] for output in kept(run_dir(tmp_path, "small"))}
+    assert system_messages == {
         "one": {"role": "system", "content": "Cook {{ well }}."},
         "two": {"role": "system", "content": "Cook {{ well }}.\n\nBe {{ brief }}."},
     }
@@ -554,10 +558,12 @@ def test_a_missing_fixture_is_named_and_the_task_runs_without_it(tmp_path: Path)
     path = tree(tmp_path, tasks_a_yaml="id: x\ninputs: {prompt: x, files: [{path: gone.txt}]}\n")
     spec = load(path)
     assert rows(spec)["x"]["files"] == {}
-    assert any("tasks/a.yaml:2: inputs.files[0].path: there is no gone.txt" in said for said in spec.document.notices)
+    assert any(
+        "tasks/a.yaml:2: inputs.files[0].path: there is no gone.txt" in notice for notice in spec.document.notices
+    )
 
 
-def test_files_that_are_no_text_come_whole_into_the_workspace(tmp_path: Path) -> None:
+def test_binary_files_are_copied_whole_into_the_workspace(tmp_path: Path) -> None:
     path = tree(tmp_path, tasks_a_yaml="id: x\ncontext_dir: things\ninputs: {prompt: x, files: [{path: sub/b.bin}]}\n")
     (tmp_path / "things" / "sub").mkdir(parents=True)
     (tmp_path / "things" / "sub" / "b.bin").write_bytes(b"\xff\x00\xfe")
@@ -580,7 +586,7 @@ checkpoints:
 """
 
 
-def test_a_responder_belongs_to_its_task_and_a_checkpoint_it_never_comes_to_is_counted(tmp_path: Path) -> None:
+def test_a_responder_belongs_to_its_task_and_an_unreached_checkpoint_is_counted(tmp_path: Path) -> None:
     eval_yaml = EVAL.replace("skill: s", "inputs: {who: Eve}").replace("contains: [mock]", "contains: [o]")
     path = tree(tmp_path, eval_yaml=eval_yaml, tasks_r_yaml=RESPONDER, tasks_t_yaml=_follow_ups("t", 2))
     with server() as target, server(answer='{"action": "stop", "reason": "done"}') as user:
@@ -590,16 +596,17 @@ def test_a_responder_belongs_to_its_task_and_a_checkpoint_it_never_comes_to_is_c
     run = run_dir(tmp_path, "small")
     played = {row["id"]: row for row in json.loads((run / "manifest.json").read_text())["eval"]["samples"]}["played"]
     assert (played["instructions"], played["max_followups"]) == ("You are Eve.", 2)
-    found = graded(run)
-    assert found["played#1"]["grades"]["checkpoint@3/third"] == {"status": "not_reached", "score": None}
-    assert set(found["t#1"]["grades"]) == {"any"}
+    results = graded(run)
+    assert results["played#1"]["grades"]["checkpoint@3/third"] == {"status": "not_reached", "score": None}
+    assert set(results["t#1"]["grades"]) == {"any"}
 
 
 def _follow_ups(name: str, count: int) -> str:
     return f"id: {name}\ninputs: {{prompt: one, follow_up_prompts: {[f'more {n}' for n in range(count)]}}}\n"
 
 
-def test_a_killed_run_goes_on_from_its_directory_alone(tmp_path: Path) -> None:
+@pytest.mark.faults
+def test_a_killed_run_resumes_from_its_directory_alone(tmp_path: Path) -> None:
     talks = {f"tasks_t{number}_yaml": _follow_ups(f"t{number}", 3) for number in range(4)}
     path = tree(tmp_path, eval_yaml=EVAL.replace("contains: [mock]", "contains: [more 2]"), **talks)
     path.parent.joinpath("tasks/a.yaml").unlink()
@@ -665,15 +672,15 @@ def test_a_choice_of_nothing_is_an_error_that_names_the_tasks(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_samples_of_evals_of_ours_are_chosen_alike(tmp_path: Path, inline: bool) -> None:
-    given = [
+def test_samples_of_native_evals_are_selected_alike(tmp_path: Path, inline: bool) -> None:
+    samples = [
         {"id": "a1", "question": "x", "tags": ["t"], "expected": "y"},
         {"id": "a2", "question": "x", "tags": "u", "expected": "y"},
         {"id": "b1", "name": "other", "question": "x", "expected": "y"},
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
     dataset = {} if inline else {"dataset": {"path": "rows.jsonl"}, "samples": None}
-    path = write_spec(tmp_path, **({"samples": given} if inline else dataset))
+    path = write_spec(tmp_path, **({"samples": samples} if inline else dataset))
 
     def chosen(*overrides: str) -> list[str]:
         return [sample.id for sample in identify(load(path, *overrides)).dataset]
@@ -761,14 +768,14 @@ def test_a_hook_that_must_not_fail_before_the_run_stops_it(tmp_path: Path) -> No
     assert (tmp_path / "notes.txt").read_text() == "bad - -\n"
 
 
-def test_a_hook_that_may_fail_is_said_and_exit_codes_say_what_failing_is(tmp_path: Path) -> None:
+def test_a_hook_that_may_fail_is_reported_and_exit_codes_define_failure(tmp_path: Path) -> None:
     allowed = "{command: [sh, note.sh, bad-but], exit_codes: [0, 7], error_on_fail: true}"
     path = hooked(tmp_path, before_run=_note("bad"), before_task=allowed)
     done = run_command("eval", path, cwd=tmp_path)
     assert "hooks.before_run: sh ended with 7: oh no" in done.stderr and "before_task" not in done.stderr
 
 
-def test_evals_of_ours_have_hooks_too(tmp_path: Path, provider: Server) -> None:
+def test_native_evals_have_hooks_too(tmp_path: Path, provider: Server) -> None:
     lab = Lab(tmp_path, provider)
     lab.spec["hooks"] = {"before_run": [{"command": ["missing-program"]}], "after_task": [{"command": "touch done"}]}
     done = lab.eval()

@@ -1,4 +1,4 @@
-"""What waza's evals bring along: files found from several folders, repositories, mocked servers, an environment."""
+"""Inputs of waza's evals: files searched in several folders, repositories, mocked servers, an environment."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_files_are_found_from_the_evals_folder_the_project_or_the_working_direct
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    found = []
+    identities = []
     for number, place in enumerate(("project/evals/e", "project", "elsewhere")):
         top = tmp_path / str(number)
         path = tree(top / "project" / "evals" / "e", tasks_a_yaml=TASK + GRADERS)
@@ -69,10 +69,10 @@ def test_files_are_found_from_the_evals_folder_the_project_or_the_working_direct
         monkeypatch.chdir(top / "elsewhere")
         spec = load(path)
         assert len(build_graders(spec)) == 5
-        found.append(keys(spec))
+        identities.append(keys(spec))
         assert json.dumps(spec.document.data).count(str(tmp_path)) == 0  # where they were found is on no record
-    assert found[0] == found[1] == found[2]
-    assert found[0]["judge"]["rubric"] == "Is it {{ '{' }}{ kind }}?"  # waza's rubrics are no templates
+    assert identities[0] == identities[1] == identities[2]
+    assert identities[0]["judge"]["rubric"] == "Is it {{ '{' }}{ kind }}?"  # waza's rubrics are no templates
 
 
 def test_keys_are_those_of_graders_that_name_the_files(tmp_path: Path) -> None:
@@ -120,9 +120,11 @@ def test_a_file_that_is_nowhere_is_named_with_the_places_that_were_searched(
     path = tree(tmp_path / "p" / "e", tasks_a_yaml=f"{TASK}graders:\n  - {grader}\n")
     (tmp_path / "p" / ".waza.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
-    said = refused(path)
-    assert f"tasks/a.yaml:5: graders[0].{place}: no such file: {name!r}; looked in " in said
-    assert f"{tmp_path}/p/e (the eval's folder), {tmp_path}/p (the project), {tmp_path} (the working directory)" in said
+    message = refused(path)
+    assert f"tasks/a.yaml:5: graders[0].{place}: no such file: {name!r}; looked in " in message
+    assert (
+        f"{tmp_path}/p/e (the eval's folder), {tmp_path}/p (the project), {tmp_path} (the working directory)" in message
+    )
 
 
 def test_a_name_never_leads_out_of_the_project_and_the_working_directory(
@@ -261,7 +263,7 @@ def test_the_files_of_a_commit_are_in_the_workspace(tmp_path: Path, repository: 
 
 
 @pytest.mark.parametrize(
-    ("inputs", "said"),
+    ("inputs", "message"),
     [
         ("repos: [{type: clone, source: x, dest: y}]", "inputs.repos[0].type: not supported: 'clone'"),
         ("repos: [{type: worktree, source: SOURCE, dest: y}]", "inputs.repos[0].source: no such file: 'SOURCE'"),
@@ -275,10 +277,10 @@ def test_the_files_of_a_commit_are_in_the_workspace(tmp_path: Path, repository: 
     ],
 )
 def test_what_cannot_be_put_into_the_workspace_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, message: str
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert f"tasks/a.yaml:4: {said}" in refused(
+    assert f"tasks/a.yaml:4: {message}" in refused(
         tree(tmp_path, tasks_a_yaml=f"id: x\ninputs:\n  prompt: x\n  {inputs}\n")
     )
 
@@ -296,9 +298,9 @@ inputs:
 def test_a_command_starts_in_the_workdir_with_the_environment(tmp_path: Path) -> None:
     path = tree(tmp_path, tasks_a_yaml=AROUND, tasks_b_yaml="id: two\ninputs: {prompt: x}\n")
     holdfast("eval", path, 'target.command=[sh, -c, "echo [$WHO]; basename $PWD; ls"]', cwd=tmp_path)
-    said = {output["sample"]: output["output"].split("\n") for output in kept(run_dir(tmp_path, "small"))}
-    assert said["one"] == ["[Ada {{ 1 }}]", "sub", "f.txt"]
-    assert said["two"][0] == "[]" and said["two"][1] != "sub"
+    lines = {output["sample"]: output["output"].split("\n") for output in kept(run_dir(tmp_path, "small"))}
+    assert lines["one"] == ["[Ada {{ 1 }}]", "sub", "f.txt"]
+    assert lines["two"][0] == "[]" and lines["two"][1] != "sub"
 
 
 def test_a_target_that_has_no_workdir_or_environment_is_named(tmp_path: Path) -> None:
@@ -348,8 +350,8 @@ def test_a_mocked_server_answers_a_model(tmp_path: Path, mocked: Path) -> None:
     with server(tool_calls=2, answer="mock") as provider:
         holdfast("eval", mocked, "-m", "m", f"target.base_url={provider.base_url}", cwd=tmp_path)
     (output,) = kept(run_dir(tmp_path, "small"))
-    said = [(message["name"], message["content"]) for message in output["messages"] if message["role"] == "tool"]
-    assert said == [("inventory-look", "[1]"), ("inventory-count", '"two"')]
+    results = [(message["name"], message["content"]) for message in output["messages"] if message["role"] == "tool"]
+    assert results == [("inventory-look", "[1]"), ("inventory-count", '"two"')]
     before = identify(load(mocked, "target.model=m")).work.digest
     mocked.write_text(mocked.read_text().replace("return: two", "return: three"))
     assert identify(load(mocked, "target.model=m")).work.digest != before
@@ -388,21 +390,21 @@ def test_a_scripted_tool_gives_the_first_response_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("name: inventory", "name: ' '", "mcp_mocks[0].name: is missing"),
         ("fixtures: mocks", "fixtures: nowhere", "mcp_mocks[0].fixtures: no such file: 'nowhere'"),
         ("return: two", "sequence: []", "mcp_mocks[0].tools.count: not supported in a mocked tool: sequence"),
     ],
 )
-def test_a_wrong_mock_is_named(mocked: Path, old: str, new: str, said: str) -> None:
+def test_a_wrong_mock_is_named(mocked: Path, old: str, new: str, message: str) -> None:
     mocked.write_text(mocked.read_text().replace(old, new))
-    assert said in refused(mocked)
+    assert message in refused(mocked)
 
 
 def test_mocks_are_rejected_for_targets_that_bring_their_own_tools(mocked: Path) -> None:
-    said = refused(mocked, "target.command=[true]")
-    assert "eval.yaml:6: mcp_mocks: not supported with target.command, which brings its own tools" in said
+    message = refused(mocked, "target.command=[true]")
+    assert "eval.yaml:6: mcp_mocks: not supported with target.command, which brings its own tools" in message
 
 
 COMMANDS = """\
@@ -430,14 +432,14 @@ def test_mocked_commands_are_first_on_the_path_of_a_program(tmp_path: Path) -> N
     agent = "az login; echo; az show xy; echo $?; cd sub 2>/dev/null; az where; echo mock"
     holdfast("eval", commands(tmp_path), f'target.command=[sh, -c, "{agent}"]', cwd=tmp_path)
     run = run_dir(tmp_path, "small")
-    said = {output["sample"]: output["output"].split("\n") for output in kept(run)}
-    assert said["one"] == ['{"ok":true}', "a fixture3", "heremock"]
-    assert said["two"][0] == "own" and said["two"][-1] == "ownmock"
+    lines = {output["sample"]: output["output"].split("\n") for output in kept(run)}
+    assert lines["one"] == ['{"ok":true}', "a fixture3", "heremock"]
+    assert lines["two"][0] == "own" and lines["two"][-1] == "ownmock"
     metrics = json.loads((run / "metrics.json").read_text())["metrics"]
     assert metrics["command_mock/az"]["score"] == 1.0  # of the one task that says how often
 
 
-def test_a_command_that_is_called_too_often_or_as_nobody_expected_fails(tmp_path: Path) -> None:
+def test_a_mocked_command_called_too_often_or_unexpectedly_fails(tmp_path: Path) -> None:
     agent = "az unknown; echo $?; echo mock"
     holdfast("eval", commands(tmp_path), "-t", "one", f'target.command=[sh, -c, "{agent}"]', cwd=tmp_path)
     run = run_dir(tmp_path, "small")
@@ -446,22 +448,22 @@ def test_a_command_that_is_called_too_often_or_as_nobody_expected_fails(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("name: az", "name: ../az", "command_mocks[0].name: names a program"),
         ("name: az", "name: python3", "command_mocks[0].name: names a program, and not env or python3"),
-        ("name: real-program", "name: az", "command_mocks[1].name: a second program called 'az'"),
+        ("name: real-program", "name: az", "command_mocks[1].name: duplicate program name 'az'"),
         ("args: [login]", "stderr: x", "command_mocks[0].responses[0]: needs either args or args_regex"),
-        ("exit_code: 3", "exit_code: 300", "command_mocks[0].responses[1].exit_code: is a number from 0 to 255"),
+        ("exit_code: 3", "exit_code: 300", "command_mocks[0].responses[1].exit_code: must be a number from 0 to 255"),
         ("workdir: sub", "workdir: /sub", "command_mocks[0].responses[2].workdir: names a folder of the workspace"),
         ("fixture: shown.txt", "fixture: no.txt", "command_mocks[0].responses[1].fixture: no such file: 'no.txt'"),
-        ("expect_calls: 3", "expect_calls: many", "command_mocks[0].expect_calls: is a number from 0"),
+        ("expect_calls: 3", "expect_calls: many", "command_mocks[0].expect_calls: must be a number from 0"),
     ],
 )
-def test_a_wrong_command_mock_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_wrong_command_mock_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = commands(tmp_path)
     path.write_text(path.read_text().replace(old, new, 1))
-    assert said in refused(path, "target.command=[true]")
+    assert message in refused(path, "target.command=[true]")
 
 
 @pytest.mark.parametrize(
@@ -514,7 +516,7 @@ def test_allow_only_has_whole_names_and_an_empty_list_allows_no_tool(
 
 def test_a_responder_needs_instructions_and_may_have_checkpoints_beyond_its_replies(tmp_path: Path) -> None:
     responder = "id: x\ninputs:\n  prompt: x\n  responder: {model: m, instructions: '  ', max_followups: 1}\n"
-    assert "inputs.responder.instructions: says who the user is" in refused(tree(tmp_path, tasks_a_yaml=responder))
+    assert "inputs.responder.instructions: must say who the user is" in refused(tree(tmp_path, tasks_a_yaml=responder))
     played = EVAL.replace("executor: mock", "executor: mock, model: gpt-5")
     nobody = responder.replace("'  '", "You are Ada.").replace("model: m, ", "")
     spec = load(tree(tmp_path / "model", eval_yaml=played, tasks_a_yaml=nobody))

@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def scores(folder: Path, code: Any, row: Any, function: str = "check", **block: Any) -> Any:
-    """What a grader of this code comes to for one row."""
+    """Return the scores of a grader with this code for one row."""
     (folder / "checks.py").write_text(code)
     run = holdfast.evaluate(
         name="e",
@@ -124,8 +124,8 @@ def full(messages, ground_truth, metadata, **kwargs):
             graders=graders,
         )
         command("eval", "eval.yaml", cwd=tmp_path)
-        found = json.loads((run_dir(tmp_path) / "metrics.json").read_text())["metrics"]
-        assert {name: values["score"] for name, values in found.items()} == {"simple": 0.7, "full": 0.7}
+        by_grader = json.loads((run_dir(tmp_path) / "metrics.json").read_text())["metrics"]
+        assert {name: values["score"] for name, values in by_grader.items()} == {"simple": 0.7, "full": 0.7}
 
 
 class TestMissingValues:
@@ -225,11 +225,11 @@ class TestEarlierGrades:
     ) -> None:
         (folder / "checks.py").write_text(code + "\n")
         graders = [{"type": "python", "function": "checks.py:check", **block}]
-        found = identify(load(folder, samples=[row], prompt="x", graders=graders))
-        assert found.contents.graders["python"].get("revision") == (1 if revised else None)
-        assert bool(found.survey.panels.panel_at(0).reread) == revised and "reread" not in found.fingerprints
-        (slot,) = found.work.slots
-        assert slot.identified(reread=revised)[0] == found.fingerprints["graders"]["python"], "as it always was"
+        identity = identify(load(folder, samples=[row], prompt="x", graders=graders))
+        assert identity.contents.graders["python"].get("revision") == (1 if revised else None)
+        assert bool(identity.survey.panels.panel_at(0).reread) == revised and "reread" not in identity.fingerprints
+        (slot,) = identity.work.slots
+        assert slot.identified(reread=revised)[0] == identity.fingerprints["graders"]["python"], "as it always was"
 
 
 PLAIN = [{"id": f"p{number}", "answer": "x"} for number in range(4)]
@@ -303,7 +303,7 @@ class TestOneOtherRow:
     """A row with its expected value under a name of its own changes nothing about the other rows."""
 
     @pytest.mark.parametrize(("rows", "new"), [(PLAIN, OTHERS[0]), (OTHERS, PLAIN[0])], ids=["other", "plain"])
-    def test_it_is_the_only_one_that_is_graded(self, grading: Any, rows: Any, new: Any) -> None:
+    def test_only_the_new_row_is_graded(self, grading: Any, rows: Any, new: Any) -> None:
         assert grading.evaluate(rows)[2] == [f"check {row['id']}" for row in rows]
         assert grading.evaluate([*rows, new]) == (1, 0, [f"check {new['id']}"])
         assert "4 reused, 1 to run (1 row new); 4 outputs from" in str(grading.plan)
@@ -353,7 +353,7 @@ class TestVerdictsOfEarlierVersions:
 
 class TestContradictions:
     @pytest.mark.parametrize(
-        ("returned", "threshold", "wanted"),
+        ("returned", "threshold", "expected"),
         [
             (
                 '{"score": 0.3, "passed": True}',
@@ -362,7 +362,7 @@ class TestContradictions:
             ),
             ('{"score": 0.7, "passed": False}', None, "passed=False with a score of 0.7"),
             ('{"score": None, "passed": True}', None, "passed=True with a score of None"),
-            ('{"score": 0.7, "passed": "yes"}', None, "`passed` is true or false, not 'yes'"),
+            ('{"score": 0.7, "passed": "yes"}', None, "`passed` must be true or false, not 'yes'"),
             ('{"score": 0.3, "passed": True}', 0.25, 0.3),
             ('{"score": 0.7, "passed": True}', None, 0.7),
             ('{"passed": True}', None, 1),
@@ -371,7 +371,7 @@ class TestContradictions:
         ],
     )
     def test_passed_is_never_ignored(
-        self, tmp_path: Path, returned: str, threshold: float | None, wanted: float | int | str
+        self, tmp_path: Path, returned: str, threshold: float | None, expected: float | int | str
     ) -> None:
         from holdfast.errors import AttemptError
         from tests.support.specs import grade
@@ -379,10 +379,10 @@ class TestContradictions:
         (tmp_path / "checks.py").write_text(f"def check(output): return {returned}\n")
         block = {"type": "python", "function": "checks.py:check"} | ({"threshold": threshold} if threshold else {})
         verdict = grade(tmp_path, block, "x", expected="x")
-        if isinstance(wanted, str):
-            assert isinstance(verdict, AttemptError) and wanted in verdict.message
+        if isinstance(expected, str):
+            assert isinstance(verdict, AttemptError) and expected in verdict.message
         else:
-            assert verdict.score == wanted
+            assert verdict.score == expected
 
 
 class TestTracebacks:

@@ -66,7 +66,7 @@ class TestLoadedOnce:
         assert get() == 7
 
     @pytest.mark.parametrize("name", ["tools.py", "lib/kit.py"])
-    def test_it_is_loaded_again_when_its_code_or_that_of_a_helper_changed(self, folder: Path, name: str) -> None:
+    def test_a_function_is_reloaded_when_its_code_or_a_helper_changed(self, folder: Path, name: str) -> None:
         (folder / "lib" / "kit.py").write_text("WORD = 'old'\n")
         (folder / "tools.py").write_text(EXTENDS + "from kit import WORD\ndef get(): return WORD + ' old'\n")
         assert loaded(folder, "tools.py:get")[0]() == "old old"
@@ -159,7 +159,12 @@ class TestFingerprints:
         (folder / "tools.py").write_text(text)
         parsed = []
         parse = ast.parse
-        monkeypatch.setattr(source.ast, "parse", lambda *given, **more: parsed.append(given) or parse(*given, **more))  # type: ignore[attr-defined]
+
+        def count(*arguments: Any, **options: Any) -> ast.AST:
+            parsed.append(arguments)
+            return parse(*arguments, **options)
+
+        monkeypatch.setattr(source.ast, "parse", count)  # type: ignore[attr-defined]
         assert len({str(function_source(f"tools.py:{name}", folder, "here")[1]) for name in "abc"}) == 1
         assert len(parsed) == 7
 
@@ -184,10 +189,10 @@ class TestThroughTheCommand:
             )
 
         assert outcome("one", 1)[1:] == ("one", 1)
-        said, output, score = outcome("two", 1)
-        assert (output, score) == ("two", 1) and "1 to run (lib/kit.py changed)" in said
-        said, output, score = outcome("two", 0)
-        assert (output, score) == ("two", 0) and "1 to grade (grader `python` changed)" in said
+        stderr, output, score = outcome("two", 1)
+        assert (output, score) == ("two", 1) and "1 to run (lib/kit.py changed)" in stderr
+        stderr, output, score = outcome("two", 0)
+        assert (output, score) == ("two", 0) and "1 to grade (grader `python` changed)" in stderr
 
     def test_a_change_within_the_second_in_which_bytecode_was_written_is_run(self, tmp_path: Path) -> None:
         """Python itself would take the bytecode: the source has the same size and was changed in the same second."""
@@ -206,7 +211,7 @@ class TestThroughTheCommand:
         assert [output("a", "one"), output("a", "two"), output("b", "two")] == ["aone", "atwo", "btwo"]
 
     def test_an_import_that_nothing_shows_is_named(self, tmp_path: Path) -> None:
-        """As when an installed package imports a user's module by an entry point."""
+        """An installed package may import a user's module by an entry point."""
         (tmp_path / "hidden.py").write_text("WORD = 'x'\n")
         (tmp_path / "agent.py").write_text("__builtins__['__import__']('hidden')\ndef reply(prompt): return 'x'\n")
         write_spec(tmp_path, samples=[{"id": "a"}], prompt="x", target={"python": "agent.py:reply"}, graders=None)
@@ -255,9 +260,7 @@ class TestCommands:
             (["python", "-m"], set()),
         ],
     )
-    def test_modules_that_python_is_told_to_run_are_files_of_the_command(
-        self, project: Any, words: Any, files: Any
-    ) -> None:
+    def test_modules_run_with_python_m_are_files_of_the_command(self, project: Any, words: Any, files: Any) -> None:
         assert set(command_files(project, words)) == files
 
     def test_an_edited_package_runs_again(self, project: Any) -> None:
@@ -289,8 +292,8 @@ class TestCommands:
             project, samples=[{"id": "a"}], prompt="x", target={"command": [sys.executable, "agent.py"]}, graders=None
         )
         for arguments in (["--dry-run"], []):
-            said = command("eval", "eval.yaml", *arguments, cwd=project).stderr
-            assert "target.command: agent.py:3 changes sys.path" in said and "use --fresh" in said
+            stderr = command("eval", "eval.yaml", *arguments, cwd=project).stderr
+            assert "target.command: agent.py:3 changes sys.path" in stderr and "use --fresh" in stderr
 
 
 def test_a_script_that_was_given_functions_is_fingerprinted_with_what_it_found(folder: Path) -> None:

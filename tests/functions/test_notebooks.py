@@ -52,11 +52,11 @@ def session(tmp_path: Path) -> Any:
         exec(compile(text, place, "exec"), names)
 
     def evaluate(**keys: Any) -> Any:
-        given = {"name": "nb", "samples": ROWS, "prompt": "{{ text }}", "runs_dir": tmp_path / "runs", **keys}
-        if not isinstance(given.get("target"), dict):
-            given["target"] = names[given.get("target", "reply")]
-        given["graders"] = [names[each] if isinstance(each, str) else each for each in given.get("graders", [])]
-        return holdfast.evaluate(**given)
+        arguments = {"name": "nb", "samples": ROWS, "prompt": "{{ text }}", "runs_dir": tmp_path / "runs", **keys}
+        if not isinstance(arguments.get("target"), dict):
+            arguments["target"] = names[arguments.get("target", "reply")]
+        arguments["graders"] = [names[each] if isinstance(each, str) else each for each in arguments.get("graders", [])]
+        return holdfast.evaluate(**arguments)
 
     return SimpleNamespace(cell=cell, evaluate=evaluate, names=names)
 
@@ -214,8 +214,8 @@ def test_code_that_no_key_covers_is_reported(session: Any) -> None:
     session.cell("def reply(prompt):\n    log.append(helper())\n    return prompt\n")
     notices = Notices()
     session.evaluate(display=notices)
-    (said,) = notices.said
-    assert said.startswith("reply uses log, client, which its key does not cover") and "fresh=True" in said
+    (notice,) = notices.said
+    assert notice.startswith("reply uses log, client, which its key does not cover") and "fresh=True" in notice
 
 
 def test_a_users_module_that_a_cell_uses_counts_and_must_not_be_stale(
@@ -307,9 +307,7 @@ def test_the_command_grades_such_a_run_and_says_why_it_cannot_run_more_of_it(ses
     session.cell("def reply(prompt): raise ValueError(prompt)\n")
     run = session.evaluate(limits={"retries": 0})
     done = command("resume", run.path, cwd=tmp_path, check=2)
-    assert (
-        "reply was typed into a notebook or an interpreter" in done.stderr and "put it into a .py file" in done.stderr
-    )
+    assert "reply is defined in a notebook or interpreter" in done.stderr and "put it into a .py file" in done.stderr
 
 
 class TestDisplays:
@@ -317,9 +315,9 @@ class TestDisplays:
     def test_they_are_chosen_by_name(self, session: Any, capsys: pytest.CaptureFixture[str], name: str) -> None:
         session.cell(TARGET)
         assert session.evaluate(display=name).finished
-        said = capsys.readouterr().err
-        assert {"rich": "2 to run", "plain": "2 to run", "json": '"event":"begin"', "none": ""}[name] in said
-        assert name != "none" or said == ""
+        stderr = capsys.readouterr().err
+        assert {"rich": "2 to run", "plain": "2 to run", "json": '"event":"begin"', "none": ""}[name] in stderr
+        assert name != "none" or stderr == ""
 
     @pytest.mark.parametrize("wrong", ["loud", 3, Plain])
     def test_an_unknown_display_is_refused(self, session: Any, tmp_path: Path, wrong: Any) -> None:
@@ -341,8 +339,8 @@ class TestDisplays:
             monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
         session.cell(TARGET)
         session.evaluate()
-        said = capsys.readouterr().err
-        assert shown in said and (kernel or said == "")
+        stderr = capsys.readouterr().err
+        assert shown in stderr and (kernel or stderr == "")
 
     def test_a_terminal_shows_progress_by_default(self, tmp_path: Path) -> None:
         (tmp_path / "script.py").write_text(
@@ -351,10 +349,10 @@ class TestDisplays:
         )
         ours, theirs = pty.openpty()
         done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, stderr=theirs, env=environment(TERM="xterm"))
-        said = os.read(ours, 65536).decode()
+        screen = os.read(ours, 65536).decode()
         os.close(ours)
         os.close(theirs)
-        assert done.returncode == 0 and "1 to run" in said and "\x1b[" in said
+        assert done.returncode == 0 and "1 to run" in screen and "\x1b[" in screen
 
 
 class TestRuns:

@@ -34,10 +34,10 @@ from tests.support.specs import grade, identities, load, write_spec
 FILES = {"src/a.py": "print('hello')\n", "README": "read me\n"}
 
 
-def verdict(folder: Path, block: Any, answer: str = "the answer", /, **row: Any) -> Any:
-    found = grade(folder, block, answer, files=row.pop("files", FILES), **row)
-    assert not isinstance(found, AttemptError), found
-    return found
+def verdict_of(folder: Path, block: Any, answer: str = "the answer", /, **row: Any) -> Any:
+    verdict = grade(folder, block, answer, files=row.pop("files", FILES), **row)
+    assert not isinstance(verdict, AttemptError), verdict
+    return verdict
 
 
 def shell(script: Any, **more: Any) -> Any:
@@ -59,10 +59,10 @@ class TestFile:
         ids=str,
     )
     def test_one_check_per_file_and_pattern(self, tmp_path: Path, block: Any, score: Any) -> None:
-        assert verdict(tmp_path, {"type": "file", **block}).score == pytest.approx(score)
+        assert verdict_of(tmp_path, {"type": "file", **block}).score == pytest.approx(score)
 
     def test_a_trial_whose_files_are_not_known_is_an_error(self, tmp_path: Path) -> None:
-        error = grade(tmp_path, {"type": "file", "must_not_exist": ["x"]}, "x", said={"files": UNSET}, files={})
+        error = grade(tmp_path, {"type": "file", "must_not_exist": ["x"]}, "x", fields={"files": UNSET}, files={})
         assert isinstance(error, AttemptError) and "no workspace" in error.message
 
 
@@ -80,7 +80,7 @@ class TestDiff:
     )
     def test_one_check_per_file_snapshot_and_text(self, tmp_path: Path, expected: Any, score: Any) -> None:
         (tmp_path / "want.py").write_text(FILES["src/a.py"])
-        assert verdict(tmp_path, {"type": "diff", "expected_files": [expected]}).score == pytest.approx(score)
+        assert verdict_of(tmp_path, {"type": "diff", "expected_files": [expected]}).score == pytest.approx(score)
 
     def test_a_changed_snapshot_is_another_grader(self, tmp_path: Path) -> None:
         (tmp_path / "want.py").write_text("one")
@@ -98,28 +98,28 @@ def code(*assertions: Any, **keys: Any) -> Any:
 
 class TestProgram:
     def test_its_exit_code_is_the_score_and_what_it_prints_the_feedback(self, tmp_path: Path) -> None:
-        found = verdict(tmp_path, shell("grep answer; cat src/a.py"))
-        assert (found.score, found.feedback) == (1, "the answer\nprint('hello')")
-        found = verdict(tmp_path, shell("echo no >&2; exit 3"))
-        assert (found.score, found.feedback, found.details["exit_code"]) == (0, "no", 3)
+        verdict = verdict_of(tmp_path, shell("grep answer; cat src/a.py"))
+        assert (verdict.score, verdict.feedback) == (1, "the answer\nprint('hello')")
+        verdict = verdict_of(tmp_path, shell("echo no >&2; exit 3"))
+        assert (verdict.score, verdict.feedback, verdict.details["exit_code"]) == (0, "no", 3)
 
     def test_a_program_works_in_a_temporary_copy(self, tmp_path: Path) -> None:
         script = 'test "$HOLDFAST_WORKSPACE" = "$PWD" && test "$WAZA_WORKSPACE_DIR" = "$PWD" && echo x > README && pwd'
-        where = verdict(tmp_path, shell(script)).feedback
+        where = verdict_of(tmp_path, shell(script)).feedback
         assert not Path(where).exists() and not Path(where).parent.exists()
-        assert verdict(tmp_path, shell("cat README")).feedback == "read me", "what one does no other sees"
+        assert verdict_of(tmp_path, shell("cat README")).feedback == "read me", "what one does no other sees"
 
     def test_it_sees_no_secret_in_its_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-        assert "sk-secret" not in verdict(tmp_path, shell("env")).feedback
+        assert "sk-secret" not in verdict_of(tmp_path, shell("env")).feedback
 
     def test_a_file_of_the_evals_folder_is_run_and_in_the_key(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("#!/bin/sh\ntest -f src/a.py && echo $1\n")
         (tmp_path / "check.sh").chmod(0o755)
         block = {"type": "program", "command": "./check.sh", "args": ["{{ word }}"]}
-        assert verdict(tmp_path, block, word="stone").feedback == "stone"
+        assert verdict_of(tmp_path, block, word="stone").feedback == "stone"
         named = {"type": "program", "command": "sh", "args": ["check.sh", "x"]}
-        assert verdict(tmp_path, named).score == 1
+        assert verdict_of(tmp_path, named).score == 1
         spec = load(tmp_path, graders=[block, {**named, "name": "other"}], samples=[{"word": "x"}], prompt="p")
         before = identities(spec)
         (tmp_path / "check.sh").write_text("#!/bin/sh\nexit 1\n")
@@ -128,19 +128,19 @@ class TestProgram:
     def test_a_trial_cannot_put_a_program_of_its_own_in_its_place(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("echo ours\n")
         block = {"type": "program", "command": "sh", "args": ["check.sh"]}
-        assert verdict(tmp_path, block, files={"check.sh": "echo forged\n"}).feedback == "ours"
+        assert verdict_of(tmp_path, block, files={"check.sh": "echo forged\n"}).feedback == "ours"
 
     def test_text_of_a_row_names_no_file_of_the_evals_folder(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("true\n")
         block = {"type": "program", "command": "echo", "args": ["{{ word }}"]}
-        assert verdict(tmp_path, block, word="check.sh").feedback == "check.sh"
+        assert verdict_of(tmp_path, block, word="check.sh").feedback == "check.sh"
 
     def test_the_timeout_is_in_no_key(self, tmp_path: Path) -> None:
         spec = load(tmp_path, graders=[shell("true"), shell("true", name="slow", timeout=90)])
         assert identities(spec)[0] == identities(spec)[1]
 
     @pytest.mark.parametrize(
-        ("block", "said"),
+        ("block", "message"),
         [
             ({"type": "program", "command": "no-shell.sh"}, "cannot be run: "),
             (shell("sleep 1000", timeout=0.3, on_timeout="error"), "timed out after 0.3 s"),
@@ -149,15 +149,15 @@ class TestProgram:
         ids=str,
     )
     def test_a_failed_start_is_an_error_and_so_is_a_time_out_with_on_timeout_error(
-        self, tmp_path: Path, block: Any, said: str
+        self, tmp_path: Path, block: Any, message: str
     ) -> None:
         (tmp_path / "no-shell.sh").write_text("#!/no/such/shell\n")
         (tmp_path / "no-shell.sh").chmod(0o755)
         error = grade(tmp_path, block, "x", files=FILES)
-        assert isinstance(error, AttemptError) and said in error.message and not error.retry
+        assert isinstance(error, AttemptError) and message in error.message and not error.retry
 
     @pytest.mark.parametrize(
-        ("block", "said"),
+        ("block", "message"),
         [
             (shell("echo yes; sleep 1000", timeout=0.3), "timed out after 0.3 s"),
             (shell("kill -SEGV $$"), "killed by SIGSEGV"),
@@ -172,9 +172,9 @@ class TestProgram:
         ],
         ids=str,
     )
-    def test_a_program_that_loops_or_crashes_has_failed(self, tmp_path: Path, block: Any, said: str) -> None:
-        found = verdict(tmp_path, block)
-        assert found.score == 0 and found.feedback.startswith(said)
+    def test_a_program_that_loops_or_crashes_has_failed(self, tmp_path: Path, block: Any, message: str) -> None:
+        verdict = verdict_of(tmp_path, block)
+        assert verdict.score == 0 and verdict.feedback.startswith(message)
 
     @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR2"])
     def test_a_program_that_is_ended_from_outside_is_an_error(self, tmp_path: Path, name: str) -> None:
@@ -198,8 +198,8 @@ class TestProgram:
             limits={"turn_timeout": 3},
             runs_dir=tmp_path / "runs",
         )
-        (found,) = lines(run.path / "grades.jsonl")
-        assert (found["status"], found["score"], found["feedback"]) == ("failed", 0, "timed out after 4 s")
+        (record,) = lines(run.path / "grades.jsonl")
+        assert (record["status"], record["score"], record["feedback"]) == ("failed", 0, "timed out after 4 s")
         assert run.finished
 
     def test_no_descriptor_is_closed_twice(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ class TestProgram:
 
     def test_processes_that_a_program_started_end_with_it(self, tmp_path: Path) -> None:
         name = str(uuid.uuid4())
-        verdict(tmp_path, shell(f"sleep 300 & : {name}"))
+        verdict_of(tmp_path, shell(f"sleep 300 & : {name}"))
         wait_for(lambda: not _processes(name), "the end of what it started")
 
     @pytest.mark.parametrize(
@@ -252,12 +252,12 @@ class TestProgram:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: Any
     ) -> None:
         monkeypatch.setattr(sandbox, "isolation", lambda: able)
-        found = verdict(tmp_path, shell('cat; test "$HOLDFAST_WORKSPACE" = "$PWD" && touch in; exit 3'))
-        assert (found.feedback, found.details["exit_code"], found.details["isolation"]) == ("the answer", 3, able)
-        assert verdict(tmp_path, shell("kill -SEGV $$")).feedback == "killed by SIGSEGV"
+        verdict = verdict_of(tmp_path, shell('cat; test "$HOLDFAST_WORKSPACE" = "$PWD" && touch in; exit 3'))
+        assert (verdict.feedback, verdict.details["exit_code"], verdict.details["isolation"]) == ("the answer", 3, able)
+        assert verdict_of(tmp_path, shell("kill -SEGV $$")).feedback == "killed by SIGSEGV"
         name = str(uuid.uuid4())
-        found = verdict(tmp_path, shell(f"sleep 300 & wait; : {name}", timeout=1))
-        assert found.feedback == "timed out after 1 s"
+        verdict = verdict_of(tmp_path, shell(f"sleep 300 & wait; : {name}", timeout=1))
+        assert verdict.feedback == "timed out after 1 s"
         wait_for(lambda: not _processes(name), "the end of what it started")
 
 
@@ -283,24 +283,24 @@ class TestIsolation:
         outside, kept = _outside(), tmp_path / "kept.txt"
         kept.write_text("mine")
         tries = [f"echo b > {outside}", f"mkdir {outside}", f"echo c >> {kept}", f"rm {kept}", f"mv {kept} ."]
-        found = verdict(tmp_path, shell("; ".join(["echo a > in.txt", *tries, "cat in.txt"])))
-        assert found.feedback == "a" and not outside.exists() and kept.read_text() == "mine"
-        assert found.details["isolation"].writes
+        verdict = verdict_of(tmp_path, shell("; ".join(["echo a > in.txt", *tries, "cat in.txt"])))
+        assert verdict.feedback == "a" and not outside.exists() and kept.read_text() == "mine"
+        assert verdict.details["isolation"].writes
 
-    def test_neither_by_assertions(self, tmp_path: Path) -> None:
+    def test_assertions_cannot_change_files_outside_either(self, tmp_path: Path) -> None:
         outside = _outside()
         block = {
             "type": "code",
             "assertions": [f"open({str(outside)!r}, 'w').write('x')", "open('in', 'w').write('x')"],
         }
-        found = verdict(tmp_path, block)
+        verdict = verdict_of(tmp_path, block)
         refused = ("PermissionError", "Read-only file system")
-        assert found.score == 0.5 and any(text in found.feedback for text in refused) and not outside.exists()
+        assert verdict.score == 0.5 and any(text in verdict.feedback for text in refused) and not outside.exists()
 
     def test_the_environment_of_the_run_cannot_be_read(self, tmp_path: Path) -> None:
-        found = verdict(tmp_path, shell(f"cat /proc/{os.getpid()}/environ"))
+        verdict = verdict_of(tmp_path, shell(f"cat /proc/{os.getpid()}/environ"))
         refused = ("Permission denied", "No such file")
-        assert found.score == 0 and any(text in found.feedback for text in refused)
+        assert verdict.score == 0 and any(text in verdict.feedback for text in refused)
 
     def test_the_network_is_shut_unless_it_is_asked_for(self, tmp_path: Path) -> None:
         if isolation().network == "open":
@@ -308,13 +308,13 @@ class TestIsolation:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
             script = f"exec 3<>/dev/tcp/127.0.0.1/{port}"
-            assert verdict(tmp_path, shell(script)).score == 0
-            found = verdict(tmp_path, shell(script, network=True))
-            assert (found.score, found.details["isolation"].network) == (1, "open")
+            assert verdict_of(tmp_path, shell(script)).score == 0
+            verdict = verdict_of(tmp_path, shell(script, network=True))
+            assert (verdict.score, verdict.details["isolation"].network) == (1, "open")
 
     def test_a_file_without_end_ends_the_program(self, tmp_path: Path) -> None:
-        found = verdict(tmp_path, shell("exec cat /dev/zero > big"))
-        assert (found.score, found.feedback) == (0, "killed by SIGXFSZ")
+        verdict = verdict_of(tmp_path, shell("exec cat /dev/zero > big"))
+        assert (verdict.score, verdict.feedback) == (0, "killed by SIGXFSZ")
 
 
 _METADATA = """
@@ -367,12 +367,12 @@ class TestNamespaces:
         kept.write_text("mine")
         before = kept.stat()
         block = {"type": "program", "command": sys.executable, "args": ["-c", _METADATA, str(kept)], "network": network}
-        found = verdict(tmp_path, block)
-        assert found.feedback.splitlines() == ["Read-only file system"] * 4
+        verdict = verdict_of(tmp_path, block)
+        assert verdict.feedback.splitlines() == ["Read-only file system"] * 4
         assert kept.stat().st_ctime_ns == before.st_ctime_ns, "every change of an inode sets it"
         inside = "chmod 700 README && touch -d 2001-01-01 . src && stat -c %a README"
-        assert verdict(tmp_path, shell(inside)).feedback == "700"
-        assert found.details["isolation"].read_only
+        assert verdict_of(tmp_path, shell(inside)).feedback == "700"
+        assert verdict.details["isolation"].read_only
 
     @needs_mounts
     def test_a_program_cannot_make_mounts_writable_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,12 +382,12 @@ class TestNamespaces:
         remount = "mount -o remount,bind,rw / ; mount -o remount,bind,rw /tmp ; umount $HOLDFAST_WORKSPACE"
         script = f"chmod 700 {kept}; {remount}; chmod 700 {kept}; unshare -Urm sh -c '{remount}; chmod 700 {kept}'"
         before = kept.stat()
-        verdict(tmp_path, shell(script))
+        verdict_of(tmp_path, shell(script))
         assert kept.stat().st_ctime_ns == before.st_ctime_ns
 
     @needs_processes
     @pytest.mark.parametrize(
-        ("then", "said"),
+        ("then", "message"),
         [
             ("", "exit code 0"),
             ("sys.exit(3)", "exit code 3"),
@@ -396,14 +396,15 @@ class TestNamespaces:
         ],
         ids=str,
     )
-    def test_a_daemon_ends_with_the_grader(self, tmp_path: Path, then: str, said: str) -> None:
+    def test_a_daemon_ends_with_the_grader(self, tmp_path: Path, then: str, message: str) -> None:
         name = str(uuid.uuid4())
-        found = verdict(tmp_path, daemon(name, then, timeout=2 if "pause" in then else 30))
-        left = _processes(name)
-        for process in left:
+        verdict = verdict_of(tmp_path, daemon(name, then, timeout=2 if "pause" in then else 30))
+        remaining = _processes(name)
+        for process in remaining:
             process.kill()
-        assert found.feedback == said and left == []
+        assert verdict.feedback == message and remaining == []
 
+    @pytest.mark.faults
     @needs_processes
     def test_a_daemon_ends_when_holdfast_is_killed(self, tmp_path: Path) -> None:
         name = str(uuid.uuid4())
@@ -437,20 +438,20 @@ class TestNamespaces:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         write = "for i in {1..50}; do echo > $RANDOM$RANDOM; done"
         for _ in range(3):
-            found = verdict(tmp_path, shell(f"while :; do (setsid bash -c '{write}' &); done", timeout=0.3))
-            assert found.feedback == "timed out after 0.3 s"
+            verdict = verdict_of(tmp_path, shell(f"while :; do (setsid bash -c '{write}' &); done", timeout=0.3))
+            assert verdict.feedback == "timed out after 0.3 s"
         assert list(tmp_path.glob("holdfast-grade-*")) == []
 
     @needs_processes
     def test_processes_outside_cannot_be_signalled(self, tmp_path: Path) -> None:
         with subprocess.Popen(["sleep", "1000"]) as outside:
             try:
-                found = verdict(tmp_path, shell(f"kill -9 {outside.pid}"))
-                assert found.score == 0 and "No such process" in found.feedback
+                verdict = verdict_of(tmp_path, shell(f"kill -9 {outside.pid}"))
+                assert verdict.score == 0 and "No such process" in verdict.feedback
                 assert outside.poll() is None
             finally:
                 outside.kill()
-        assert found.details["isolation"].processes
+        assert verdict.details["isolation"].processes
 
     @needs_processes
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -474,13 +475,13 @@ class TestNamespaces:
 
     @needs_processes
     def test_signals_to_its_process_group_are_the_programs_alone(self, tmp_path: Path) -> None:
-        found = verdict(tmp_path, shell("trap 'echo here' TERM; kill -TERM 0; exit 4"))
-        assert (found.feedback, found.details["exit_code"]) == ("here", 4)
+        verdict = verdict_of(tmp_path, shell("trap 'echo here' TERM; kill -TERM 0; exit 4"))
+        assert (verdict.feedback, verdict.details["exit_code"]) == ("here", 4)
 
     def test_proc_shows_its_own_processes(self, tmp_path: Path) -> None:
         _needs("unshare", "-Ur", "--fork", "--pid", "--mount-proc", "true")
-        found = verdict(tmp_path, shell("echo /proc/[0-9]*; cat /proc/$$/comm; true"))
-        assert found.feedback == "/proc/1 /proc/2\nbash"
+        verdict = verdict_of(tmp_path, shell("echo /proc/[0-9]*; cat /proc/$$/comm; true"))
+        assert verdict.feedback == "/proc/1 /proc/2\nbash"
 
     def test_another_user_keeps_its_uid_and_is_confined_alike(self, tmp_path: Path) -> None:
         become = ["unshare", "-U", "--map-user=1234", "--map-group=1235"]
@@ -490,9 +491,9 @@ class TestNamespaces:
         script = f"id -u; id -g; touch in && chmod 700 {kept}; kill -SEGV $$"
         grading = (
             "import pathlib, sys; from tests.graders.test_files_and_programs import shell, verdict\n"
-            "details = verdict(pathlib.Path(sys.argv[1]), shell(sys.argv[2])).details\n"
+            "details = verdict_of(pathlib.Path(sys.argv[1]), shell(sys.argv[2])).details\n"
             "print(details['isolation'], details['killed'], details['stderr'], sep='\\n')\n"
-            "print(verdict(pathlib.Path(sys.argv[1]), shell('id -u; id -g')).feedback)\n"
+            "print(verdict_of(pathlib.Path(sys.argv[1]), shell('id -u; id -g')).feedback)\n"
         )
         argv = [*become, sys.executable, "-c", grading, str(tmp_path), script]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
@@ -509,11 +510,11 @@ def _needs(*argv: str) -> None:
 def test_users_are_warned_where_no_isolation_works(tmp_path: Path) -> None:
     assert isolation().caveat is None or not isolation().writes
     assert "no Landlock" in (Isolation().caveat or "")
-    told = []
+    notices = []
     grader = type("G", (), {"caveat": Isolation().caveat, "check": None, "block": None})()
     work = type("W", (), {"slots": ()})()
-    Grading([grader, grader], work, Index(), None, None, 1, told.append)  # type: ignore[arg-type]
-    assert told == [Isolation().caveat]
+    Grading([grader, grader], work, Index(), None, None, 1, notices.append)  # type: ignore[arg-type]
+    assert notices == [Isolation().caveat]
 
 
 def test_the_isolation_is_summarized_in_one_line() -> None:
@@ -547,15 +548,17 @@ class TestCode:
         ],
     )
     def test_an_assertion_is_a_python_expression(self, tmp_path: Path, assertion: str, holds: bool) -> None:
-        assert verdict(tmp_path, {"type": "code", "assertions": [assertion]}, word="stone").score == float(holds)
+        assert verdict_of(tmp_path, {"type": "code", "assertions": [assertion]}, word="stone").score == float(holds)
 
     def test_one_that_raises_fails_alone_with_its_message(self, tmp_path: Path) -> None:
-        found = verdict(tmp_path, {"type": "code", "assertions": ["1 / 0", "print('x') is None", "output = ="[:6]]})
-        assert found.score == pytest.approx(2 / 3) and "ZeroDivisionError" in found.feedback
+        verdict = verdict_of(
+            tmp_path, {"type": "code", "assertions": ["1 / 0", "print('x') is None", "output = ="[:6]]}
+        )
+        assert verdict.score == pytest.approx(2 / 3) and "ZeroDivisionError" in verdict.feedback
 
     def test_assertions_share_nothing(self, tmp_path: Path) -> None:
         block = {"type": "code", "assertions": ["messages.clear() is None", "len(messages) == 2"]}
-        assert verdict(tmp_path, block).score == 1
+        assert verdict_of(tmp_path, block).score == 1
 
     @pytest.mark.skipif(shutil.which("node") is None, reason="node is not here")
     def test_javascript(self, tmp_path: Path) -> None:
@@ -564,8 +567,8 @@ class TestCode:
             "language": "javascript",
             "assertions": ["output.includes('answer')", "tool_calls.length > 0", "nope.x", "console.log('x') || true"],
         }
-        found = verdict(tmp_path, block)
-        assert found.score == 0.5 and "ReferenceError" in found.feedback
+        verdict = verdict_of(tmp_path, block)
+        assert verdict.score == 0.5 and "ReferenceError" in verdict.feedback
 
     def test_without_node_it_is_refused_before_anything_runs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -607,10 +610,12 @@ def test_the_files_an_agent_leaves_are_graded_and_graded_again_later(tmp_path: P
     holdfast("eval", path, cwd=tmp_path)
     write_spec(tmp_path, **{**json.loads(path.read_text()), "graders": graders})
     holdfast("eval", path, cwd=tmp_path)
-    found = [
+    records = [
         json.loads(line) for run in tmp_path.glob("runs/*/*/grades.jsonl") for line in run.read_text().splitlines()
     ]
-    assert {entry["grader"]: entry["score"] for entry in found} == dict.fromkeys(("file", "diff", "program", "code"), 1)
+    assert {entry["grader"]: entry["score"] for entry in records} == dict.fromkeys(
+        ("file", "diff", "program", "code"), 1
+    )
 
 
 REFUSED = [
@@ -638,15 +643,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("block", "said"), REFUSED, ids=str)
-def test_graders_that_check_nothing_or_leave_the_folder_are_refused(tmp_path: Path, block: Any, said: Any) -> None:
+@pytest.mark.parametrize(("block", "message"), REFUSED, ids=str)
+def test_graders_that_check_nothing_or_leave_the_folder_are_refused(tmp_path: Path, block: Any, message: Any) -> None:
     folder = tmp_path / "eval"
     folder.mkdir()
     (tmp_path / "secret").write_text("x")
     (folder / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(ConfigError) as caught:
         build_graders(load(folder, graders=[block], workspace={}))
-    assert said in str(caught.value) and "eval.yaml:" in str(caught.value)
+    assert message in str(caught.value) and "eval.yaml:" in str(caught.value)
 
 
 def test_a_program_may_be_what_the_agent_has_made(tmp_path: Path) -> None:

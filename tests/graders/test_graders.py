@@ -63,7 +63,7 @@ class TestExact:
 
 class TestText:
     @pytest.mark.parametrize(
-        ("block", "answer", "wanted"),
+        ("block", "answer", "expected"),
         [
             ({"contains": "egg"}, "An EGG.", 1),
             ({"contains": ["egg", "milk"]}, "egg", 0.5),
@@ -87,16 +87,16 @@ class TestText:
         ids=lambda value: json.dumps(value) if isinstance(value, dict) else None,
     )
     def test_the_score_is_the_share_of_checks_that_hold(
-        self, tmp_path: Path, block: Any, answer: str, wanted: float | int
+        self, tmp_path: Path, block: Any, answer: str, expected: float | int
     ) -> None:
-        assert score(tmp_path, {"type": "text", **block}, answer, word="Stone") == wanted
+        assert score(tmp_path, {"type": "text", **block}, answer, word="Stone") == expected
 
     @pytest.mark.parametrize(
         "key", ["contains", "contains_cs", "contains_any", "contains_any_cs", "not_contains", "not_contains_cs"]
     )
     def test_a_field_that_is_empty_is_an_error_since_every_answer_contains_it(self, tmp_path: Path, key: str) -> None:
         error = grade(tmp_path, {"type": "text", key: "{{ word }}"}, "any answer", word="")
-        assert isinstance(error, AttemptError) and "is empty for this row" in error.message
+        assert isinstance(error, AttemptError) and "renders to empty text for this row" in error.message
 
     def test_every_failed_check_is_named(self, tmp_path: Path) -> None:
         block = {"type": "text", "contains": "a", "not_contains": "b", "regex_match": "c", "contains_any": ["x", "y"]}
@@ -135,7 +135,7 @@ CHOICES = [
 
 class TestChoice:
     @pytest.mark.parametrize(("answer", "letter"), CHOICES, ids=[repr(answer)[:50] for answer, _ in CHOICES])
-    def test_the_letter_is_found_however_it_is_said(self, tmp_path: Path, answer: Any, letter: Any) -> None:
+    def test_the_letter_is_found_in_every_usual_phrasing(self, tmp_path: Path, answer: Any, letter: Any) -> None:
         verdict = grade(tmp_path, {"type": "choice"}, answer, expected=letter)
         assert (verdict.details, verdict.score) == ({"found": letter}, 1)
 
@@ -171,9 +171,7 @@ class TestChoice:
         assert score(tmp_path, {"type": "choice", "choices": "abcd"}, "B", expected=expected) == 1
 
     @pytest.mark.parametrize("expected", ["Paris", "", "Z", "AB", 17, "²"])
-    def test_an_expected_choice_that_is_none_is_an_error_and_not_a_score(
-        self, tmp_path: Path, expected: int | str
-    ) -> None:
+    def test_an_invalid_expected_choice_is_an_error_and_not_a_score(self, tmp_path: Path, expected: int | str) -> None:
         error = grade(tmp_path, {"type": "choice", "choices": "ABCD"}, "A", expected=expected)
         assert isinstance(error, AttemptError) and not error.retry and "not a letter of ABCD" in error.message
 
@@ -192,8 +190,8 @@ class TestChoice:
 
     @given(st.text(max_size=200))
     def test_no_answer_at_all_can_break_it(self, answer: Any) -> None:
-        found = Choice(ChoiceGrader(type="choice"), cast("Origin", None))._find(answer)
-        assert found is None or found in "ABCDEFGHIJ"
+        letter = Choice(ChoiceGrader(type="choice"), cast("Origin", None))._find(answer)
+        assert letter is None or letter in "ABCDEFGHIJ"
 
 
 class TestNumber:
@@ -296,8 +294,8 @@ class TestJsonSchema:
         assert score(tmp_path, block, "```json" + "\n" * 500_000) == 0
 
     def test_a_number_of_thousands_of_digits_is_not_called_no_json(self, tmp_path: Path) -> None:
-        found = grade(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 100_000)
-        assert found.score == 0 and found.feedback.startswith("a number is too large to be checked")
+        verdict = grade(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 100_000)
+        assert verdict.score == 0 and verdict.feedback.startswith("a number is too large to be checked")
         assert score(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 400) == 1
 
     @pytest.mark.parametrize(
@@ -345,9 +343,7 @@ class TestJsonSchema:
         ],
         ids=str,
     )
-    def test_a_schema_that_is_none_is_refused(
-        self, tmp_path: Path, block: Any, content: str | None, words: str
-    ) -> None:
+    def test_an_invalid_schema_is_refused(self, tmp_path: Path, block: Any, content: str | None, words: str) -> None:
         folder = tmp_path / "inner"
         folder.mkdir()
         if content is not None:
@@ -422,7 +418,7 @@ def by_function(folder: Path, name: Any, **more: Any) -> Any:
 
 class TestPython:
     @pytest.mark.parametrize(
-        ("name", "wanted"),
+        ("name", "expected"),
         [
             ("yes", 1),
             ("no", 0),
@@ -443,10 +439,10 @@ class TestPython:
             ("skip", None),
         ],
     )
-    def test_the_result_of_a_function_is_the_score(self, checks: Any, name: str, wanted: float | int | None) -> None:
+    def test_the_result_of_a_function_is_the_score(self, checks: Any, name: str, expected: float | int | None) -> None:
         verdict = by_function(checks, name)
         assert not isinstance(verdict, AttemptError), verdict
-        assert verdict.score == wanted
+        assert verdict.score == expected
 
     def test_feedback_and_details_are_kept(self, checks: Any) -> None:
         assert by_function(checks, "verdict").feedback == "half"
@@ -491,10 +487,10 @@ class TestPython:
         assert by_function(checks, "verl_short", expected="{{ q }}").score == 0
 
     @pytest.mark.parametrize(
-        ("row", "wanted"), [({"answer": "E"}, 1), ({"answer": "x", "expected": "E"}, 1), ({"other": 1}, 0)]
+        ("row", "expected"), [({"answer": "E"}, 1), ({"answer": "x", "expected": "E"}, 1), ({"other": 1}, 0)]
     )
-    def test_the_expected_value_is_the_rows_expected_or_its_answer(self, checks: Any, row: Any, wanted: int) -> None:
-        assert score(checks, {"type": "python", "function": "checks.py:verl_short"}, "x", **row) == wanted
+    def test_the_expected_value_is_the_rows_expected_or_its_answer(self, checks: Any, row: Any, expected: int) -> None:
+        assert score(checks, {"type": "python", "function": "checks.py:verl_short"}, "x", **row) == expected
 
     @given(
         st.floats(allow_nan=True)
@@ -528,14 +524,16 @@ class TestPython:
             runs_dir=checks / "runs",
         )
         assert not run.finished and run.exit_code == 3
-        found = {(entry["sample"], entry["grader"]): entry for entry in lines(run.path / "grades.jsonl")}
-        assert [found[key, "exact"]["status"] for key in "ab"] == ["passed", "failed"]
+        records = {(entry["sample"], entry["grader"]): entry for entry in lines(run.path / "grades.jsonl")}
+        assert [records[key, "exact"]["status"] for key in "ab"] == ["passed", "failed"]
         for name in ("raises", "unkeepable"):
-            assert [(found[key, name]["status"], found[key, name]["score"]) for key in "ab"] == [("error", None)] * 2
-        assert re.fullmatch(r"checks\.py:\d+: KeyError: 'lost'", found["a", "raises"]["feedback"])
+            assert [(records[key, name]["status"], records[key, name]["score"]) for key in "ab"] == [
+                ("error", None)
+            ] * 2
+        assert re.fullmatch(r"checks\.py:\d+: KeyError: 'lost'", records["a", "raises"]["feedback"])
 
 
-def test_a_bug_in_a_grader_of_ours_ends_neither_the_run_nor_the_other_graders(
+def test_a_bug_in_a_built_in_grader_stops_neither_the_run_nor_other_graders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
@@ -561,7 +559,7 @@ def test_a_bug_in_a_grader_of_ours_ends_neither_the_run_nor_the_other_graders(
 
 class TestThresholds:
     @pytest.mark.parametrize(
-        ("block", "wanted"),
+        ("block", "expected"),
         [
             ({"type": "exact"}, 1.0),
             ({"type": "text", "contains": "x"}, 1.0),
@@ -571,10 +569,10 @@ class TestThresholds:
             ({"type": "exact", "threshold": 0}, 0),
         ],
     )
-    def test_checks_pass_at_one_and_opinions_at_a_half_unless_told(
-        self, tmp_path: Path, block: Any, wanted: float | int
+    def test_default_thresholds_are_one_for_checks_and_a_half_for_opinions(
+        self, tmp_path: Path, block: Any, expected: float | int
     ) -> None:
-        assert threshold(load(tmp_path, graders=[block]).graders[0]) == wanted
+        assert threshold(load(tmp_path, graders=[block]).graders[0]) == expected
 
 
 JUDGE = {

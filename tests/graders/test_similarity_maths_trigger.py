@@ -16,7 +16,7 @@ from holdfast.graders import pool
 from holdfast.graders.build import build_graders, threshold
 from holdfast.graders.judge import FAIL, PASS
 from holdfast.graders.pool import Pool
-from holdfast.graders.similarity import Comparison
+from holdfast.graders.similarity import TextPair
 from holdfast.graders.worker_loop import OUTSIDE
 from holdfast.spec.load_graders import GRADERS, grader_schema
 from tests.support.lazy import LazyModule
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 worker = LazyModule("holdfast.graders.maths_worker")
 
 
-def score(folder: Path, block: Any, answer: Any, /, said: Any = None, **row: Any) -> Any:
-    verdict = grade(folder, block, answer, said=said, **row)
+def score(folder: Path, block: Any, answer: Any, /, fields: Any = None, **row: Any) -> Any:
+    verdict = grade(folder, block, answer, fields=fields, **row)
     assert not isinstance(verdict, AttemptError), verdict
     return verdict.score
 
 
 class TestSimilarity:
     @pytest.mark.parametrize(
-        ("block", "answer", "wanted"),
+        ("block", "answer", "expected"),
         [
             ({}, "hello", 1),
             ({}, "hallo", 0.8),
@@ -55,9 +55,9 @@ class TestSimilarity:
         ids=str,
     )
     def test_the_score_is_how_alike_they_are(
-        self, tmp_path: Path, block: Any, answer: str, wanted: float | int
+        self, tmp_path: Path, block: Any, answer: str, expected: float | int
     ) -> None:
-        assert score(tmp_path, {"type": "similarity", **block}, answer, expected="hello") == pytest.approx(wanted)
+        assert score(tmp_path, {"type": "similarity", **block}, answer, expected="hello") == pytest.approx(expected)
 
     def test_it_passes_from_four_fifths(self, tmp_path: Path) -> None:
         assert threshold(load(tmp_path, graders=[{"type": "similarity"}]).graders[0]) == 0.8
@@ -73,7 +73,7 @@ class TestSimilarity:
     def test_texts_that_take_too_long_to_compare_are_an_error_of_that_grade(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Comparison, "seconds", 0.3)
+        monkeypatch.setattr(TextPair, "seconds", 0.3)
         words = [f"{number * number % 9973:04}" for number in range(2500)]
         block = {"type": "similarity", "method": "partial"}
         error = grade(tmp_path, block, " ".join(words), expected=" ".join(sorted(words)))
@@ -112,10 +112,14 @@ class TestMath:
         assert "is not mathematics" in worker.compare(expected, "$1$")["error"]
 
     def test_an_answer_without_any_is_wrong(self) -> None:
-        found = worker.compare("5", "I do not know")
-        assert (found["equal"], found["found"], found["reason"]) == (False, None, "no mathematics found in the answer")
+        result = worker.compare("5", "I do not know")
+        assert (result["equal"], result["found"], result["reason"]) == (
+            False,
+            None,
+            "no mathematics found in the answer",
+        )
 
-    def test_an_answer_that_takes_for_ever_fails_and_holds_up_nobody(self, tmp_path: Path) -> None:
+    def test_an_endless_comparison_fails_and_blocks_no_other(self, tmp_path: Path) -> None:
         run = holdfast.evaluate(
             name="maths",
             samples=[{"id": "endless", "say": "$10^{10^{10^{10}}}$"}, {"id": "easy", "say": "$\\frac{10}{2}$"}],
@@ -181,7 +185,7 @@ class TestMath:
 
 
 @pytest.mark.parametrize(("kind", "package"), [("similarity", "rapidfuzz"), ("math", "math-verify")])
-def test_a_missing_extra_is_said_before_anything_runs(
+def test_a_missing_extra_is_reported_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, package: str
 ) -> None:
     monkeypatch.setattr("holdfast.graders.build.find_spec", lambda _: None)
@@ -201,7 +205,7 @@ Merge, split and rotate documents.
 
 class TestTrigger:
     @pytest.mark.parametrize(
-        ("prompt", "mode", "wanted"),
+        ("prompt", "mode", "expected"),
         [
             ("Please split a document", "positive", 1),
             ("merge documents", "positive", 1),
@@ -213,14 +217,14 @@ class TestTrigger:
         ],
     )
     def test_the_score_is_the_overlap_with_the_skill(
-        self, tmp_path: Path, prompt: str, mode: str, wanted: float | int
+        self, tmp_path: Path, prompt: str, mode: str, expected: float | int
     ) -> None:
         (tmp_path / "SKILL.md").write_text(SKILL)
         block = {"type": "trigger", "skill_path": "SKILL.md", "mode": mode}
-        assert score(tmp_path, block, "any", said={"messages": [{"role": "user", "content": prompt}]}) == wanted
+        assert score(tmp_path, block, "any", fields={"messages": [{"role": "user", "content": prompt}]}) == expected
 
     @pytest.mark.parametrize(
-        ("mode", "given", "overlap", "passes"),
+        ("mode", "configured", "overlap", "passes"),
         [
             ("positive", None, 0.6, True),
             ("positive", None, 0.59, False),
@@ -231,12 +235,12 @@ class TestTrigger:
         ],
     )
     def test_an_overlap_of_six_tenths_is_a_trigger_unless_a_threshold_says_otherwise(
-        self, tmp_path: Path, mode: str, given: float | None, overlap: float, passes: bool
+        self, tmp_path: Path, mode: str, configured: float | None, overlap: float, passes: bool
     ) -> None:
         (tmp_path / "SKILL.md").write_text(SKILL)
-        block = {"type": "trigger", "skill_path": ".//SKILL.md", "mode": mode, "threshold": given}
-        found = overlap if mode == "positive" else 1 - overlap
-        assert (found >= threshold(load(tmp_path, graders=[block]).graders[0])) is passes
+        block = {"type": "trigger", "skill_path": ".//SKILL.md", "mode": mode, "threshold": configured}
+        trigger_score = overlap if mode == "positive" else 1 - overlap
+        assert (trigger_score >= threshold(load(tmp_path, graders=[block]).graders[0])) is passes
 
     def test_the_skill_is_in_the_key_by_its_content(self, tmp_path: Path) -> None:
         (tmp_path / "s").mkdir()
@@ -247,12 +251,12 @@ class TestTrigger:
         assert identities(spec)[0] != before
 
     @pytest.mark.parametrize(
-        ("text", "said"), [(None, "cannot be read"), ("", "no words"), ("---\na: [\n---\nwords", "not YAML")]
+        ("text", "message"), [(None, "cannot be read"), ("", "no words"), ("---\na: [\n---\nwords", "not YAML")]
     )
-    def test_a_skill_that_says_nothing_is_refused(self, tmp_path: Path, text: str | None, said: str) -> None:
+    def test_a_skill_that_says_nothing_is_refused(self, tmp_path: Path, text: str | None, message: str) -> None:
         if text is not None:
             (tmp_path / "SKILL.md").write_text(text)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             build_graders(load(tmp_path, graders=[{"type": "trigger", "skill_path": "SKILL.md", "mode": "positive"}]))
 
 
@@ -284,17 +288,17 @@ def judged(folder: Path, base_url: Any, *, judge: Any = CHECK, **keys: Any) -> A
 
 class TestJudgeWithTools:
     @pytest.mark.parametrize(
-        ("calls", "wanted", "status"),
+        ("calls", "expected", "status"),
         [((PASS, PASS), 1, "passed"), ((PASS, FAIL), 0.5, "failed"), ((FAIL,), 0, "failed")],
         ids=str,
     )
     def test_the_score_is_the_share_of_checks_it_passed(
-        self, tmp_path: Path, calls: Any, wanted: float | int, status: str
+        self, tmp_path: Path, calls: Any, expected: float | int, status: str
     ) -> None:
         with server(answer="done", calls=tool_calls(*calls)) as mock:
             run = judged(tmp_path, mock.base_url)
             (entry,) = lines(run.path / "grades.jsonl")
-            assert (entry["score"], entry["status"]) == (wanted, status)
+            assert (entry["score"], entry["status"]) == (expected, status)
             assert entry["usage"]["requests"] == mock.requests == 2, "it is told that its calls were noted"
             assert entry["details"]["failed"] == ["d: r"] * calls.count(FAIL)
             asked = list(mock.stats()["asked"])
@@ -324,11 +328,11 @@ class TestRubricFiles:
         assert identities(spec) == identities(same)
 
     @pytest.mark.parametrize(
-        ("rubric", "said"),
+        ("rubric", "message"),
         [("none.md", "cannot be read"), ("../out.md", "is outside"), ("empty.yaml", "checks nothing")],
     )
     def test_one_that_is_not_there_or_empty_is_refused_with_its_line(
-        self, tmp_path: Path, rubric: str, said: str
+        self, tmp_path: Path, rubric: str, message: str
     ) -> None:
         folder = tmp_path / "eval"
         folder.mkdir()
@@ -336,11 +340,11 @@ class TestRubricFiles:
         (tmp_path / "out.md").write_text("x")
         with pytest.raises(ConfigError) as caught:
             load(folder, graders=[{"type": "prompt", "rubric": rubric}])
-        assert said in str(caught.value) and re.search(r"eval\.yaml:\d+: graders\[0\]", str(caught.value))
+        assert message in str(caught.value) and re.search(r"eval\.yaml:\d+: graders\[0\]", str(caught.value))
 
 
 @pytest.mark.parametrize(
-    ("block", "said"),
+    ("block", "message"),
     [
         ({"type": "prompt"}, "checks nothing: give at least one of rubric, prompt"),
         ({"type": "prompt", "prompt": ""}, "at least 1 character"),
@@ -354,10 +358,10 @@ class TestRubricFiles:
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused_with_their_line(tmp_path: Path, block: Any, said: str) -> None:
+def test_impossible_settings_are_refused_with_their_line(tmp_path: Path, block: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, graders=[block])
-    assert said in str(caught.value) and "eval.yaml:" in str(caught.value)
+    assert message in str(caught.value) and "eval.yaml:" in str(caught.value)
 
 
 class TestTranscripts:
@@ -382,12 +386,12 @@ class TestTranscripts:
         ],
         ids=lambda value: value["type"] if isinstance(value, dict) else None,
     )
-    def test_all_is_everything_the_target_has_said_so_far(
+    def test_transcript_all_covers_every_reply_so_far(
         self, tmp_path: Path, block: Any, last: float | int, everything: float | int
     ) -> None:
-        said = {"messages": list(self.MESSAGES)}
-        assert score(tmp_path, block, "I say 3.", said=said) == pytest.approx(last, abs=0.1)
-        assert score(tmp_path, {**block, "transcript": "all"}, "I say 3.", said=said) == everything
+        fields = {"messages": list(self.MESSAGES)}
+        assert score(tmp_path, block, "I say 3.", fields=fields) == pytest.approx(last, abs=0.1)
+        assert score(tmp_path, {**block, "transcript": "all"}, "I say 3.", fields=fields) == everything
 
     def test_the_default_changes_no_key_and_all_does(self, tmp_path: Path) -> None:
         blocks = [{"type": "text", "contains": "x", "name": str(n)} for n in range(3)]
@@ -421,7 +425,7 @@ def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path: Path) -> No
     assert run.exit_code == 3 and len(lines(run.path / "outputs.jsonl")) == 1
 
 
-def test_a_row_of_which_where_can_say_nothing_is_an_error_of_that_grade_alone(tmp_path: Path) -> None:
+def test_a_row_that_where_cannot_evaluate_is_an_error_of_that_grade_only(tmp_path: Path) -> None:
     run = holdfast.evaluate(
         name="choosy",
         samples=[{"id": "a", "level": 5}, {"id": "b", "level": "hard"}, {"id": "c", "level": 1}],

@@ -50,11 +50,11 @@ class TestOneAnswer:
         assert verdict.score == pytest.approx(score)
 
     def test_sentence_scores_are_the_librarys(self, tmp_path: Path) -> None:
-        for said, references in zip(SAID, REFERENCES, strict=True):
-            bleu = sacrebleu.BLEU(effective_order=True).sentence_score(said, references).score / 100
-            chrf = sacrebleu.CHRF().sentence_score(said, references).score / 100
-            assert grade(tmp_path, {"type": "bleu"}, said, expected=references).score == pytest.approx(bleu)
-            assert grade(tmp_path, {"type": "chrf"}, said, expected=references).score == pytest.approx(chrf)
+        for answer, references in zip(SAID, REFERENCES, strict=True):
+            bleu = sacrebleu.BLEU(effective_order=True).sentence_score(answer, references).score / 100
+            chrf = sacrebleu.CHRF().sentence_score(answer, references).score / 100
+            assert grade(tmp_path, {"type": "bleu"}, answer, expected=references).score == pytest.approx(bleu)
+            assert grade(tmp_path, {"type": "chrf"}, answer, expected=references).score == pytest.approx(chrf)
 
     @pytest.mark.parametrize(
         ("block", "length"),
@@ -75,7 +75,7 @@ class TestOneAnswer:
 
     @pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge", "char_f1", "wer", "cer"])
     @pytest.mark.parametrize("expected", ["  ", [], ["a", ""], None])
-    def test_without_a_reference_it_is_an_error(self, tmp_path: Path, kind: str, expected: Any) -> None:
+    def test_a_missing_reference_is_an_error(self, tmp_path: Path, kind: str, expected: Any) -> None:
         assert isinstance(grade(tmp_path, {"type": kind}, "x", expected=expected), AttemptError)
 
     @pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge", "char_f1", "wer", "cer"])
@@ -93,10 +93,10 @@ class TestOneAnswer:
         assert caught.value.remedy == "pip install rouge-score"
 
 
-def test_numbers_of_the_whole_run_come_of_summed_counts(tmp_path: Path) -> None:
+def test_run_wide_metrics_are_computed_from_summed_counts(tmp_path: Path) -> None:
     rows = [
-        {"id": str(n), "say": said, "expected": refs}
-        for n, (said, refs) in enumerate(zip(SAID, REFERENCES, strict=True))
+        {"id": str(n), "say": answer, "expected": refs}
+        for n, (answer, refs) in enumerate(zip(SAID, REFERENCES, strict=True))
     ]
     graders = [{"type": kind} for kind in ("bleu", "chrf", "rouge", "wer", "cer")]
 
@@ -112,26 +112,30 @@ def test_numbers_of_the_whole_run_come_of_summed_counts(tmp_path: Path) -> None:
         )
 
     run = evaluate(rows)
-    found = run.metrics.graders
+    by_grader = run.metrics.graders
     transposed = [list(column) for column in zip(*REFERENCES, strict=True)]
-    assert found["bleu"].totals["corpus"] == pytest.approx(sacrebleu.BLEU().corpus_score(SAID, transposed).score / 100)
-    assert found["chrf"].totals["corpus"] == pytest.approx(sacrebleu.CHRF().corpus_score(SAID, transposed).score / 100)
+    assert by_grader["bleu"].totals["corpus"] == pytest.approx(
+        sacrebleu.BLEU().corpus_score(SAID, transposed).score / 100
+    )
+    assert by_grader["chrf"].totals["corpus"] == pytest.approx(
+        sacrebleu.CHRF().corpus_score(SAID, transposed).score / 100
+    )
     best = [
-        min((Levenshtein.distance(ref.split(), said.split()) / len(ref.split()), len(ref.split())) for ref in refs)
-        for said, refs in zip(SAID, REFERENCES, strict=True)
+        min((Levenshtein.distance(ref.split(), answer.split()) / len(ref.split()), len(ref.split())) for ref in refs)
+        for answer, refs in zip(SAID, REFERENCES, strict=True)
     ]
     rate = sum(share * length for share, length in best) / sum(length for _, length in best)
-    assert found["wer"].totals["error_rate"] == pytest.approx(rate) and found["wer"].totals["corpus"] == pytest.approx(
-        max(0, 1 - rate)
-    )
-    assert not found["rouge"].totals and all(
+    assert by_grader["wer"].totals["error_rate"] == pytest.approx(rate) and by_grader["wer"].totals[
+        "corpus"
+    ] == pytest.approx(max(0, 1 - rate))
+    assert not by_grader["rouge"].totals and all(
         "counts" not in line for line in lines(run.path / "grades.jsonl") if line["type"] == "rouge"
     )
     (run.path / "metrics.json").unlink()
     again = evaluate(rows)
-    assert again.metrics.graders == found, "rebuilt from the journals"
+    assert again.metrics.graders == by_grader, "rebuilt from the journals"
     more = evaluate([*rows, {"id": "3", "say": "yes", "expected": "yes"}])
     assert (
         more.metrics.graders["bleu"].n == 4
-        and more.metrics.graders["bleu"].totals["corpus"] > found["bleu"].totals["corpus"]
+        and more.metrics.graders["bleu"].totals["corpus"] > by_grader["bleu"].totals["corpus"]
     )

@@ -1,4 +1,4 @@
-"""What tool graders see: every call of a turn once, in order; and what they say where nobody knows the calls."""
+"""Tool graders see every call of a turn once, in order, and report turns whose calls are unknown."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ GRADERS = [
 def lab(tmp_path: Path, provider: Server) -> Iterator[Lab]:
     provider.reset()
     provider.control(tool_calls=2, calls=[])
-    made = Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": "x"}])
-    made.spec["graders"] = GRADERS
-    yield made
+    created = Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": "x"}])
+    created.spec["graders"] = GRADERS
+    yield created
     provider.control(tool_calls=2, calls=[])
 
 
@@ -207,7 +207,7 @@ NOT_SEEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", NOT_SEEN)
-def test_graders_of_calls_that_nobody_knows_check_nothing_and_say_so(
+def test_graders_of_unknown_calls_are_reported_as_checking_nothing(
     lab: Lab, kind: str, monkeypatch: Any, capsys: Any
 ) -> None:
     agent(
@@ -246,7 +246,7 @@ def test_targets_that_would_show_their_calls_are_judged_when_they_made_none(lab:
 def test_calls_listed_beside_the_messages_are_what_graders_read(tmp_path: Path) -> None:
     calls = [ToolCall(1, "calc", {"sum": 1}), ToolCall(1, "calc", "no JSON")]
     block = {"type": "tool_calls", "min_calls": 2, "forbidden_tools": ["other"]}
-    assert grade(tmp_path, block, "done", said={"calls": calls}).score == 1
+    assert grade(tmp_path, block, "done", fields={"calls": calls}).score == 1
     assert grade(tmp_path, block, "done").score == 0.5
 
 
@@ -254,7 +254,7 @@ def test_calls_listed_beside_the_messages_are_what_graders_read(tmp_path: Path) 
 
 
 def chat(*calls: tuple[str, str, str], content: Any = None) -> dict[str, Any]:
-    asked = [{"id": i, "function": {"name": name, "arguments": given}} for i, name, given in calls]
+    asked = [{"id": i, "function": {"name": name, "arguments": arguments}} for i, name, arguments in calls]
     return {"role": "assistant", "content": content, "tool_calls": asked}
 
 
@@ -283,7 +283,7 @@ def test_examples_and_earlier_turns_in_a_request_are_no_calls_of_this_turn() -> 
     assert complete and [message.get("content") for message in messages] == [None, "new", "done"]
 
 
-def test_calls_that_come_back_with_other_ids_and_spaces_are_the_same_calls() -> None:
+def test_calls_repeated_with_other_ids_and_spaces_are_the_same_calls() -> None:
     trace = Trace()
     trace.response(0, "a", None, {"messages": [chat(("1", "f", '{"a": 1}'), ("2", "f", '{"a": 1}'))]})
     again = [USER, chat(("x", "f", '{"a":1}'), ("y", "f", '{"a":1}')), result("x", "one"), result("y", "two")]
@@ -318,7 +318,7 @@ def test_a_call_that_the_agent_wrote_itself_counts_behind_the_last_user_message(
     assert seen(trace) == [("look", {}, "seen")]
 
 
-def test_the_order_is_that_of_the_record_whoever_comes_back_first() -> None:
+def test_calls_keep_the_recorded_order_whichever_returns_first() -> None:
     trace = Trace()
     trace.response(1, "b", None, {"messages": [chat(("2", "second", "{}"))]})
     trace.response(0, "a", None, {"messages": [chat(("1", "first", "{}"))]})

@@ -39,17 +39,17 @@ def talk(*calls: Any) -> Any:
     ]
 
 
-def verdict(folder: Path, block: Any, *calls: Any, **said: Any) -> Any:
-    found = grade(folder, block, "I did.", said={"messages": talk(*calls), **said})
-    assert not isinstance(found, AttemptError), found
-    return found
+def verdict_of(folder: Path, block: Any, *calls: Any, **fields: Any) -> Any:
+    verdict = grade(folder, block, "I did.", fields={"messages": talk(*calls), **fields})
+    assert not isinstance(verdict, AttemptError), verdict
+    return verdict
 
 
 class TestReadingCalls:
-    def test_calls_of_all_turns_come_in_their_order_with_what_came_of_them(self) -> None:
+    def test_calls_of_all_turns_are_read_in_order_with_their_results(self) -> None:
         messages = [*talk(call("read", path="a")), *talk(call("edit", path="b"), call("run"))]
-        found = calls_in_messages(messages)
-        assert [(one.name, one.arguments, one.result) for one in found] == [
+        calls = calls_in_messages(messages)
+        assert [(one.name, one.arguments, one.result) for one in calls] == [
             ("read", {"path": "a"}, "done"),
             ("edit", {"path": "b"}, "done"),
             ("run", {}, "done"),
@@ -57,14 +57,14 @@ class TestReadingCalls:
 
     @pytest.mark.parametrize("written", ["{not json", "[1]", '"text"'])
     def test_arguments_that_are_no_json_object_stay_what_was_written(self, written: str) -> None:
-        (found,) = calls_in_messages(
+        (parsed,) = calls_in_messages(
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": written}}]}]
         )
-        assert (found.arguments, found.raw) == ({}, written)
+        assert (parsed.arguments, parsed.raw) == ({}, written)
 
     def test_a_call_without_a_name_cannot_be_judged(self, tmp_path: Path) -> None:
         messages = [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]
-        error = grade(tmp_path, {"type": "tool_calls", "max_calls": 3}, "x", said={"messages": messages})
+        error = grade(tmp_path, {"type": "tool_calls", "max_calls": 3}, "x", fields={"messages": messages})
         assert isinstance(error, AttemptError) and "a tool call has no name" in error.message
 
     @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ class TestBehavior:
         self, tmp_path: Path, block: Any, score: float | int
     ) -> None:
         spent = {"usage": Usage(10, 20), "timing": Timing(0.0, 1.5)}
-        assert verdict(tmp_path, {"type": "behavior", **block}, call("read"), call("run"), **spent).score == score
+        assert verdict_of(tmp_path, {"type": "behavior", **block}, call("read"), call("run"), **spent).score == score
 
     @pytest.mark.parametrize("usage", [Usage(), Usage(10, None), Usage(None, 20)])
-    def test_tokens_that_nobody_counted_are_an_error_and_never_a_pass(self, tmp_path: Path, usage: Any) -> None:
-        error = grade(tmp_path, {"type": "behavior", "max_tokens": 100}, "x", said={"usage": usage})
+    def test_uncounted_tokens_are_an_error_and_never_a_pass(self, tmp_path: Path, usage: Any) -> None:
+        error = grade(tmp_path, {"type": "behavior", "max_tokens": 100}, "x", fields={"usage": usage})
         assert isinstance(error, AttemptError) and "does not report its tokens" in error.message
 
 
@@ -121,8 +121,8 @@ class TestSequences:
         self, tmp_path: Path, mode: str, got: str, passed: bool, score: float | int
     ) -> None:
         block = {"type": "action_sequence", "expected_actions": ["a", "b"], "matching_mode": mode}
-        found = verdict(tmp_path, block, *map(call, got.split()))
-        assert (found.passed, found.score) == (passed, pytest.approx(score))
+        verdict = verdict_of(tmp_path, block, *map(call, got.split()))
+        assert (verdict.passed, verdict.score) == (passed, pytest.approx(score))
 
     def test_reports_keep_to_the_mode_unless_a_threshold_is_given(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").write_text(
@@ -142,10 +142,10 @@ class TestSequences:
                 runs_dir=tmp_path / "runs",
             )
 
-        def statuses(found: Any) -> Any:
+        def statuses(finished: Any) -> Any:
             return {
                 entry["sample"]: entry["grades"]["action_sequence"]["status"]
-                for entry in json.loads((found.path / "results.json").read_text())["trials"]
+                for entry in json.loads((finished.path / "results.json").read_text())["trials"]
             }
 
         first = run()
@@ -158,16 +158,16 @@ class TestSequences:
         assert statuses(first) == {"more": "passed", "wrong": "failed"}
 
     @given(st.lists(st.sampled_from("abc"), min_size=1), st.lists(st.sampled_from("abcd")))
-    def test_f1_is_a_share_and_does_not_see_order(self, wanted: Any, got: Any) -> None:
-        score = f1(wanted, got)
+    def test_f1_is_a_share_and_does_not_see_order(self, expected: Any, got: Any) -> None:
+        score = f1(expected, got)
         assert 0 <= score <= 1
-        assert score == f1(sorted(wanted), got[::-1])
-        assert (score == 1) == (Counter(wanted) == Counter(got))
-        assert (score == 0) == (not Counter(wanted) & Counter(got))
+        assert score == f1(sorted(expected), got[::-1])
+        assert (score == 1) == (Counter(expected) == Counter(got))
+        assert (score == 0) == (not Counter(expected) & Counter(got))
 
     @given(st.lists(st.sampled_from("abc"), min_size=1), st.lists(st.sampled_from("abcd")))
-    def test_a_stricter_mode_never_allows_what_a_looser_one_refuses(self, wanted: Any, got: Any) -> None:
-        exact, in_order, any_order = (matches(wanted, got, mode) for mode in ("exact", "in_order", "any_order"))
+    def test_a_stricter_mode_never_allows_what_a_looser_one_refuses(self, expected: Any, got: Any) -> None:
+        exact, in_order, any_order = (matches(expected, got, mode) for mode in ("exact", "in_order", "any_order"))
         assert exact <= in_order <= any_order
 
     @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ class TestSequences:
     )
     def test_skills(self, tmp_path: Path, block: Any, got: str, passed: bool, score: Any) -> None:
         calls = [call("skill", skill=name) for name in got.split()]
-        found = verdict(tmp_path, {"type": "skill_invocation", **block}, call("read"), *calls)
-        assert (found.passed, found.score) == (passed, pytest.approx(score))
+        verdict = verdict_of(tmp_path, {"type": "skill_invocation", **block}, call("read"), *calls)
+        assert (verdict.passed, verdict.score) == (passed, pytest.approx(score))
 
 
 MATCHES = [
@@ -212,7 +212,7 @@ class TestToolCalls:
     @pytest.mark.parametrize(("matcher", "value", "fits"), MATCHES, ids=str)
     def test_an_argument_is_matched(self, tmp_path: Path, matcher: Any, value: Any, fits: Any) -> None:
         block = {"type": "tool_calls", "expect": [{"tool": "find", "args": {"q": matcher}}]}
-        assert verdict(tmp_path, block, call("find", q=value)).score == float(fits)
+        assert verdict_of(tmp_path, block, call("find", q=value)).score == float(fits)
 
     @pytest.mark.parametrize(
         ("block", "score"),
@@ -232,15 +232,15 @@ class TestToolCalls:
         calls = [call("read", path="a.txt"), call("run")]
         if score is None:
             with pytest.raises(ConfigError, match="no number of calls"):
-                verdict(tmp_path, {"type": "tool_calls", **block}, *calls)
+                verdict_of(tmp_path, {"type": "tool_calls", **block}, *calls)
         else:
-            assert verdict(tmp_path, {"type": "tool_calls", **block}, *calls).score == score
+            assert verdict_of(tmp_path, {"type": "tool_calls", **block}, *calls).score == score
 
     def test_one_call_has_to_fit_in_all_its_arguments(self, tmp_path: Path) -> None:
-        wanted = {"tool": "f", "args": {"a": {"equals": 1}, "b": {"equals": 2}}}
-        block = {"type": "tool_calls", "expect": [wanted]}
-        assert verdict(tmp_path, block, call("f", a=1, b=0), call("f", a=0, b=2)).score == 0
-        assert verdict(tmp_path, block, call("f", a=1, b=0), call("f", a=1, b=2)).score == 1
+        rule = {"tool": "f", "args": {"a": {"equals": 1}, "b": {"equals": 2}}}
+        block = {"type": "tool_calls", "expect": [rule]}
+        assert verdict_of(tmp_path, block, call("f", a=1, b=0), call("f", a=0, b=2)).score == 0
+        assert verdict_of(tmp_path, block, call("f", a=1, b=0), call("f", a=1, b=2)).score == 1
 
 
 class TestToolConstraint:
@@ -261,12 +261,12 @@ class TestToolConstraint:
     )
     def test_one_check_per_entry(self, tmp_path: Path, block: Any, score: float | int) -> None:
         calls = [call("bash", command="npm test"), call("edit", path="a.py", lines=2), call("Skill", skill="pdf")]
-        assert verdict(tmp_path, {"type": "tool_constraint", **block}, *calls).score == score
+        assert verdict_of(tmp_path, {"type": "tool_constraint", **block}, *calls).score == score
 
     def test_arguments_that_are_not_json_do_not_slip_past_a_rejection(self, tmp_path: Path) -> None:
         broken = {"id": "x", "function": {"name": "bash", "arguments": '{"command": "rm -rf /'}}
         block = {"type": "tool_constraint", "reject_tools": [{"tool": "bash", "command_pattern": "rm -rf"}]}
-        assert verdict(tmp_path, block, broken).score == 0
+        assert verdict_of(tmp_path, block, broken).score == 0
 
 
 REFUSED = [
@@ -299,8 +299,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("block", "said"), REFUSED, ids=str)
-def test_graders_that_check_nothing_or_are_impossible_are_refused(tmp_path: Path, block: Any, said: Any) -> None:
+@pytest.mark.parametrize(("block", "message"), REFUSED, ids=str)
+def test_graders_that_check_nothing_or_are_impossible_are_refused(tmp_path: Path, block: Any, message: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         build_graders(load(tmp_path, graders=[block]))
-    assert said in str(caught.value) and "eval.yaml:" in str(caught.value)
+    assert message in str(caught.value) and "eval.yaml:" in str(caught.value)

@@ -67,12 +67,12 @@ def evaluate(tmp_path: Path) -> Any:
 
 
 def forget_output(run: Any) -> None:
-    """As if it had been lost: its verdicts are there, and it has to be made anew."""
+    """Remove the output of a trial and keep its verdicts, so that the output is generated again."""
     for name in ("outputs.jsonl", "steps.jsonl", "metrics.json", "results.json"):
         (run.path / name).unlink(missing_ok=True)
 
 
-def told(run: Any) -> Any:
+def statuses_of(run: Any) -> Any:
     return {name: grade["status"] for name, grade in run.results()[0]["grades"].items()}
 
 
@@ -88,13 +88,13 @@ def last(run: Any, name: Any) -> Any:
     return grades(run, name)[-1]
 
 
-def test_the_same_words_made_anew_are_looked_at_again_by_those_who_read_more_than_words(evaluate: Any) -> None:
+def test_a_regenerated_text_is_graded_again_only_by_graders_of_usage_and_time(evaluate: Any) -> None:
     graders = {**READS, **DOES_NOT}
     first = evaluate(graders, {})
-    assert told(first) == dict.fromkeys(graders, "passed")
+    assert statuses_of(first) == dict.fromkeys(graders, "passed")
     forget_output(first)
     second = evaluate(graders, {"tokens": 1000})
-    assert told(second) == {**dict.fromkeys(graders, "passed"), "tokens": "failed"}
+    assert statuses_of(second) == {**dict.fromkeys(graders, "passed"), "tokens": "failed"}
     counts = {name: count(second, name) for name in graders}
     assert counts == {**dict.fromkeys(READS, 2), **dict.fromkeys(DOES_NOT, 1)}
     (output,) = second.outputs()
@@ -103,7 +103,7 @@ def test_the_same_words_made_anew_are_looked_at_again_by_those_who_read_more_tha
 
 def test_an_assertion_that_does_not_speak_of_the_time_cannot_see_it(evaluate: Any) -> None:
     hidden = {"type": "code", "assertions": ["'duration' + '_ms' not in globals()"]}
-    assert told(evaluate({"hidden": hidden}, {})) == {"hidden": "passed"}
+    assert statuses_of(evaluate({"hidden": hidden}, {})) == {"hidden": "passed"}
 
 
 def test_an_output_that_stays_keeps_its_verdicts(evaluate: Any) -> None:
@@ -112,7 +112,7 @@ def test_an_output_that_stays_keeps_its_verdicts(evaluate: Any) -> None:
     for name in ("metrics.json", "results.json"):
         (run.path / name).unlink()
     again = evaluate(graders, {"tokens": 1000})
-    assert told(again) == dict.fromkeys(graders, "passed")
+    assert statuses_of(again) == dict.fromkeys(graders, "passed")
     assert {count(again, name) for name in graders} == {1}
 
 
@@ -128,14 +128,14 @@ class TestCheckpoints:
         assert evaluate({}, {}, checkpoints=[CHECKPOINT]).exit_code == 0
         assert {count(run, name) for name in READS} == {1}
 
-    def test_a_conversation_that_goes_on_later_keeps_the_verdicts_of_its_first_turns(self, evaluate: Any) -> None:
+    def test_a_resumed_conversation_keeps_the_verdicts_of_its_first_turns(self, evaluate: Any) -> None:
         """The time that a turn took is the time that it took, also for the process that only reads of it."""
         keys: dict[str, Any] = {"checkpoints": [CHECKPOINT], "follow_ups": ["more"]}
         first = evaluate({}, {"fails": "more"}, **keys)
         assert first.exit_code == 3 and {count(first, name) for name in READS} == {1}
         second = evaluate({}, {"tokens": 1000}, **keys)
         assert second.exit_code == 0 and {count(second, name) for name in READS} == {1}
-        assert told(second) == {f"checkpoint@1/{name}": "passed" for name in READS}
+        assert statuses_of(second) == {f"checkpoint@1/{name}": "passed" for name in READS}
         (output,) = second.outputs()
         assert last(second, "time")["details"]["duration_ms"] == output["marks"][0]["seconds"] * 1000
 
@@ -146,7 +146,7 @@ def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluat
     assert evaluate(grader, {"fails": "more", "sleeps": 0.3}, **keys).exit_code == 3
     run = evaluate(grader, {}, **keys)
     (output,) = run.outputs()
-    assert told(run) == {"time": "failed"}
+    assert statuses_of(run) == {"time": "failed"}
     assert output["timing"]["seconds"] >= output["marks"][-1]["seconds"] >= 0.3
 
 
@@ -163,7 +163,7 @@ def test_a_run_that_kept_such_verdicts_by_the_words_alone_is_still_read(evaluate
             file.write(seal(json.dumps({**grade, "grade_key": key}, separators=(",", ":")).encode()))
     (trial,) = RunView(RunDir(run.path)).trials()
     assert trial.status == "passed"
-    assert {grade.grader: grade.status for grade in trial.grades} == told(run)
+    assert {grade.grader: grade.status for grade in trial.grades} == statuses_of(run)
 
 
 moments = st.builds(Moment, st.sampled_from(["d1", "d2"]), st.sampled_from([None, 1, 2]), st.sampled_from([0.5, 1.5]))

@@ -1,8 +1,8 @@
 """Run directories that an earlier commit wrote open, resume and are reused.
 
-`tests/fixtures/earlier` was written when eval files were at version 1.1 and run directories at 1.1: `plain` is
-finished, `talk` was killed within a conversation with tools, `shared` when its two workers died. It is never written
-again.
+`tests/fixtures/earlier` was written on 2026-11-16 by Holdfast 0.1.0 at commit bf25177, with eval files and run
+directories of version 1.1: `plain` is finished, `talk` was killed within a conversation with tools, `shared` when its
+two workers died. The fixture is never rewritten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def calls(folder: Path) -> list[str]:
-    """What the agent and its tool were asked."""
+    """Return the recorded calls of the agent and its tool."""
     path = folder / "calls.txt"
     return sorted(path.read_text().splitlines()) if path.exists() else []
 

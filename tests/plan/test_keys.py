@@ -34,7 +34,7 @@ rows = st.dictionaries(st.text(min_size=1, max_size=6), leaves, min_size=1, max_
 
 
 def reordered(value: Any, choose: Any) -> Any:
-    """The same value with the keys of its mappings in another order."""
+    """Return a value with the keys of its mappings in another order."""
     if isinstance(value, dict):
         keys = choose(st.permutations(list(value)))
         return {key: reordered(value[key], choose) for key in keys}
@@ -42,7 +42,7 @@ def reordered(value: Any, choose: Any) -> Any:
 
 
 def with_floats(value: Any) -> Any:
-    """The same value with its whole numbers as floats where a float can hold them."""
+    """Return a value with its whole numbers as floats where a float can hold them."""
     if isinstance(value, dict):
         return {key: with_floats(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -51,7 +51,7 @@ def with_floats(value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> Any:
-    """Whether two values mean the same in JSON: 1 is 1.0, but not true."""
+    """Report whether two values are equal in JSON: 1 is 1.0, but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -76,7 +76,7 @@ class TestCanonicalJson:
         assert (digest(one) == digest(other)) == same(one, other)
 
     @given(values)
-    def test_it_is_json_that_reads_back_as_the_same_value(self, value: Any) -> None:
+    def test_canonical_json_reads_back_as_the_same_value(self, value: Any) -> None:
         assert same(json.loads(canonical(value)), value)
 
     def test_the_digest_is_tagged_and_can_be_made_with_any_tool(self) -> None:
@@ -109,16 +109,16 @@ class TestKeyFunctions:
         assert (run_id(other_name, {"p": other_parts}) == run) == (name == other_name and same(parts, other_parts))
 
 
-def generation_keys(found: Any) -> Any:
+def generation_keys(identity: Any) -> Any:
     return [
-        found.work.key(sample.digest, trial, typed=sample.typed)
-        for sample in found.dataset
-        for trial in range(1, found.work.trials + 1)
+        identity.work.key(sample.digest, trial, typed=sample.typed)
+        for sample in identity.dataset
+        for trial in range(1, identity.work.trials + 1)
     ]
 
 
-def graders_of(found: Any) -> Any:
-    return [slot.fingerprint for slot in found.work.slots]
+def graders_of(identity: Any) -> Any:
+    return [slot.fingerprint for slot in identity.work.slots]
 
 
 MODEL = EVAL["target"]
@@ -212,15 +212,15 @@ class TestKeysOfOneRow:
 
         def keys(rows: Any) -> Any:
             named = [{"id": str(number), **row} for number, row in enumerate(rows)]
-            found = who(folder, samples=named, prompt="hello", graders=graders, target=target)
+            identity = who(folder, samples=named, prompt="hello", graders=graders, target=target)
             grades = [
                 [
-                    slot.identified(reread=number in found.survey.panels.panel_at(position).reread)[0]
+                    slot.identified(reread=number in identity.survey.panels.panel_at(position).reread)[0]
                     for position in range(len(rows))
                 ]
-                for number, slot in enumerate(found.work.slots)
+                for number, slot in enumerate(identity.work.slots)
             ]
-            return list(zip(generation_keys(found), *grades, strict=True))
+            return list(zip(generation_keys(identity), *grades, strict=True))
 
         assert keys([*some, *more])[: len(some)] == keys(some)
 
@@ -448,7 +448,7 @@ class TestWorkflowsAndProgramsInKeys:
 class TestPathsAreInNoKey:
     def test_the_spelling_of_a_path_does_not_matter(self, agent: Any) -> None:
         write_rows(agent / "data.jsonl", ROWS)
-        found = [
+        identities = [
             who(agent, samples=None, dataset={"path": data}, target={"python": function})
             for data, function in (
                 ("data.jsonl", "agent.py:reply"),
@@ -458,8 +458,8 @@ class TestPathsAreInNoKey:
                 ("dat*.jsonl", "agent.py:reply"),
             )
         ]
-        assert len({one.id for one in found}) == 1
-        assert len({str(one.directory(agent).path) for one in found}) == 1
+        assert len({one.id for one in identities}) == 1
+        assert len({str(one.directory(agent).path) for one in identities}) == 1
 
     def test_a_folder_that_moves_keeps_its_keys(self, agent: Any, tmp_path: Path) -> None:
         write_rows(agent / "data.jsonl", ROWS)
@@ -468,7 +468,7 @@ class TestPathsAreInNoKey:
         shutil.copytree(agent, tmp_path / "moved" / "elsewhere")
         assert who(tmp_path / "moved" / "elsewhere", **keys).id == before.id
 
-    def test_the_same_rows_have_the_same_keys_in_whatever_file_they_come(self, tmp_path: Path, base: Any) -> None:
+    def test_rows_have_the_same_keys_in_every_file_format(self, tmp_path: Path, base: Any) -> None:
         plain = write_rows(tmp_path / "rows.jsonl", ROWS)
         (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
         (tmp_path / "list.json").write_text(json.dumps(ROWS))

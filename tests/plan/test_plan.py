@@ -104,8 +104,8 @@ class TestDryRun:
         )
         assert line in lab.do("eval", "e.yaml", "--dry-run").out.splitlines()
         real = lab.eval()
-        name, said = real.err.splitlines()[:2]
-        assert said == line and name == f"e · test-model · {plan['run']}"
+        name, summary = real.err.splitlines()[:2]
+        assert summary == line and name == f"e · test-model · {plan['run']}"
         assert real.work == (2, {"correct": 2, "more": ROWS + 2})
 
     def test_an_unfinished_run_counts_what_it_has(self, lab: Lab) -> None:
@@ -209,7 +209,7 @@ class TestReasons:
 
 class TestRubbishInTheRunsDirectory:
     def litter(self, lab: Lab) -> int:
-        """All that should not be there; returns how many of it look like runs."""
+        """Write files that belong to no run, and return how many look like runs."""
         folder = lab.runs / "e"
         good = next(folder.glob("test-model-*/"))
         manifest = json.loads((good / "manifest.json").read_text())
@@ -322,14 +322,14 @@ class TestFingerprintsOfCode:
     def test_packages_relative_imports_namespaces_and_cycles_are_followed(self, project: Lab) -> None:
         from holdfast.spec.fingerprint import source_fingerprint
 
-        found = source_fingerprint(project.folder / "agent.py", project.folder)
-        assert set(found) == set(self.FILES) - {"unused.py"}
+        digests = source_fingerprint(project.folder / "agent.py", project.folder)
+        assert set(digests) == set(self.FILES) - {"unused.py"}
         for name in self.FILES:
             path = project.folder / name
             text = path.read_text()
             path.write_text(text + "changed = True\n")
             again = source_fingerprint(project.folder / "agent.py", project.folder)
-            differing = {file for file in found if again[file] != found[file]}
+            differing = {file for file in digests if again[file] != digests[file]}
             assert differing == ({name} if name != "unused.py" else set())
             path.write_text(text)
 
@@ -359,12 +359,12 @@ class TestFingerprintsOfCode:
         path.write_text(path.read_text() + "def broken(:\n")
         line = len(path.read_text().splitlines())
         for option in (["--dry-run"], []):
-            said = project.eval(*option, check=2).err
-            assert f"{path}:{line}: not valid Python" in said
-            assert "Traceback" not in said
+            stderr = project.eval(*option, check=2).err
+            assert f"{path}:{line}: not valid Python" in stderr
+            assert "Traceback" not in stderr
         assert not project.runs.exists()
 
     def test_a_missing_file_is_named(self, project: Lab) -> None:
         project.spec["target"] = {"python": "nowhere.py:reply"}
-        said = project.eval("--dry-run", check=2).err
-        assert f"{project.folder / 'nowhere.py'}: no such file" in said and "Traceback" not in said
+        stderr = project.eval("--dry-run", check=2).err
+        assert f"{project.folder / 'nowhere.py'}: no such file" in stderr and "Traceback" not in stderr

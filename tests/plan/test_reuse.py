@@ -333,7 +333,7 @@ class TestAcceptingDrift:
         lab.edit("tools/answers.py", "return prompt + ''", "return prompt")
         assert lab.eval().asked == 1, "the old code never answered that row"
 
-    def test_without_drift_it_is_the_ordinary_run(self, lab: Lab) -> None:
+    def test_accept_drift_changes_nothing_without_drift(self, lab: Lab) -> None:
         lab.use_agent()
         run = lab.eval().run
         again = lab.eval("--accept-drift")
@@ -345,7 +345,7 @@ class TestAcceptingDrift:
         lab.eval("--concurrency", "1", "--max-time", "0.000001s", check=3)
         assert lab.eval("--accept-drift").asked == 0
 
-    def test_it_is_rejected_if_no_run_fits(self, lab: Lab) -> None:
+    def test_accept_drift_is_rejected_if_no_run_matches(self, lab: Lab) -> None:
         lab.use_agent()
         refused = lab.eval("--accept-drift", check=2)
         assert "--accept-drift" in refused.err and "no earlier run" in refused.err
@@ -506,6 +506,7 @@ class TestADatasetThatChangesUnderTheEval:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
 
+    @pytest.mark.faults
     def test_a_killed_run_lends_its_outputs_to_the_changed_eval(self, lab: Lab, slow: Server) -> None:
         process = self.begin(lab, slow)
         process.send_signal(signal.SIGKILL)

@@ -26,8 +26,8 @@ stats = LazyModule("scipy.stats")
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.product([0, 1, 2, 5, 9, 40], repeat=2)])
 def test_mcnemar_is_scipys_exact_binomial_test(first: int, second: int) -> None:
-    wanted = stats.binomtest(first, first + second, 0.5).pvalue if first + second else 1.0
-    assert mcnemar(first, second) == pytest.approx(wanted, abs=1e-12)
+    expected = stats.binomtest(first, first + second, 0.5).pvalue if first + second else 1.0
+    assert mcnemar(first, second) == pytest.approx(expected, abs=1e-12)
 
 
 def test_mcnemar_holds_for_very_many_samples() -> None:
@@ -35,11 +35,11 @@ def test_mcnemar_holds_for_very_many_samples() -> None:
 
 
 def permuted(differences: list[float]) -> float:
-    """All combinations of signs, by scipy."""
-    found = stats.permutation_test(
+    """Return scipy's p-value over all combinations of signs."""
+    result = stats.permutation_test(
         (np.array(differences),), np.mean, permutation_type="samples", n_resamples=np.inf, vectorized=True
     )
-    return float(found.pvalue)
+    return float(result.pvalue)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -70,7 +70,7 @@ def test_no_difference_at_all_is_no_evidence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("p_values", "expected"),
     [
         ([], []),
         ([0.03], [0.03]),
@@ -79,29 +79,29 @@ def test_no_difference_at_all_is_no_evidence() -> None:
         ([0.6, 0.7], [1.0, 1.0]),
     ],
 )
-def test_holm_steps_down(given: list[float], wanted: list[float]) -> None:
-    assert holm(given) == pytest.approx(wanted)
+def test_holm_steps_down(p_values: list[float], expected: list[float]) -> None:
+    assert holm(p_values) == pytest.approx(expected)
 
 
 def test_the_paired_interval_is_numpys_with_trials_averaged_first() -> None:
     chance = random.Random(1)
     first = {f"s{number}": [chance.random() for _ in range(3)] for number in range(25)}
     second = {f"s{number}": [chance.random() for _ in range(2)] for number in range(5, 30)}
-    found = paired_difference(first, second)
+    difference = paired_difference(first, second)
     shared = [f"s{number}" for number in range(5, 25)]
     differences = np.array([np.mean(first[sample]) - np.mean(second[sample]) for sample in shared])
     low, high = stats.t.interval(0.95, 19, differences.mean(), stats.sem(differences))
-    assert found is not None
-    assert found.samples == 20 and gaps(first, second).keys() == set(shared)
-    assert (found.mean, found.low, found.high) == pytest.approx((differences.mean(), low, high))
+    assert difference is not None
+    assert difference.samples == 20 and gaps(first, second).keys() == set(shared)
+    assert (difference.mean, difference.low, difference.high) == pytest.approx((differences.mean(), low, high))
     power = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
-    assert found.detectable == pytest.approx(power * stats.sem(differences))
+    assert difference.detectable == pytest.approx(power * stats.sem(differences))
 
 
 def test_differences_without_spread_have_no_interval_and_nothing_shared_has_no_difference() -> None:
-    found = paired_difference({"a": [1.0], "b": [1.0]}, {"a": [0.0], "b": [0.0]})
-    assert found is not None and found.mean == 1.0
-    assert found.low is found.high is found.detectable is None
+    difference = paired_difference({"a": [1.0], "b": [1.0]}, {"a": [0.0], "b": [0.0]})
+    assert difference is not None and difference.mean == 1.0
+    assert difference.low is difference.high is difference.detectable is None
     assert paired_difference({"a": [1.0]}, {"b": [1.0]}) is None
 
 
@@ -121,7 +121,7 @@ def strong(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def weak(place: Path) -> Path:
-    """The same samples, 8 right."""
+    """A run over the samples of `strong` with 8 right answers."""
     return finished_run(place / "weak", answered(8, 12))
 
 
@@ -143,8 +143,8 @@ def keys_of(run: Path) -> dict[str, str]:
 def test_a_clear_difference_is_reported_with_its_test_and_its_flips(compare: Any, strong: Path, weak: Path) -> None:
     ended = compare(strong, weak, "--json")
     assert ended.code == 0
-    (found,) = json.loads(ended.out)
-    (row,) = found["metrics"]
+    (comparison,) = json.loads(ended.out)
+    (row,) = comparison["metrics"]
     assert (row["metric"], row["first"], row["second"], row["samples"]) == ("correct", 0.9, 0.4, 20)
     differences = np.array([0.0] * 8 + [1.0] * 10 + [0.0] * 2)
     low, high = stats.t.interval(0.95, 19, 0.5, stats.sem(differences))
@@ -153,11 +153,11 @@ def test_a_clear_difference_is_reported_with_its_test_and_its_flips(compare: Any
     assert row["p_value"] == row["adjusted"] == pytest.approx(stats.binomtest(0, 10).pvalue)
     assert row["verdict"] == "higher"
     ours, theirs = keys_of(strong), keys_of(weak)
-    assert found["flips"] == [
+    assert comparison["flips"] == [
         {"sample": sample, "metric": "correct", "gained": True, "keys": [ours[sample], theirs[sample]]}
         for sample in [f"s{number}" for number in range(8, 18)]
     ]
-    assert found["only_first"] == found["only_second"] == []
+    assert comparison["only_first"] == comparison["only_second"] == []
 
 
 def test_graders_are_compared_only_where_they_are_the_same_grader(compare: Any, tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_graders_are_compared_only_where_they_are_the_same_grader(compare: Any, 
         return finished_run(tmp_path / name, answers, rows=rows, graders=graders, **keys)
 
     strict, loose = run("strict", 0.5), run("loose", 100)
-    (found,) = json.loads(compare(loose, strict, "--json").out)
-    assert [row["metric"] for row in found["metrics"]] == ["exact"], (
+    (comparison,) = json.loads(compare(loose, strict, "--json").out)
+    assert [row["metric"] for row in comparison["metrics"]] == ["exact"], (
         "neither the changed grader nor passing all of them"
     )
-    assert found["not_compared"] == ["near"]
-    assert found["differences"] == ["grader `near` (tolerance 100.0 → 0.5)"]
+    assert comparison["not_compared"] == ["near"]
+    assert comparison["differences"] == ["grader `near` (tolerance 100.0 → 0.5)"]
     shown = compare(loose, strict).out
     assert "the runs differ in: grader `near` (tolerance 100.0 → 0.5)" in shown
     assert "near: not compared, because it is not the same grader in both runs" in shown
@@ -183,14 +183,14 @@ def test_graders_are_compared_only_where_they_are_the_same_grader(compare: Any, 
 def test_a_row_that_is_read_in_another_way_does_not_make_another_grader(compare: Any, tmp_path: Path) -> None:
     few = finished_run(tmp_path / "few", answered(3, 1))
     more = finished_run(tmp_path / "more", answered(3, 1) | {"x": "yes"}, rows={"x": {"expected": ["yes", "Yes"]}})
-    (found,) = json.loads(compare(few, more, "--json").out)
-    assert found["not_compared"] == [] and [row["metric"] for row in found["metrics"]] == ["correct"]
+    (comparison,) = json.loads(compare(few, more, "--json").out)
+    assert comparison["not_compared"] == [] and [row["metric"] for row in comparison["metrics"]] == ["correct"]
 
 
 def test_what_differs_between_two_runs_is_named(compare: Any, strong: Path, tmp_path: Path) -> None:
     other = finished_run(tmp_path / "other", answered(18, 2), prompt="{{ id }}!", system="Be brief.")
-    (found,) = json.loads(compare(strong, other, "--json").out)
-    assert found["differences"] == ["prompt changed", "system added"]
+    (comparison,) = json.loads(compare(strong, other, "--json").out)
+    assert comparison["differences"] == ["prompt changed", "system added"]
     assert compare(strong, strong).out.count("the runs differ") == 0
 
 
@@ -200,9 +200,9 @@ def test_another_threshold_is_named_and_passing_is_not_compared(compare: Any, tm
         finished_run(tmp_path / name, answers, graders=[{**POINTS[0], "threshold": limit}])
         for name, limit in (("low", 0.2), ("high", 0.6))
     )
-    (found,) = json.loads(compare(low, high, "--json").out)
-    assert found["differences"] == ["threshold of `points` 0.2 → 0.6"]
-    assert found["flips"] == [] and found["metrics"][0]["difference"] == 0.0
+    (comparison,) = json.loads(compare(low, high, "--json").out)
+    assert comparison["differences"] == ["threshold of `points` 0.2 → 0.6"]
+    assert comparison["flips"] == [] and comparison["metrics"][0]["difference"] == 0.0
 
 
 def test_runs_whose_only_grader_differs_are_refused(compare: Any, strong: Path, tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_runs_whose_only_grader_differs_are_refused(compare: Any, strong: Path, 
 
 
 def test_the_order_of_the_runs_turns_the_verdict(compare: Any, strong: Path, weak: Path) -> None:
-    (found,) = json.loads(compare(weak, strong, "--json").out)
-    assert found["metrics"][0]["verdict"] == "lower"
-    assert {flip["gained"] for flip in found["flips"]} == {False}
+    (comparison,) = json.loads(compare(weak, strong, "--json").out)
+    assert comparison["metrics"][0]["verdict"] == "lower"
+    assert {flip["gained"] for flip in comparison["flips"]} == {False}
 
 
 def test_what_is_no_evidence_is_called_so(compare: Any, strong: Path, near: Path) -> None:
@@ -230,23 +230,23 @@ def test_what_is_no_evidence_is_called_so(compare: Any, strong: Path, near: Path
 
 
 def test_samples_of_one_run_only_are_listed_and_left_out_of_the_numbers(compare: Any, strong: Path, near: Path) -> None:
-    (found,) = json.loads(compare(strong, near, "--json").out)
-    assert found["only_first"] == ["s16", "s17", "s18", "s19"]
-    assert found["only_second"] == [f"new{number}" for number in range(6)]
-    (row,) = found["metrics"]
+    (comparison,) = json.loads(compare(strong, near, "--json").out)
+    assert comparison["only_first"] == ["s16", "s17", "s18", "s19"]
+    assert comparison["only_second"] == [f"new{number}" for number in range(6)]
+    (row,) = comparison["metrics"]
     assert (row["samples"], row["first"], row["second"]) == (16, 1.0, 15 / 16)
 
 
 def test_a_run_compared_with_itself_differs_in_nothing(compare: Any, strong: Path) -> None:
-    (found,) = json.loads(compare(strong, strong, "--json").out)
-    (row,) = found["metrics"]
+    (comparison,) = json.loads(compare(strong, strong, "--json").out)
+    (row,) = comparison["metrics"]
     assert (row["difference"], row["p_value"], row["verdict"]) == (0.0, 1.0, "no evidence of a difference")
-    assert found["flips"] == []
+    assert comparison["flips"] == []
 
 
 def test_the_first_run_is_compared_with_each_of_the_others(compare: Any, strong: Path, weak: Path, near: Path) -> None:
-    found = json.loads(compare(strong, weak, near, "--json").out)
-    assert [(pair["first"], pair["second"]) for pair in found] == [
+    comparisons = json.loads(compare(strong, weak, near, "--json").out)
+    assert [(pair["first"], pair["second"]) for pair in comparisons] == [
         (str(strong), str(weak)),
         (str(strong), str(near)),
     ]
@@ -267,13 +267,16 @@ def test_several_metrics_are_corrected_and_scores_are_flipped_by_sample(compare:
     ]
     graders = [*POINTS, {"type": "text", "name": "even", "regex_match": ["[02468]$"]}]
     first, second = (
-        finished_run(tmp_path / name, given, trials=2, graders=graders)
-        for name, given in zip(("one", "two"), answers, strict=True)
+        finished_run(tmp_path / name, texts_by_sample, trials=2, graders=graders)
+        for name, texts_by_sample in zip(("one", "two"), answers, strict=True)
     )
-    (found,) = json.loads(compare(first, second, "--json").out)
-    rows = {row["metric"]: row for row in found["metrics"]}
+    (comparison,) = json.loads(compare(first, second, "--json").out)
+    rows = {row["metric"]: row for row in comparison["metrics"]}
     assert set(rows) == {"points", "even", "passed"}
-    means = [np.array([np.mean([float(text) for text in texts]) for texts in given.values()]) for given in answers]
+    means = [
+        np.array([np.mean([float(text) for text in texts]) for texts in texts_by_sample.values()])
+        for texts_by_sample in answers
+    ]
     assert rows["points"]["test"] == "sign-flip permutation"
     assert rows["points"]["p_value"] == pytest.approx(permuted(list(means[0] - means[1])))
     assert rows["points"]["difference"] == pytest.approx((means[0] - means[1]).mean())

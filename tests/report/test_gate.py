@@ -29,7 +29,7 @@ def base(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def worse(place: Path) -> Path:
-    """The same samples, 6 right: 25 % lower."""
+    """A run over the samples of `base` with 6 right answers: 25 % lower."""
     return finished_run(place / "worse", answered(6, 4))
 
 
@@ -45,12 +45,12 @@ def gate(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Any:
 
 
 def checks(gate: Any, *arguments: Any) -> dict[str, tuple[bool, str]]:
-    """What the gate looked at, in its order; the exit code says the same as the JSON."""
+    """Return the gate's checks in order, and check that exit code and JSON agree."""
     ended = gate(*arguments, "--format", "json")
-    said = json.loads(ended.out)
-    assert said["passed"] == all(check["passed"] for check in said["checks"])
-    assert ended.code == (0 if said["passed"] else 1)
-    return {check["what"]: (check["passed"], check["message"]) for check in said["checks"]}
+    report = json.loads(ended.out)
+    assert report["passed"] == all(check["passed"] for check in report["checks"])
+    assert ended.code == (0 if report["passed"] else 1)
+    return {check["what"]: (check["passed"], check["message"]) for check in report["checks"]}
 
 
 # Against a baseline
@@ -77,7 +77,7 @@ def test_a_metric_may_fall_by_as_much_as_is_allowed_and_no_more(
 
 
 @pytest.mark.parametrize("allowed", ["-1", "some"])
-def test_an_allowance_that_is_none_is_wrong_usage(gate: Any, base: Path, allowed: str) -> None:
+def test_an_invalid_allowance_is_a_usage_error(gate: Any, base: Path, allowed: str) -> None:
     assert gate(base, "--baseline", base, "--max-regression-pct", allowed).code == 2
 
 
@@ -92,9 +92,13 @@ def test_every_metric_is_checked_and_so_is_passing_all_of_them(gate: Any, tmp_pa
     graders = [*CORRECT, {"type": "text", "name": "short", "regex_match": ["^.{0,3}$"]}]
     first = finished_run(tmp_path / "first", {"a": "yes", "b": "yes"}, graders=graders)
     second = finished_run(tmp_path / "second", {"a": "yes", "b": "yes indeed"}, graders=graders)
-    found = checks(gate, second, "--baseline", first)
-    assert {name: passed for name, (passed, _) in found.items()} == {"correct": False, "short": False, "passed": False}
-    assert "passed 1 → 0.5" in found["passed"][1]
+    results = checks(gate, second, "--baseline", first)
+    assert {name: passed for name, (passed, _) in results.items()} == {
+        "correct": False,
+        "short": False,
+        "passed": False,
+    }
+    assert "passed 1 → 0.5" in results["passed"][1]
 
 
 def test_checkpoints_are_metrics_like_any_other(gate: Any, tmp_path: Path) -> None:
@@ -105,26 +109,26 @@ def test_checkpoints_are_metrics_like_any_other(gate: Any, tmp_path: Path) -> No
     }
     first = finished_run(tmp_path / "first", {"a": "yes", "b": "yes"}, **keys)
     second = finished_run(tmp_path / "second", {"a": "yes", "b": "no"}, **keys)
-    found = checks(gate, second, "--baseline", first)
-    assert found["checkpoint@1/kind"][0] is False and found["end"][0] is True
-    assert "checkpoint@1/kind 1 → 0.5" in found["checkpoint@1/kind"][1]
-    for least, code in (("0.5", 0), ("0.51", 1)):
-        assert gate(second, "--min", f"checkpoint@1/kind={least}").code == code
+    results = checks(gate, second, "--baseline", first)
+    assert results["checkpoint@1/kind"][0] is False and results["end"][0] is True
+    assert "checkpoint@1/kind 1 → 0.5" in results["checkpoint@1/kind"][1]
+    for minimum, code in (("0.5", 0), ("0.51", 1)):
+        assert gate(second, "--min", f"checkpoint@1/kind={minimum}").code == code
     assert gate(second, "--min", "checkpoint@1/kind/pass@1=0.5").code == 0
 
 
 def test_a_metric_of_the_baseline_that_is_gone_fails(gate: Any, base: Path, tmp_path: Path) -> None:
     renamed = finished_run(tmp_path / "renamed", answered(10, 0), graders=[{"type": "exact", "name": "right"}])
-    found = checks(gate, renamed, "--baseline", base)
-    assert found["correct"] == (False, "correct is in the baseline and not in this run")
+    results = checks(gate, renamed, "--baseline", base)
+    assert results["correct"] == (False, "correct is in the baseline and not in this run")
 
 
 def test_runs_without_a_common_metric_fail_instead_of_passing_for_lack_of_one(
     gate: Any, base: Path, tmp_path: Path
 ) -> None:
     ungraded = finished_run(tmp_path / "ungraded", answered(3, 0), graders=[])
-    found = checks(gate, base, "--baseline", ungraded, "--removed", "ignore")
-    assert found["metrics"][0] is False and "no metric in common" in found["metrics"][1]
+    results = checks(gate, base, "--baseline", ungraded, "--removed", "ignore")
+    assert results["metrics"][0] is False and "no metric in common" in results["metrics"][1]
     assert gate(ungraded, "--baseline", base).code == 1
 
 
@@ -142,18 +146,18 @@ def test_accepted_errors_do_not_hide_what_has_become_worse(gate: Any, base: Path
     """The samples that were wrong have no answer any more, and what is left looks better than it was."""
     answers: dict[str, Any] = answered(8, 0) | {"s8": None, "s9": None}
     run = finished_run(tmp_path / "errors", answers, flags=("--accept-errors",), limits={"retries": 0})
-    found = checks(gate, run, "--baseline", base)
-    assert found["correct"][0] is True
-    assert found["coverage"] == (False, "coverage 1 → 0.8, 20.0 % lower (allowed: 0 %)")
+    results = checks(gate, run, "--baseline", base)
+    assert results["correct"][0] is True
+    assert results["coverage"] == (False, "coverage 1 → 0.8, 20.0 % lower (allowed: 0 %)")
     assert gate(run, "--baseline", base, "--max-regression-pct", "20").code == 0
     assert "coverage" not in checks(gate, base, "--baseline", run)
 
 
-# Least values
+# Minima
 
 
 @pytest.mark.parametrize(
-    ("least", "code"),
+    ("minimum", "code"),
     [
         ("correct=0.8", 0),
         ("correct=0.81", 1),
@@ -166,22 +170,22 @@ def test_accepted_errors_do_not_hide_what_has_become_worse(gate: Any, base: Path
         ("correct/pass@1=0.9", 1),
     ],
 )
-def test_a_metric_must_reach_its_minimum(gate: Any, base: Path, least: str, code: int) -> None:
-    ended = gate(base, "--min", least)
+def test_a_metric_must_reach_its_minimum(gate: Any, base: Path, minimum: str, code: int) -> None:
+    ended = gate(base, "--min", minimum)
     assert ended.code == code
     assert ("FAIL" in ended.out) == bool(code)
 
 
 def test_all_minima_must_be_reached(gate: Any, base: Path) -> None:
-    found = checks(gate, base, "--min", "correct=0.5", "--min", "passed=0.9")
-    assert found == {
+    results = checks(gate, base, "--min", "correct=0.5", "--min", "passed=0.9")
+    assert results == {
         "min correct": (True, "correct is 0.8 (minimum 0.5)"),
         "min passed": (False, "passed is 0.8 (minimum 0.9)"),
     }
 
 
 @pytest.mark.parametrize(
-    "least",
+    "minimum",
     [
         *(
             "corect=0.5",
@@ -196,8 +200,8 @@ def test_all_minima_must_be_reached(gate: Any, base: Path) -> None:
         *("correct=20", "correct=-1", "correct=nan"),
     ],
 )
-def test_an_invalid_minimum_is_a_usage_error(gate: Any, base: Path, least: str) -> None:
-    ended = gate(base, "--min", least)
+def test_an_invalid_minimum_is_a_usage_error(gate: Any, base: Path, minimum: str) -> None:
+    ended = gate(base, "--min", minimum)
     assert ended.code == 2 and re.match("error: (--min|minimum of|there is no metric) ?", ended.err)
     assert ended.out == ""
 
@@ -241,8 +245,8 @@ def test_a_golden_sample_passes_only_when_every_trial_does(gate: Any, tmp_path: 
 def test_golden_rows_must_pass_without_being_named(gate: Any, tmp_path: Path) -> None:
     rows = {"s0": {"golden": True}, "s2": {"golden": True}, "s3": {"golden": False}}
     run = finished_run(tmp_path / "rows", answered(2, 2), rows=rows)
-    found = checks(gate, run, "--min", "correct=0.5")
-    assert {name: passed for name, (passed, _) in found.items()} == {
+    results = checks(gate, run, "--min", "correct=0.5")
+    assert {name: passed for name, (passed, _) in results.items()} == {
         "golden s0": True,
         "golden s2": False,
         "min correct": True,
@@ -254,9 +258,9 @@ def test_a_golden_sample_that_is_gone_or_lost_its_flag_fails_the_gate(gate: Any,
     golden = {"s0": {"golden": True}, "s1": {"golden": True}}
     base = finished_run(tmp_path / "base", {"s0": "yes", "s1": "yes", "s2": "no"}, rows=golden)
     current = finished_run(tmp_path / "current", {"s1": "no", "s2": "yes"})
-    found = checks(gate, current, "--baseline", base, "--max-regression-pct", "100")
-    assert found["golden s0"] == (False, "golden sample s0 is not in this run")
-    assert found["golden s1"] == (False, "golden sample s1 fails 1 of 1 trials")
+    results = checks(gate, current, "--baseline", base, "--max-regression-pct", "100")
+    assert results["golden s0"] == (False, "golden sample s0 is not in this run")
+    assert results["golden s1"] == (False, "golden sample s1 fails 1 of 1 trials")
     allowed = checks(gate, current, "--baseline", base, "--max-regression-pct", "100", "--ignore-golden-rows")
     assert not any(name.startswith("golden") for name in allowed)
 
@@ -265,8 +269,8 @@ def test_a_changed_grader_fails_instead_of_being_measured_with_another_ruler(
     gate: Any, base: Path, tmp_path: Path
 ) -> None:
     lenient = finished_run(tmp_path / "lenient", answered(10, 0), graders=[{**CORRECT[0], "ignore_case": True}])
-    found = checks(gate, lenient, "--baseline", base)
-    assert found["correct"] == (
+    results = checks(gate, lenient, "--baseline", base)
+    assert results["correct"] == (
         False,
         "correct is not the same grader as in the baseline (ignore_case False → True): it cannot be compared",
     )
@@ -277,8 +281,8 @@ def test_golden_rows_that_can_no_longer_be_read_are_reported(gate: Any, tmp_path
     data.write_text('{"id": "a", "expected": "yes", "golden": true}\n{"id": "b", "expected": "yes"}\n')
     keys: dict[str, Any] = {"samples": None, "dataset": {"path": str(data)}}
     run = finished_run(tmp_path / "gone", {"a": "no", "b": "yes"}, **keys)
-    known = gate(run, "--min", "correct=0.5")
-    assert known.code == 1 and "which rows say" not in known.err
+    ended = gate(run, "--min", "correct=0.5")
+    assert ended.code == 1 and "which rows say" not in ended.err
     data.unlink()
     assert "which rows say `golden: true` is not known" in gate(run, "--min", "correct=0.5").err
 
@@ -288,20 +292,20 @@ def test_golden_rows_that_can_no_longer_be_read_are_reported(gate: Any, tmp_path
 
 def test_new_samples_are_ignored_unless_they_must_pass(gate: Any, base: Path, other_samples: Path) -> None:
     assert "new samples" not in checks(gate, other_samples, "--baseline", base)
-    found = checks(gate, other_samples, "--baseline", base, "--new", "must-pass")
-    assert found["new samples"] == (False, "1 of 2 new samples do not pass: n1")
+    results = checks(gate, other_samples, "--baseline", base, "--new", "must-pass")
+    assert results["new samples"] == (False, "1 of 2 new samples do not pass: n1")
     passing = checks(gate, base, "--baseline", base, "--new", "must-pass")
     assert "new samples" not in passing
 
 
-@pytest.mark.parametrize(("policy", "code", "said"), [("ignore", 0, False), ("warn", 0, True), ("fail", 1, True)])
+@pytest.mark.parametrize(("policy", "code", "reported"), [("ignore", 0, False), ("warn", 0, True), ("fail", 1, True)])
 def test_removed_samples_are_ignored_or_a_warning_or_a_failure(
-    gate: Any, base: Path, other_samples: Path, policy: str, code: int, said: bool
+    gate: Any, base: Path, other_samples: Path, policy: str, code: int, reported: bool
 ) -> None:
     ended = gate(other_samples, "--baseline", base, "--removed", policy)
     assert ended.code == code
     word = {"warn": "warn", "fail": "FAIL"}.get(policy, "")
-    assert (f"{word}  2 samples of the baseline are gone: s0, s1" in ended.out) == said
+    assert (f"{word}  2 baseline samples are missing from this run: s0, s1" in ended.out) == reported
 
 
 def test_removed_samples_are_a_warning_by_default(gate: Any, base: Path, other_samples: Path) -> None:

@@ -117,14 +117,14 @@ class TestCoverage:
 
 class TestScores:
     @pytest.mark.parametrize(
-        ("weights", "wanted"),
+        ("weights", "expected"),
         [((1, 1), 0.75), ((3, 1), 0.875), ((1, 3), 0.625), ((1, 0), 1.0), ((0, 1), 0.5), ((0, 0), None)],
     )
-    def test_the_overall_score_is_the_weighted_mean(self, evaluate: Any, weights: Any, wanted: float | None) -> None:
+    def test_the_overall_score_is_the_weighted_mean(self, evaluate: Any, weights: Any, expected: float | None) -> None:
         run = evaluate(
             "a", graders=[text("t", "a", weight=weights[0]), {**text("u", ["a", "z"]), "weight": weights[1]}]
         )
-        assert run.score == wanted
+        assert run.score == expected
         assert run.metrics.graders["t"].weight == weights[0]
 
     def test_a_trial_passes_when_every_grader_passes(self, evaluate: Any) -> None:
@@ -200,8 +200,8 @@ class TestTheFiles:
         )
         assert set(output["usage"]) == {"input_tokens", "output_tokens", "requests", "cost"}
         assert set(output["timing"]) == {"started", "seconds", "first_token"}
-        wanted = "key grade_key sample trial grader type turn status score weight feedback details seconds"
-        assert set(wanted.split()) <= set(grade)
+        documented = "key grade_key sample trial grader type turn status score weight feedback details seconds"
+        assert set(documented.split()) <= set(grade)
         assert (grade["key"], grade["turn"], grade["status"], grade["score"]) == (output["key"], None, "passed", 0.5)
 
     def test_the_times_are_those_of_the_trials(self, evaluate: Any) -> None:
@@ -226,8 +226,8 @@ class TestUnfinished:
         done = run_command("eval", "e.yaml", cwd=tmp_path, check=3)
         assert "e · agent.py:reply · incomplete" in done.stdout
         cells = [[cell.strip() for cell in line.strip("│┃").split(line[0])] for line in table(done.stdout)]
-        head, *found = cells
-        by_name = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in found}
+        head, *rows = cells
+        by_name = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
         assert {name: (row["graded"], row["ungraded"]) for name, row in by_name.items()} == {
             "any": ("3", "0"),
             "some": ("2", "0"),

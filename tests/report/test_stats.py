@@ -28,10 +28,10 @@ def test_the_quantile_is_that_of_a_95_percent_interval() -> None:
 
 
 @given(counts)
-def test_wilson_is_scipys(found: Any) -> None:
-    passes, total = found
-    wanted = stats.binomtest(passes, total).proportion_ci(0.95, method="wilson")
-    assert wilson(passes / total, total) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+def test_wilson_is_scipys(passes_and_total: Any) -> None:
+    passes, total = passes_and_total
+    expected = stats.binomtest(passes, total).proportion_ci(0.95, method="wilson")
+    assert wilson(passes / total, total) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 @given(st.floats(0, 1), st.floats(1, 1e6))
@@ -42,20 +42,20 @@ def test_wilson_holds_its_proportion_and_stays_inside(share: Any, count: Any) ->
 
 
 @given(counts)
-def test_one_trial_per_sample_gives_wilsons_interval_over_the_samples(found: Any) -> None:
-    passes, total = found
+def test_one_trial_per_sample_gives_wilsons_interval_over_the_samples(passes_and_total: Any) -> None:
+    passes, total = passes_and_total
     sums = [1.0] * passes + [0.0] * (total - passes)
     mean, low, high, _, method = estimate(sums, [1] * total, proportion=True)
-    wanted = stats.binomtest(passes, total).proportion_ci(0.95, method="wilson")
+    expected = stats.binomtest(passes, total).proportion_ci(0.95, method="wilson")
     assert mean == passes / total and method == "wilson"
-    assert (low, high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=40))
 def test_without_clusters_the_standard_error_is_that_of_a_mean(scores: Any) -> None:
-    found = estimate(scores, [1] * len(scores), proportion=False)
-    assert found.mean == pytest.approx(numpy.mean(scores))
-    assert found.stderr == pytest.approx(stats.sem(scores), abs=1e-9)
+    result = estimate(scores, [1] * len(scores), proportion=False)
+    assert result.mean == pytest.approx(numpy.mean(scores))
+    assert result.stderr == pytest.approx(stats.sem(scores), abs=1e-9)
 
 
 @pytest.mark.parametrize("freedom", [*range(1, 120), 1_000, 1_000_000])
@@ -66,11 +66,11 @@ def test_students_quantile_is_scipys(freedom: Any) -> None:
 @given(st.lists(st.floats(0.2, 0.8), min_size=2, max_size=40))
 def test_scores_that_are_no_proportion_get_students_interval(scores: Any) -> None:
     assume(stats.sem(scores) > 1e-9)
-    found = estimate(scores, [1] * len(scores), proportion=False)
+    result = estimate(scores, [1] * len(scores), proportion=False)
     low, high = stats.t.interval(0.95, len(scores) - 1, numpy.mean(scores), stats.sem(scores))
-    assert found.low == pytest.approx(max(0, low), rel=1e-6, abs=1e-9)
-    assert found.high == pytest.approx(min(1, high), rel=1e-6, abs=1e-9)
-    assert found.method == "t"
+    assert result.low == pytest.approx(max(0, low), rel=1e-6, abs=1e-9)
+    assert result.high == pytest.approx(min(1, high), rel=1e-6, abs=1e-9)
+    assert result.method == "t"
 
 
 @given(clusters)
@@ -81,10 +81,10 @@ def test_the_standard_error_is_clustered_by_sample(scores: Any) -> None:
     everything = numpy.concatenate(kept)
     residuals = numpy.array([(cluster - everything.mean()).sum() for cluster in kept])
     correction = len(kept) / (len(kept) - 1)
-    wanted = math.sqrt(correction * (residuals**2).sum()) / len(everything)
-    found = estimate([sum(cluster) for cluster in scores], [len(cluster) for cluster in scores], proportion=False)
-    assert found.mean == pytest.approx(everything.mean())
-    assert found.stderr == pytest.approx(wanted, abs=1e-9)
+    expected = math.sqrt(correction * (residuals**2).sum()) / len(everything)
+    result = estimate([sum(cluster) for cluster in scores], [len(cluster) for cluster in scores], proportion=False)
+    assert result.mean == pytest.approx(everything.mean())
+    assert result.stderr == pytest.approx(expected, abs=1e-9)
 
 
 def test_trials_that_all_agree_count_as_one_and_independent_ones_as_many() -> None:
@@ -100,22 +100,22 @@ def test_trials_that_all_agree_count_as_one_and_independent_ones_as_many() -> No
 def test_every_interval_holds_its_mean_and_stays_inside(scores: Any, proportion: Any) -> None:
     if proportion:
         scores = [[float(score > 0.5) for score in cluster] for cluster in scores]
-    found = estimate([math.fsum(c) for c in scores], [len(c) for c in scores], proportion=proportion)
-    if found.low is None:
-        assert found.method == "none" and sum(map(bool, scores)) == 1 and not proportion
+    result = estimate([math.fsum(c) for c in scores], [len(c) for c in scores], proportion=proportion)
+    if result.low is None:
+        assert result.method == "none" and sum(map(bool, scores)) == 1 and not proportion
     else:
-        assert 0 <= found.low <= found.mean + 1e-12 and found.mean - 1e-12 <= found.high <= 1
+        assert 0 <= result.low <= result.mean + 1e-12 and result.mean - 1e-12 <= result.high <= 1
 
 
 @pytest.mark.parametrize("passes", [0, 3])
 def test_no_spread_is_not_taken_for_certainty(passes: int) -> None:
-    found = estimate([float(passes)] * 4, [3] * 4, proportion=True)
-    assert found.high - found.low > 0.3
+    result = estimate([float(passes)] * 4, [3] * 4, proportion=True)
+    assert result.high - result.low > 0.3
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_pass(found: Any) -> None:
-    trials, passes, k = found
+def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_pass(drawn: Any) -> None:
+    trials, passes, k = drawn
     outcomes = [True] * passes + [False] * (trials - passes)
     draws = list(itertools.combinations(outcomes, k))
     assert pass_at_k(trials, passes, k) == pytest.approx(sum(map(any, draws)) / len(draws))

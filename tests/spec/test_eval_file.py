@@ -192,11 +192,11 @@ class TestWhatIsRead:
         assert (spec.graders[0].name, spec.graders[0].weight) == ("exact", 1)
 
     @pytest.mark.parametrize("written", ['"1.0"', "1.0", "1.1", "'1.7'"])
-    def test_a_version_it_can_read_however_it_is_written(self, tmp_path: Path, written: str) -> None:
+    def test_a_supported_version_is_accepted_in_every_spelling(self, tmp_path: Path, written: str) -> None:
         (tmp_path / "e.yaml").write_text(f"schemaVersion: {written}\n{BASE}")
         assert load_eval(tmp_path / "e.yaml").name == "e"
 
-    def test_it_is_yaml_one_point_two(self, tmp_path: Path) -> None:
+    def test_eval_files_are_yaml_1_2(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text(
             BASE.replace("question: q", "question: no, on: yes, time: 2024-01-02, octal: 010")
         )
@@ -245,8 +245,9 @@ class TestWhatIsRefused:
             ("{model: m}", "{model: m, temperatur: 0}", 3, ["target.temperatur: unknown key", "known here: model"]),
             ("{model: m}", "{model: m, api_kye_env: K}", 3, ["did you mean 'api_key_env'"]),
             ("{model: m}", "{model: m, api_key: sk-123}", 3, ["not written into files", "api_key_env"]),
-            ("{model: m}", "{model: m, python: 'a.py:f'}", 3, ["has model and python", "exactly one of"]),
-            ("{model: m}", "{base_url: x}", 3, ["names none", "model, python, http, command"]),
+            ("{model: m}", "{model: m, python: 'a.py:f'}", 3, ["exactly one of", ", not model and python"]),
+            ("{model: m}", "{base_url: x}", 3, ["needs exactly one of model, python, http, command"]),
+            ("{model: m}", "{pyton: 'a.py:f'}", 3, ["target: needs exactly one of", "did you mean 'python'?"]),
             ("{model: m}", "{model: ''}", 3, ["target.model"]),
             ("{model: m}", "{model: m, api: chatty}", 3, ["'chat' or 'completions'", "'chatty'"]),
             ("{model: m}", "{python: agent}", 3, ["target.python"]),
@@ -259,8 +260,8 @@ class TestWhatIsRefused:
             ("{type: exact}", "{type: exakt}", 5, ["unknown grader type 'exakt'", "did you mean 'exact'"]),
             ("{type: exact}", "{name: x}", 5, ["needs a type", "json_schema"]),
             ("{type: exact}", "{type: exact, ignorecase: true}", 5, ["did you mean 'ignore_case'"]),
-            ("{type: exact}", "{type: exact}, {type: exact}", 5, ["a second grader called 'exact'"]),
-            ("{type: exact}", "{type: exact, name: n}, {type: number, name: n}", 5, ["a second grader called 'n'"]),
+            ("{type: exact}", "{type: exact}, {type: exact}", 5, ["duplicate grader name 'exact'"]),
+            ("{type: exact}", "{type: exact, name: n}, {type: number, name: n}", 5, ["duplicate grader name 'n'"]),
             *(
                 ("{type: exact}", f"{{type: exact, name: {name}}}", 5, [f"'{name}' is reserved for reports"])
                 for name in ("overall", "score", "passed", "coverage", "target")
@@ -306,7 +307,7 @@ class TestWhatIsRefused:
                 2,
                 ["limits: should be a mapping with keys such as concurrency, ", "not 5"],
             ),
-            ("name: e", "name: e\nlimits: {concurrency: 0}", 2, ["concurrency is at least 1, or auto"]),
+            ("name: e", "name: e\nlimits: {concurrency: 0}", 2, ["concurrency must be at least 1, or auto"]),
             ("name: e", "name: e\nlimits: {turn_timeout: soon}", 2, ["limits.turn_timeout: a duration such as"]),
             ("name: e", "name: e\nlimits: {retrys: 1}", 2, ["limits.retrys", "did you mean 'retries'"]),
             ("name: e", "name: e\ngate: {exat: 0.5}", 2, ["gate.exat: no grader of this name", "did you mean 'exact'"]),
@@ -326,14 +327,14 @@ class TestWhatIsRefused:
         ],
         ids=lambda value: value if isinstance(value, str) else None,
     )
-    def test_it_says_what_is_wrong_and_on_which_line(
+    def test_an_error_is_reported_with_its_line(
         self, tmp_path: Path, old: Any, new: Any, line: Any, words: Any
     ) -> None:
         assert old in BASE
-        said = refused(tmp_path, BASE.replace(old, new, 1))
-        assert f"eval.yaml:{line}" in said
+        message = refused(tmp_path, BASE.replace(old, new, 1))
+        assert f"eval.yaml:{line}" in message
         for word in words:
-            assert word in said
+            assert word in message
 
     @pytest.mark.parametrize("key", ["name", "target", "prompt"])
     def test_a_key_that_must_be_there_is_named(self, tmp_path: Path, key: str) -> None:
@@ -346,8 +347,8 @@ class TestWhatIsRefused:
         "dataset", ["{}", "{path: []}", "{path: d.jsonl, limit: 0}", "{path: d.jsonl, formt: csv}"]
     )
     def test_a_dataset_that_names_nothing_is_refused(self, tmp_path: Path, dataset: str) -> None:
-        said = refused(tmp_path, re.sub(r"(?m)^samples:.*$", f"dataset: {dataset}", BASE))
-        assert "eval.yaml:2: dataset." in said
+        message = refused(tmp_path, re.sub(r"(?m)^samples:.*$", f"dataset: {dataset}", BASE))
+        assert "eval.yaml:2: dataset." in message
 
     def test_all_problems_are_listed_at_once(self, tmp_path: Path) -> None:
         text = """\
@@ -360,7 +361,7 @@ graders:
   - type: text
   - type: exakt
 """
-        said = refused(tmp_path, text).splitlines()
+        problems = refused(tmp_path, text).splitlines()
         for line, key in (
             (1, "nam: unknown key"),
             (3, "target.top: unknown key"),
@@ -368,15 +369,15 @@ graders:
             (7, "graders[0]: checks nothing"),
             (8, "graders[1].type: unknown grader type"),
         ):
-            assert any(f"eval.yaml:{line}: {key}" in problem for problem in said), key
-        assert any("name: is missing" in problem for problem in said)
-        assert len(said) == 6
+            assert any(f"eval.yaml:{line}: {key}" in problem for problem in problems), key
+        assert any("name: is missing" in problem for problem in problems)
+        assert len(problems) == 6
 
-    def test_a_judge_needs_a_model_where_the_target_is_none(self, tmp_path: Path) -> None:
-        said = refused(
+    def test_a_judge_needs_a_model_if_the_target_is_not_a_model(self, tmp_path: Path) -> None:
+        message = refused(
             tmp_path, BASE.replace("{model: m}", "{command: [x]}").replace("{type: exact}", "{type: prompt, rubric: r}")
         )
-        assert "graders[0]: needs a `model` to judge with" in said
+        assert "graders[0]: needs a `model` to judge with" in message
 
     @pytest.mark.parametrize(
         ("target", "where"),
@@ -412,9 +413,9 @@ class TestTemplatesAndRows:
     def test_a_variable_that_no_sample_has_is_named_with_the_fields_there_are(self, tmp_path: Path, keys: Any) -> None:
         with pytest.raises(ConfigError) as caught:
             who(tmp_path, **keys)
-        said = str(caught.value)
-        assert "no sample has a field 'qestion'; they have: expected, id, question" in said
-        assert re.search(r"eval\.yaml:\d+: ", said)
+        message = str(caught.value)
+        assert "no sample has a field 'qestion'; they have: expected, id, question" in message
+        assert re.search(r"eval\.yaml:\d+: ", message)
 
     @pytest.mark.parametrize(
         "where", ["hard", "hard is defined and hard > 2", "{'a': {'b': 1}}.a.b == 1", "question > 2 and hard"]
@@ -431,9 +432,9 @@ class TestTemplatesAndRows:
         write_rows(tmp_path / "d.jsonl", [*ROWS, {"id": "c", "expected": "x"}, {"id": "d", "expected": "y"}])
         with pytest.raises(ConfigError) as caught:
             who(tmp_path, samples=None, dataset={"path": "d.jsonl"})
-        said = str(caught.value)
-        assert "d.jsonl:3" in said and "'question' is undefined" in said
-        assert "prompt" in said and "d.jsonl:4" not in said
+        message = str(caught.value)
+        assert "d.jsonl:3" in message and "'question' is undefined" in message
+        assert "prompt" in message and "d.jsonl:4" not in message
 
     def test_a_row_written_by_hand_is_named_with_its_line_in_the_file(self, tmp_path: Path) -> None:
         path = tmp_path / "eval.yaml"
@@ -444,8 +445,8 @@ class TestTemplatesAndRows:
             Dataset(load_eval(path)).survey()
 
     def test_a_default_makes_a_field_optional(self, tmp_path: Path) -> None:
-        found = who(tmp_path, samples=[{"id": "a"}], prompt="{{ hint | default('none') }}", graders=None)
-        assert found.survey.count == 1
+        identity = who(tmp_path, samples=[{"id": "a"}], prompt="{{ hint | default('none') }}", graders=None)
+        assert identity.survey.count == 1
 
     @pytest.mark.parametrize("where", ["level ==", "(", "{{ level }}"])
     def test_a_bad_where_is_refused_with_its_line(self, tmp_path: Path, where: str) -> None:
@@ -475,7 +476,7 @@ class TestTemplatesAndRows:
 
 class TestOverrides:
     @pytest.mark.parametrize(
-        ("text", "look", "wanted"),
+        ("text", "look", "expected"),
         [
             ("name=other", lambda s: s.name, "other"),
             ("trials=3", lambda s: s.trials, 3),
@@ -496,9 +497,9 @@ class TestOverrides:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_any_key_can_be_overridden(self, tmp_path: Path, text: str, look: Any, wanted: Any) -> None:
+    def test_any_key_can_be_overridden(self, tmp_path: Path, text: str, look: Any, expected: Any) -> None:
         graders = [{"type": "exact"}, {"type": "text", "name": "mine", "contains": "a"}]
-        assert look(load(tmp_path, text, graders=graders, system="be brief")) == wanted
+        assert look(load(tmp_path, text, graders=graders, system="be brief")) == expected
 
     @pytest.mark.parametrize("text", ["novalue", "=1", "a..b=1", ".a=1", "a.=1", "a=[1"])
     def test_invalid_overrides_are_refused(self, text: str) -> None:
@@ -560,7 +561,7 @@ BROKEN = {
 
 
 class TestTheCommand:
-    """What a user sees: exit code 2, the place, and nothing written."""
+    """A wrong file gives exit code 2 and its place, and nothing is written."""
 
     @pytest.mark.parametrize("name", [*BROKEN, "missing.yaml", "folder.yaml"])
     def test_a_file_that_cannot_be_read_as_an_eval_ends_with_two(
@@ -577,7 +578,7 @@ class TestTheCommand:
         assert ended.out == ""
         assert sorted(tmp_path.rglob("*")) == before
 
-    def test_a_missing_file_comes_with_what_to_do(
+    def test_a_missing_file_is_reported_with_a_hint(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert "holdfast init" in command(monkeypatch, capsys, tmp_path, "eval", "missing.yaml").err

@@ -36,7 +36,7 @@ class TestLists:
         assert score(tmp_path, {"type": "exact"}, str(CITIES), expected=CITIES) == 0
 
     @pytest.mark.parametrize(
-        ("block", "answer", "expected", "wanted"),
+        ("block", "answer", "expected", "points"),
         [
             ({"type": "number"}, "so 7", [5, "7"], 1),
             ({"type": "number"}, "so 6", [5, "7"], 0),
@@ -56,9 +56,9 @@ class TestLists:
         ],
     )
     def test_in_every_grader_that_compares(
-        self, tmp_path: Path, block: Any, answer: str, expected: Any, wanted: float | int
+        self, tmp_path: Path, block: Any, answer: str, expected: Any, points: float | int
     ) -> None:
-        assert score(tmp_path, block, answer, expected=expected) == wanted
+        assert score(tmp_path, block, answer, expected=expected) == points
 
     def test_the_most_similar_one_counts(self, tmp_path: Path) -> None:
         assert score(tmp_path, {"type": "similarity"}, "Paris", expected=CITIES) == 1
@@ -82,13 +82,13 @@ class TestLists:
 
     def test_a_list_inside_a_longer_text_is_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "exact", "expected": "It is {{ expected }}."}, "x", expected=CITIES)
-        assert isinstance(error, AttemptError) and "a list cannot stand inside a text" in error.message
+        assert isinstance(error, AttemptError) and "cannot insert a list into text" in error.message
 
     @pytest.mark.parametrize(
         ("block", "words"),
         [
             ({"type": "exact", "expected": []}, "is an empty list: no answer could be right"),
-            ({"type": "exact", "expected": None}, "needs a value; without this key"),
+            ({"type": "exact", "expected": None}, "must not be null; omit it"),
             ({"type": "exact", "expected": {"a": 1}}, "not a mapping"),
             ({"type": "number", "expected": "1,2 or 3"}, "'1,2 or 3' is not one number; write several as a list"),
             ({"type": "number", "expected": [1, "2 or 3"]}, "'2 or 3' is not one number"),
@@ -146,7 +146,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestEarlierVerdicts:
-    def test_only_those_that_came_of_a_repr_are_given_again(
+    def test_only_verdicts_based_on_a_repr_are_graded_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
@@ -156,15 +156,15 @@ class TestEarlierVerdicts:
         assert [len(trial.grades) for trial in RunView(RunDir(before.path)).trials()] == [1, 1, 1, 1]
         now = evaluate(tmp_path)
         assert now.path != before.path and all("source" in entry for entry in lines(now.path / "outputs.jsonl"))
-        given = {entry["sample"]: (entry["score"], "source" in entry) for entry in lines(now.path / "grades.jsonl")}
-        assert given == {"list": (1, False), "null": (None, False), "text": (1, True), "number": (0, True)}
+        grades = {entry["sample"]: (entry["score"], "source" in entry) for entry in lines(now.path / "grades.jsonl")}
+        assert grades == {"list": (1, False), "null": (None, False), "text": (1, True), "number": (0, True)}
         assert now.metrics.graders["exact"].passed == 2 and now.metrics.graders["exact"].errors == 1
         shown = {trial.output.sample: trial.grades[0].score for trial in RunView(RunDir(now.path)).trials()}
         assert shown == {"list": 1, "text": 1, "null": None, "number": 0}
 
     def test_plain_rows_have_the_keys_they_always_had(self, tmp_path: Path) -> None:
-        found = who(tmp_path, samples=ROWS, prompt="p")
-        assert [sorted(found.survey.panels.panel_at(n).reread) for n in range(4)] == [[0], [], [0], []]
+        identity = who(tmp_path, samples=ROWS, prompt="p")
+        assert [sorted(identity.survey.panels.panel_at(n).reread) for n in range(4)] == [[0], [], [0], []]
 
     @pytest.mark.parametrize(
         ("block", "row", "stale"),
@@ -188,8 +188,8 @@ class TestEarlierVerdicts:
     def test_a_verdict_is_stale_exactly_where_the_row_is_read_differently(
         self, tmp_path: Path, block: Any, row: Any, stale: bool
     ) -> None:
-        found = who(tmp_path, samples=[row], prompt="p", graders=[block])
-        assert bool(found.survey.panels.panel_at(0).reread) == stale
+        identity = who(tmp_path, samples=[row], prompt="p", graders=[block])
+        assert bool(identity.survey.panels.panel_at(0).reread) == stale
 
 
 def test_a_list_in_a_dataset_file_is_graded_by_the_command(
@@ -211,7 +211,7 @@ def test_a_list_in_a_dataset_file_is_graded_by_the_command(
     assert ended.code == 0 and json.loads(metrics.read_text())["score"] == 0.5
 
 
-def test_flexevals_references_are_texts_whatever_the_row_has(tmp_path: Path) -> None:
+def test_references_for_flexeval_are_always_texts(tmp_path: Path) -> None:
     from holdfast.formats.flexeval import write_flexeval
 
     rows = [

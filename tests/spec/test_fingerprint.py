@@ -94,10 +94,10 @@ def test_layout_changes_nothing(tmp_path: Path, change: Any) -> None:
 
 
 def tokens_that_matter() -> Any:
-    """Where each token of the code stands that is more than layout."""
+    """Return the tokens of the code that are more than layout."""
     layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    found = tokenize.generate_tokens(io.StringIO(CODE).readline)
-    return [token for token in found if token.type not in layout and token.string.strip()]
+    tokens = tokenize.generate_tokens(io.StringIO(CODE).readline)
+    return [token for token in tokens if token.type not in layout and token.string.strip()]
 
 
 @given(st.data())
@@ -200,8 +200,8 @@ class TestImports:
 
     def test_a_module_inside_a_package_finds_its_siblings(self, project: Any) -> None:
         (project / "pkg" / "agent.py").write_text("from pkg import b\nfrom .sub import c\n")
-        found = source_fingerprint(project / "pkg" / "agent.py", project)
-        assert {"agent.py", "b.py", "sub/c.py"} <= set(found)
+        digests = source_fingerprint(project / "pkg" / "agent.py", project)
+        assert {"agent.py", "b.py", "sub/c.py"} <= set(digests)
 
     def test_modules_of_the_evals_folder_are_found_for_code_elsewhere(self, project: Any) -> None:
         (project / "agents").mkdir()
@@ -229,8 +229,8 @@ class TestOnPythonsPath:
         return tmp_path / "project"
 
     def test_modules_are_followed_and_never_imported(self, project: Any, elsewhere: Any) -> None:
-        found = fingerprint(project, "import shelf.deep\n")
-        assert set(found) == {
+        digests = fingerprint(project, "import shelf.deep\n")
+        assert set(digests) == {
             "agent.py",
             "shelf/__init__.py",
             "shelf/deep/__init__.py",

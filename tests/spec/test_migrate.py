@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.document import parse_document, read_document
 from holdfast.spec.legacy import GRADERS, KEYS, WRAPPED
 from holdfast.spec.load import load_eval
-from holdfast.spec.migrate import migrated
+from holdfast.spec.migrate import migrate
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.store.lease import RunLease
 from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
@@ -90,10 +90,10 @@ graders: [{type: exact}]
 
 
 def become(tmp_path: Path, text: Any) -> Any:
-    """What a text becomes."""
+    """Return the migrated text."""
     path = tmp_path / "e.yaml"
     path.write_bytes(text.encode())
-    return migrated(path).after
+    return migrate(path).after
 
 
 class TestAFile:
@@ -129,21 +129,21 @@ class TestAFile:
         today, parameters = GRADERS[kind]
         text = TODAY.replace("{type: exact}", f"{{type: {kind}, {old}: word}}, {{name: n, type: {kind}, {old}: word}}")
         document = parse_document(become(tmp_path, text), tmp_path / "e.yaml")
-        wanted = {"type": today, parameters[old]: "word"}
-        assert document.data["graders"] == [{"name": kind, **wanted}, {"name": "n", **wanted}]
+        expected = {"type": today, parameters[old]: "word"}
+        assert document.data["graders"] == [{"name": kind, **expected}, {"name": "n", **expected}]
         (tmp_path / "e.yaml").write_text(become(tmp_path, text))
         assert [grader.name for grader in load_eval(tmp_path / "e.yaml").graders] == [kind, "n"]
 
-    def test_run_as_it_is_it_is_refused_with_every_place_and_the_command(self, tmp_path: Path) -> None:
+    def test_running_an_unmigrated_file_is_refused_with_every_place_and_the_command(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text(OLD)
         with pytest.raises(ConfigError) as caught:
             load_eval(tmp_path / "e.yaml")
-        said = str(caught.value)
+        message = str(caught.value)
         for place in ("3: model", "5: dataset", "7: follow_up_prompts", "9: trials_per_sample", "11: graders[0].type"):
-            assert f"e.yaml:{place}: " in said
+            assert f"e.yaml:{place}: " in message
         for place in ("graders[1].must_contain: is now contains", "checkpoints[0].graders[0].type: regex is now text"):
-            assert place in said
-        assert f"holdfast migrate {tmp_path}/e.yaml" in said
+            assert place in message
+        assert f"holdfast migrate {tmp_path}/e.yaml" in message
 
     def test_a_versioned_file_is_only_given_the_version(self, tmp_path: Path) -> None:
         for written, after in [("'1.0'", "'1.3'"), ('"1.2"', '"1.3"'), ("1.0", '"1.3"')]:
@@ -177,23 +177,23 @@ class TestAFile:
         assert "[&a {name: n, type: text, regex_match: x}, {<<: *a, name: m}]" in after
 
     @pytest.mark.parametrize(
-        ("more", "said"),
+        ("more", "message"),
         [
-            ("model: m\n", "e.yaml:6: model: is now target, which the file has as well"),
-            ("limits: {max_tokens: 1, token_budget: 2}\n", "e.yaml:6: limits.max_tokens: is now token_budget"),
+            ("model: m\n", "e.yaml:6: model: was renamed to target, which the file already has"),
+            ("limits: {max_tokens: 1, token_budget: 2}\n", "e.yaml:6: limits.max_tokens: was renamed to token_budget"),
             (
                 "trials: 1\ntrials_per_sample: 2\n",
-                "e.yaml:7: trials_per_sample: is now trials, which the file has as well",
+                "e.yaml:7: trials_per_sample: was renamed to trials, which the file already has",
             ),
-            ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: is now follow_ups"),
+            ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: was renamed to follow_ups"),
         ],
     )
     def test_a_file_that_cannot_be_rewritten_safely_is_left_to_the_user(
-        self, tmp_path: Path, more: str, said: str
+        self, tmp_path: Path, more: str, message: str
     ) -> None:
         with pytest.raises(ConfigError) as caught:
             become(tmp_path, TODAY + more)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
     @given(
         st.lists(st.sampled_from(sorted(GRADERS)) | st.just("exact"), max_size=4),
@@ -266,8 +266,8 @@ class TestTheCommand:
         (folder / "list.yaml").write_text("- 1\n")
         (folder / "waza.yaml").write_text("name: w\nskill: s\nconfig: {executor: mock}\ntasks: [t/*.yaml]\n")
         (tmp_path / "link.yaml").symlink_to(folder / "a.yaml")
-        said = json.loads(holdfast("migrate", "link.yaml", "evals", "--json", cwd=tmp_path).stdout)
-        assert [(entry["path"], entry["status"]) for entry in said] == [
+        entries = json.loads(holdfast("migrate", "link.yaml", "evals", "--json", cwd=tmp_path).stdout)
+        assert [(entry["path"], entry["status"]) for entry in entries] == [
             ("link.yaml", "migrated"),
             ("evals/a.yaml", "current"),
             ("evals/b.yml", "migrated"),
@@ -293,7 +293,7 @@ class TestTheCommand:
             assert "eval.yaml:1: schemaVersion: " in holdfast(*command, cwd=tmp_path, check=2).stderr
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "message"),
         [
             ('schemaVersion: "2.0"\n' + TODAY, "Upgrade Holdfast"),
             ("schemaVersion: abc\n" + TODAY, "is not a version"),
@@ -305,13 +305,13 @@ class TestTheCommand:
         ],
     )
     def test_files_that_cannot_be_migrated_are_refused_and_the_others_are_migrated(
-        self, tmp_path: Path, text: str | None, said: str
+        self, tmp_path: Path, text: str | None, message: str
     ) -> None:
         if text is not None:
             (tmp_path / "e.yaml").write_text(text)
         (tmp_path / "old.yaml").write_text(OLD)
         done = holdfast("migrate", "e.yaml", "old.yaml", cwd=tmp_path, check=2)
-        assert said in done.stderr and (tmp_path / "old.yaml").read_text() == NEW
+        assert message in done.stderr and (tmp_path / "old.yaml").read_text() == NEW
         assert text is None or (tmp_path / "e.yaml").read_text() == text
         assert not (tmp_path / "e.yaml.bak").exists()
 
@@ -325,15 +325,16 @@ class TestTheCommand:
     def test_a_file_that_changed_meanwhile_is_not_overwritten(self, tmp_path: Path) -> None:
         path = tmp_path / "e.yaml"
         path.write_text(OLD)
-        found = migrated(path)
+        migration = migrate(path)
         path.write_text(OLD + "\n# and more")
-        with pytest.raises(UsageError, match="changed by somebody else"):
-            found.save()
+        with pytest.raises(UsageError, match="modified by another process"):
+            migration.save()
         assert path.read_text() == OLD + "\n# and more"
 
+    @pytest.mark.faults
     @needs_strace
     @pytest.mark.parametrize("fault", ["rename:signal=SIGKILL:when=1", "rename:signal=SIGKILL:when=2"])
-    def test_killed_anywhere_the_file_is_whole_and_the_same_command_goes_on(self, tmp_path: Path, fault: str) -> None:
+    def test_a_killed_migration_leaves_a_whole_file_and_can_be_repeated(self, tmp_path: Path, fault: str) -> None:
         (tmp_path / "old.yaml").write_text(OLD)
         holdfast_with_faults("migrate", "old.yaml", faults=[fault], cwd=tmp_path, check=-signal.SIGKILL)
         assert (tmp_path / "old.yaml").read_text() == OLD
@@ -342,6 +343,7 @@ class TestTheCommand:
         assert (tmp_path / "old.yaml").read_text() == NEW
         assert [file.read_text() for file in tmp_path.glob("old.yaml.bak*")] == [OLD]
 
+    @pytest.mark.faults
     @needs_strace
     @pytest.mark.parametrize("nth", [1, 3], ids=["at the backup", "at the file"])
     def test_a_full_disk_leaves_the_file_as_it_was(self, tmp_path: Path, nth: int) -> None:
@@ -353,14 +355,14 @@ class TestTheCommand:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return finished_run(tmp_path_factory.mktemp("made") / "lab", answered(2, 1))
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finished_run(tmp_path_factory.mktemp("finished") / "lab", answered(2, 1))
 
 
 @pytest.fixture
-def run(made: Any, tmp_path: Path) -> Any:
+def run(finished: Any, tmp_path: Path) -> Any:
     """A finished run of the test's own."""
-    return shutil.copytree(made, tmp_path / "runs" / "e" / made.name)
+    return shutil.copytree(finished, tmp_path / "runs" / "e" / finished.name)
 
 
 def as_written_before(run: Any, version: Any) -> None:
@@ -410,7 +412,7 @@ class TestARun:
         assert tree(run) == before
 
     @pytest.mark.parametrize(
-        ("name", "content", "said"),
+        ("name", "content", "message"),
         [
             ("manifest.json", '{"schemaVersion": "2.0"', "damaged"),
             ("manifest.json", '{"name": "e"}', "holdfast repair"),
@@ -419,10 +421,10 @@ class TestARun:
         ],
     )
     def test_a_run_that_cannot_be_migrated_is_refused_and_unchanged(
-        self, run: Any, tmp_path: Path, name: str, content: str, said: str
+        self, run: Any, tmp_path: Path, name: str, content: str, message: str
     ) -> None:
         as_written_before(run, "1.0")
         (run / name).write_text(content)
         before = tree(run)
-        assert said in holdfast("migrate", run, cwd=tmp_path, check=2).stderr
+        assert message in holdfast("migrate", run, cwd=tmp_path, check=2).stderr
         assert tree(run) == before

@@ -86,8 +86,8 @@ def test_without_the_engine_in_the_key_both_engines_agree(pattern: str, text: st
     except ValueError:
         return
     if go.key is None:
-        found = [engine.match_to_the_end("search", text) is not None for engine in (go, python)]
-        assert found[0] == found[1]
+        matches = [engine.match_to_the_end("search", text) is not None for engine in (go, python)]
+        assert matches[0] == matches[1]
 
 
 @given(st.text(alphabet="ab(|)[]?i:\\^pz{}2,", max_size=12), st.sampled_from(["python", "re2"]))
@@ -205,7 +205,7 @@ def test_patterns_that_re2_cannot_match_are_matched_by_a_worker(
 @pytest.mark.parametrize(("pattern", "score"), [(r"(?<=-)rf\s\w", 1), (r"(?<=-)fr", 0)])
 def test_patterns_of_arguments_are_matched_by_a_worker_too(tmp_path: Path, pattern: str, score: int) -> None:
     block = {"type": "tool_calls", "expect": [{"tool": "(?=s)shell", "args": {"command": {"regex": pattern}}}]}
-    verdict = grade(tmp_path, block, "done", said=CALLED)
+    verdict = grade(tmp_path, block, "done", fields=CALLED)
     assert isinstance(verdict, Verdict) and verdict.score == score
 
 

@@ -51,7 +51,7 @@ CALLED = {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "functio
 def test_an_empty_list_of_allowed_tools_allows_none(tmp_path: Path) -> None:
     block = {"type": "tool_constraint", "allow_only": []}
     assert grade(tmp_path, block, "x").score == 1
-    verdict = grade(tmp_path, block, "x", said=CALLED)
+    verdict = grade(tmp_path, block, "x", fields=CALLED)
     assert verdict.score == 0 and verdict.feedback == "shell may not be called"
     without = {"type": "tool_constraint", "reject_tools": [{"tool": "rm"}]}
     keys = [

@@ -34,14 +34,14 @@ graders: [{type: exact}]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return finished_run(tmp_path_factory.mktemp("made") / "lab", answered(2, 1))
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finished_run(tmp_path_factory.mktemp("finished") / "lab", answered(2, 1))
 
 
 @pytest.fixture
-def run(made: Any, tmp_path: Path) -> Any:
+def run(finished: Any, tmp_path: Path) -> Any:
     """A finished run of the test's own."""
-    return shutil.copytree(made, tmp_path / "runs" / "e" / made.name)
+    return shutil.copytree(finished, tmp_path / "runs" / "e" / finished.name)
 
 
 def say(run: Any, version: Any, *names: Any) -> None:
@@ -76,9 +76,9 @@ class TestTheRule:
         assert check_version("x.yaml", written, "1.1") is None
 
     @pytest.mark.parametrize("written", ["1.2", "1.10", "1.100"])
-    def test_a_newer_minor_is_accepted_with_a_word(self, written: str) -> None:
-        said = check_version("x.yaml", written, "1.1")
-        assert said is not None and f"version {written} is newer than this Holdfast, which knows 1.1" in said
+    def test_a_newer_minor_version_is_accepted_with_a_notice(self, written: str) -> None:
+        notice = check_version("x.yaml", written, "1.1")
+        assert notice is not None and f"version {written} is newer than this Holdfast, which knows 1.1" in notice
 
     @pytest.mark.parametrize("written", ["0.9", "2.0", "10.1", None])
     def test_another_major_is_refused_with_the_command_to_type(self, written: str | None) -> None:
@@ -118,13 +118,13 @@ class TestEvalFiles:
             self.read(tmp_path, 'schemaVersion: "1.0"\nshiny: 1\n')
         assert "than this Holdfast" not in str(caught.value)
 
-    def test_a_file_without_one_is_read_and_told_how_to_get_one(self, tmp_path: Path) -> None:
+    def test_a_file_without_a_version_is_read_with_a_hint_to_add_it(self, tmp_path: Path) -> None:
         assert self.read(tmp_path, "").notices == (
             f"{tmp_path}/e.yaml has no schemaVersion; to add it: holdfast migrate {tmp_path}/e.yaml",
         )
 
     @pytest.mark.parametrize(("head", "word"), [('schemaVersion: "1.7"\n', "1.7 is newer"), ("", "holdfast migrate")])
-    def test_the_command_says_it_once_and_goes_on(self, tmp_path: Path, head: str, word: str) -> None:
+    def test_the_command_prints_the_hint_once_and_runs(self, tmp_path: Path, head: str, word: str) -> None:
         text = EVAL.replace("{model: m}", "{command: [echo, x]}") + "baseline: {command: [echo, y]}\n"
         (tmp_path / "e.yaml").write_text(head + text)
         for arguments in ([], ["--dry-run"], ["--display", "none"]):
@@ -206,21 +206,19 @@ class TestRuns:
         named = words.count("{run}")
         assert done.stderr.count("version 1.9 is newer than this Holdfast") == named
 
-    def test_grading_and_evaluating_refuse_it_too(self, run: Any, made: Any, tmp_path: Path) -> None:
+    def test_grading_and_evaluating_refuse_it_too(self, run: Any, finished: Any, tmp_path: Path) -> None:
         say(run, "2.0", "manifest.json")
         assert "not 2.0" in holdfast("grade", run, cwd=tmp_path, check=2).stderr
         for file in ("e.yaml", "agent.py"):
-            shutil.copy(made.parents[2] / file, tmp_path)
+            shutil.copy(finished.parents[2] / file, tmp_path)
         (run / "metrics.json").unlink()
         before = (run / "manifest.json").read_bytes()
         assert "not 2.0" in holdfast("eval", "e.yaml", cwd=tmp_path, check=2).stderr
         assert (run / "manifest.json").read_bytes() == before
 
-    def test_numbers_of_another_version_are_made_anew_where_the_run_is_ours(
-        self, run: Any, made: Any, tmp_path: Path
-    ) -> None:
+    def test_metrics_of_another_version_are_recomputed(self, run: Any, finished: Any, tmp_path: Path) -> None:
         for file in ("e.yaml", "agent.py"):
-            shutil.copy(made.parents[2] / file, tmp_path)
+            shutil.copy(finished.parents[2] / file, tmp_path)
         say(run, "2.0", "metrics.json")
         holdfast("eval", "e.yaml", cwd=tmp_path)
         assert json.loads((run / "metrics.json").read_text())["schemaVersion"] == RUN_VERSION
@@ -232,7 +230,7 @@ class TestRuns:
         assert listed["path"] == str(run.relative_to(tmp_path))
 
     @pytest.mark.parametrize("version", [5, "new", ["1.0"]])
-    def test_a_manifest_whose_version_is_none_is_damaged(self, run: Any, tmp_path: Path, version: Any) -> None:
+    def test_a_manifest_with_an_invalid_version_is_damaged(self, run: Any, tmp_path: Path, version: Any) -> None:
         say(run, version, "manifest.json")
         assert "holdfast repair" in holdfast("grade", run, cwd=tmp_path, check=2).stderr
 

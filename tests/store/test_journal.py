@@ -107,10 +107,10 @@ class TestLines:
     def test_a_sealed_line_is_sound_and_is_the_object_with_its_sum_last(self, body: Any) -> None:
         line = seal(body)
         assert line.endswith(b'"}\n') and is_sound(line[:-1])
-        found = json.loads(line)
-        assert list(found)[-1] == "sum"
-        del found["sum"]
-        assert found == {key: value for key, value in json.loads(body).items() if key != "sum"}
+        decoded = json.loads(line)
+        assert list(decoded)[-1] == "sum"
+        del decoded["sum"]
+        assert decoded == {key: value for key, value in json.loads(body).items() if key != "sum"}
 
     @given(bodies, st.data())
     def test_any_changed_byte_is_noticed(self, body: Any, data: Any) -> None:
@@ -144,7 +144,7 @@ class TestLines:
 class TestJournal:
     @settings(max_examples=40)
     @given(st.lists(entries, max_size=12))
-    def test_any_sequence_of_records_comes_back_in_its_order(self, written: Any) -> None:
+    def test_any_sequence_of_records_is_read_in_order(self, written: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             places, size, notices = append(folder, written)
@@ -159,16 +159,16 @@ class TestJournal:
 
     @settings(max_examples=40)
     @given(st.lists(entries, max_size=12))
-    def test_the_index_knows_the_last_word_on_every_key(self, written: Any) -> None:
+    def test_the_index_holds_the_last_record_of_every_key(self, written: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             append(Path(name), written)
-            index = RunDir(Path(name)).load(mend=False)
+            index = RunDir(Path(name)).load(repair=False)
             assert index.damage == []
             last = {record.key: record for kind, record in written if kind == "outputs"}
             assert {key: read_output(ref) for key, ref in index.outputs.items()} == last
-            said = {record.grade_key: record for kind, record in written if kind == "grades"}
+            grades = {record.grade_key: record for kind, record in written if kind == "grades"}
             assert {key: (ref.status, ref.score, ref.usage) for key, ref in index.verdicts.items()} == {
-                key: (record.status, record.score, record.usage) for key, record in said.items()
+                key: (record.status, record.score, record.usage) for key, record in grades.items()
             }
             failed = [record for kind, record in written if kind == "errors" and record.where == "target"]
             assert sum(index.attempts.values()) == len(failed)
@@ -177,7 +177,7 @@ class TestJournal:
             assert index.spent.requests == sum(u.requests for u in used)
             assert index.spent.cost == pytest.approx(sum(u.cost or 0 for u in used))
 
-    def test_appending_goes_on_behind_what_is_there(self, tmp_path: Path) -> None:
+    def test_appending_continues_after_existing_lines(self, tmp_path: Path) -> None:
         first, second = numbered(4)[:2], numbered(4)[2:]
         append(tmp_path, [("outputs", record) for record in first])
         append(tmp_path, [("outputs", record) for record in second])
@@ -185,7 +185,7 @@ class TestJournal:
 
     def test_texts_are_read_by_their_place_in_the_file(self, tmp_path: Path) -> None:
         append(tmp_path, [("outputs", record) for record in numbered(3)])
-        index, reader = RunDir(tmp_path).load(mend=False), TextReader()
+        index, reader = RunDir(tmp_path).load(repair=False), TextReader()
         assert [reader.read(index.outputs[f"key {number}"]) for number in (2, 0, 1)] == [
             "answer 2",
             "answer 0",
@@ -223,31 +223,31 @@ class TestDamage:
             path = Path(name) / "outputs.jsonl"
             path.write_bytes(broken)
             rundir = RunDir(Path(name))
-            looked = rundir.load(mend=False)
+            looked = rundir.load(repair=False)
             assert looked.outputs.keys() == kept
             assert path.read_bytes() == broken, "a reader changes nothing"
-            mended = rundir.load(mend=True)
-            assert mended.outputs.keys() == kept
-            assert {read_output(ref).key for ref in mended.outputs.values()} == kept
+            repaired = rundir.load(repair=True)
+            assert repaired.outputs.keys() == kept
+            assert {read_output(ref).key for ref in repaired.outputs.values()} == kept
             assert all(line.sound for line in scan(path))
-            assert [(d.offset, d.length, d.torn) for d in mended.damage] == [
+            assert [(d.offset, d.length, d.torn) for d in repaired.damage] == [
                 (d.offset, d.length, d.torn) for d in looked.damage
             ]
-            assert bool(mended.damage) == (new is not None or at not in starts)
-            if mended.damage:
+            assert bool(repaired.damage) == (new is not None or at not in starts)
+            if repaired.damage:
                 aside = (rundir.aside / "outputs.jsonl").read_bytes()
                 for spot in looked.damage:
                     assert broken[spot.offset : spot.offset + spot.length].rstrip(b"\n") in aside
-            assert rundir.load(mend=True).damage == []
+            assert rundir.load(repair=True).damage == []
 
     @given(st.binary(max_size=300))
     def test_a_file_of_anything_at_all_is_no_crash(self, noise: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             for kind in JOURNALS:
                 (Path(name) / f"{kind}.jsonl").write_bytes(noise)
-            index = RunDir(Path(name)).load(mend=True)
+            index = RunDir(Path(name)).load(repair=True)
             assert not index.outputs and not index.verdicts and not index.attempts
-            assert RunDir(Path(name)).load(mend=True).damage == []
+            assert RunDir(Path(name)).load(repair=True).damage == []
 
     @given(
         st.lists(st.sampled_from(["good", "bad", "other", "noise", "empty"]), min_size=1, max_size=8),
@@ -257,19 +257,21 @@ class TestDamage:
         records = numbered(len(kinds))
         bad = to_line(records[0])[:-3] + b"!}\n"
         other = seal(b'{"sound":"but not an output"}')
-        made = {"bad": bad, "other": other, "noise": b"\x00\xff}{\n", "empty": b"\n"}
-        content = b"".join(to_line(r) if kind == "good" else made[kind] for kind, r in zip(kinds, records, strict=True))
-        wanted = {record.key for kind, record in zip(kinds, records, strict=True) if kind == "good"}
+        damaged = {"bad": bad, "other": other, "noise": b"\x00\xff}{\n", "empty": b"\n"}
+        content = b"".join(
+            to_line(r) if kind == "good" else damaged[kind] for kind, r in zip(kinds, records, strict=True)
+        )
+        expected = {record.key for kind, record in zip(kinds, records, strict=True) if kind == "good"}
         with tempfile.TemporaryDirectory() as name:
             (Path(name) / "outputs.jsonl").write_bytes(content + tail.replace(b"\n", b""))
-            for mend in (False, True, True):
-                assert RunDir(Path(name)).load(mend=mend).outputs.keys() == wanted
+            for repair in (False, True, True):
+                assert RunDir(Path(name)).load(repair=repair).outputs.keys() == expected
 
-    def test_a_torn_tail_is_cut_off_and_kept_aside_and_writing_goes_on_behind_it(self, tmp_path: Path) -> None:
+    def test_a_torn_tail_is_set_aside_and_writing_continues_in_its_place(self, tmp_path: Path) -> None:
         first, second, third = numbered(3)
         torn = to_line(second)[:40]
         (tmp_path / "outputs.jsonl").write_bytes(to_line(first) + torn)
-        index = RunDir(tmp_path).load(mend=True)
+        index = RunDir(tmp_path).load(repair=True)
         (damage,) = index.damage
         assert damage.torn and "unfinished last line" in str(damage) and "outputs.jsonl" in str(damage)
         assert (tmp_path / "set-aside" / "outputs.jsonl").read_bytes() == torn + b"\n"
@@ -280,7 +282,7 @@ class TestDamage:
         for noise in (b"one\n", b"two\n"):
             with (tmp_path / "grades.jsonl").open("ab") as file:
                 file.write(noise)
-            RunDir(tmp_path).load(mend=True)
+            RunDir(tmp_path).load(repair=True)
         assert (tmp_path / "set-aside" / "grades.jsonl").read_bytes() == b"one\ntwo\n"
 
 
@@ -290,7 +292,7 @@ class TestSeveralWriters:
         for number, folder in enumerate((tmp_path, tmp_path / "workers" / "a", tmp_path / "workers" / "b")):
             folder.mkdir(parents=True, exist_ok=True)
             append(folder, [("outputs", record) for record in records[2 * number : 2 * number + 2]])
-        index = RunDir(tmp_path).load(mend=False)
+        index = RunDir(tmp_path).load(repair=False)
         assert {key: read_output(ref).output for key, ref in index.outputs.items()} == {
             record.key: record.output for record in records
         }
@@ -299,13 +301,13 @@ class TestSeveralWriters:
         (tmp_path / "workers" / "a").mkdir(parents=True)
         for folder in (tmp_path, tmp_path / "workers" / "a"):
             append(folder, [("outputs", numbered(1)[0])])
-        assert len(RunDir(tmp_path).load(mend=False).outputs) == 1
+        assert len(RunDir(tmp_path).load(repair=False).outputs) == 1
 
     def test_damage_in_one_writers_file_leaves_the_others_alone(self, tmp_path: Path) -> None:
         (tmp_path / "workers" / "a").mkdir(parents=True)
         append(tmp_path, [("outputs", numbered(2)[0])])
         (tmp_path / "workers" / "a" / "outputs.jsonl").write_bytes(b"rot\n" + to_line(numbered(2)[1]))
-        index = RunDir(tmp_path).load(mend=True)
+        index = RunDir(tmp_path).load(repair=True)
         assert index.outputs.keys() == {"key 0", "key 1"}
         assert [damage.path.parent.name for damage in index.damage] == ["a"]
         assert read_output(index.outputs["key 1"]).key == "key 1"
@@ -343,7 +345,7 @@ class TestASecondWriter:
         fault, content, (first, others, _) = self.meets(tmp_path, held=lambda: next(answers))
         assert fault.kind == "lease_lost" and content == first + others
 
-    def test_lines_that_nobody_waits_for_stop_the_run_too(self, tmp_path: Path) -> None:
+    def test_a_failed_background_write_stops_the_run_too(self, tmp_path: Path) -> None:
         faults = []
 
         async def main() -> None:
@@ -392,7 +394,7 @@ def test_a_later_verdict_takes_the_place_of_an_error(tmp_path: Path) -> None:
         return Grade("k", "g", "s", 1, "exact", "exact", None, status, score, 1.0, "", None, 0.0)
 
     append(tmp_path, [("grades", verdict("error", None)), ("grades", verdict("passed", 1.0))])
-    assert RunDir(tmp_path).load(mend=False).verdicts["g"][:2] == ("passed", 1.0)
+    assert RunDir(tmp_path).load(repair=False).verdicts["g"][:2] == ("passed", 1.0)
 
 
 def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path: Path) -> None:
@@ -404,9 +406,9 @@ def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path: Path) 
             for number, (start, seconds) in enumerate(stretches)
         ],
     )
-    assert RunDir(tmp_path).load(mend=False).spent.seconds == pytest.approx(22.0)
+    assert RunDir(tmp_path).load(repair=False).spent.seconds == pytest.approx(22.0)
 
 
 def test_an_index_of_nothing_is_empty(tmp_path: Path) -> None:
-    index = load_index(RunDir(tmp_path / "nowhere").journals, mend=None)
+    index = load_index(RunDir(tmp_path / "nowhere").journals, repair=None)
     assert (index.outputs, index.verdicts, index.damage) == ({}, {}, [])

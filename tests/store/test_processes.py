@@ -51,6 +51,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("system")
 def test_a_process_runs_until_it_ends_also_while_it_is_a_zombie(sleeper: subprocess.Popen[bytes]) -> None:
     token = start_token(sleeper.pid)
@@ -63,6 +64,7 @@ def test_a_process_runs_until_it_ends_also_while_it_is_a_zombie(sleeper: subproc
     assert not is_running(sleeper.pid, token) and start_token(sleeper.pid) == ""
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("system")
 def test_a_process_with_another_start_is_another_process(sleeper: subprocess.Popen[bytes]) -> None:
     assert not is_running(sleeper.pid, str(int(start_token(sleeper.pid)) - 10))

@@ -26,25 +26,25 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount f
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """Whatever a test did to it, Holdfast leaves no process and no temporary file behind."""
+    """Check that Holdfast leaves no process and no temporary file behind."""
     yield
-    left = leftovers(tmp_path)
-    for process in left:
+    remaining = leftovers(tmp_path)
+    for process in remaining:
         process.kill()
-    assert left == []
+    assert remaining == []
     assert [path for path in tmp_path.rglob("*.tmp") if path.name.startswith(".")] == []
 
 
 def leftovers(folder: Path) -> list[psutil.Process]:
     """The processes that live in a folder. Holdfast, and all that it starts in tests, do."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.status() != psutil.STATUS_ZOMBIE and process.cwd().startswith(str(folder)):
-                found.append(process)
+                processes.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return processes
 
 
 def place_of(eval_file: Path, cwd: Path) -> Path:
@@ -117,12 +117,12 @@ def kept(run: Path, name: str = "outputs") -> list[dict[str, Any]]:
 
 def whole_outputs(run: Path) -> set[str]:
     """The samples whose output has a whole line: what a killed process leaves may end in half of one."""
-    found = set()
+    samples = set()
     for path in journal_files(run, "outputs"):
         text = path.read_text()
         for line in text[: text.rfind("\n") + 1].splitlines():
-            found.update(re.findall(r'^\{"key":"[^"]*","sample":"([^"]*)"', line))
-    return found
+            samples.update(re.findall(r'^\{"key":"[^"]*","sample":"([^"]*)"', line))
+    return samples
 
 
 def assert_each_once(run: Path, samples: int) -> None:
@@ -135,8 +135,8 @@ def assert_each_once(run: Path, samples: int) -> None:
 def metrics_bytes(run: Path) -> bytes:
     """`metrics.json` as it is on disk, with the one block cut out that may differ."""
     data = (run / "metrics.json").read_bytes()
-    rest, found = re.subn(rb',\n  "timing": \{[^{}]*\}', b"", data)
-    assert found == 1, data
+    rest, count = re.subn(rb',\n  "timing": \{[^{}]*\}', b"", data)
+    assert count == 1, data
     return rest
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from holdfast.cluster.config.launch import TaskFile
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.invocation import InvocationFile, State, TaskPlace
+from holdfast.cluster.remote.invocation import InvocationFile, State, TaskFolder
 from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.registry import Invocation, Registry, new_invocation
+from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from tests.support.slurm import wait_for_job
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.remote.ledger import Job
     from holdfast.cluster.remote.transport import Transport
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 SLEEP = b"#!/bin/sh\nexec sleep 600\n"
 
@@ -43,8 +43,8 @@ class Launched:
     def directory(self) -> Path:
         return self.base / "holdfast" / self.id
 
-    def place(self, task: int = 0) -> TaskPlace:
-        return TaskPlace(self.directory, task)
+    def place(self, task: int = 0) -> TaskFolder:
+        return TaskFolder(self.directory, task)
 
     def state(self, task: int = 0, **fields: Any) -> None:
         """Write the state of a task, as its main job does."""
@@ -70,10 +70,10 @@ def launched(
     transport: Transport, base: Path, *, tasks: tuple[str, ...] = ("gsm8k",), executor: str = "slurm"
 ) -> Launched:
     """An invocation that nothing has been submitted for yet."""
-    made = Launched(new_invocation(), base, transport)
-    made.directory.mkdir(parents=True)
+    invocation = Launched(new_invocation(), base, transport)
+    invocation.directory.mkdir(parents=True)
     described = InvocationFile(
-        id=made.id,
+        id=invocation.id,
         created=time.time(),
         user=getpass.getuser(),
         host=os.uname().nodename,
@@ -84,12 +84,12 @@ def launched(
         base=str(base),
         config={},
     )
-    layout.write(made.directory / "invocation.json", described)
-    secrets = made.directory / "secrets.env"
+    layout.write(invocation.directory / "invocation.json", described)
+    secrets = invocation.directory / "secrets.env"
     secrets.touch(0o600)
     for number, name in enumerate(tasks):
         task = TaskFile(
-            invocation=made.id,
+            invocation=invocation.id,
             number=number,
             name=name,
             executor=executor,
@@ -97,19 +97,19 @@ def launched(
             eval_file="/nowhere/e.yaml",
             runs_dir=str(base / "runs"),
         )
-        layout.write(Path(made.place(number).task), task)
-        Path(made.place(number).script).write_bytes(SLEEP)
-    return made
+        layout.write(Path(invocation.place(number).task), task)
+        Path(invocation.place(number).script).write_bytes(SLEEP)
+    return invocation
 
 
-def register(made: Launched, home: Path, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> None:
-    """Make it known to whoever has `home` as HOLDFAST_HOME."""
-    Registry(home / "invocations").add(entry_of(made, host=host, tasks=tasks))
+def register(invocation: Launched, home: Path, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> None:
+    """Add an invocation to the registry below `home`."""
+    InvocationRegistry(home / "invocations").add(entry_of(invocation, host=host, tasks=tasks))
 
 
-def entry_of(made: Launched, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> Invocation:
+def entry_of(invocation: Launched, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> Invocation:
     """Return the registry's entry of an invocation."""
-    return Invocation(made.id, time.time(), str(made.directory), tasks, host=host, profile="lab")
+    return Invocation(invocation.id, time.time(), str(invocation.directory), tasks, host=host, profile="lab")
 
 
 @contextmanager
@@ -122,22 +122,22 @@ def public_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def end_all(lab: Lab, *made: Launched) -> None:
-    """Leave no job."""
+def end_all(lab: Cluster, *invocations: Launched) -> None:
+    """Cancel all jobs of invocations."""
     slurm = Slurm(lab.here)
-    for one in made:
+    for one in invocations:
         slurm.cancel({job.name for job in slurm.jobs(invocation=one.id) if job.active})
 
 
 @pytest.fixture
-def made(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
+def invocation(slurm: Cluster, tmp_path: Path) -> Iterator[Launched]:
     """An invocation of two tasks, without jobs yet; those it gets are ended with the test."""
     one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
     yield one
     end_all(slurm, one)
 
 
-def env_of(lab: Lab, home: Path, **more: str) -> dict[str, str]:
+def env_of(lab: Cluster, home: Path, **more: str) -> dict[str, str]:
     """Return the environment of a user of the lab."""
     return {
         "SLURM_CONF": lab.env["SLURM_CONF"],
@@ -147,9 +147,9 @@ def env_of(lab: Lab, home: Path, **more: str) -> dict[str, str]:
     }
 
 
-def running(made: Launched, lab: Lab, task: int = 0) -> str:
+def running(invocation: Launched, lab: Cluster, task: int = 0) -> str:
     """A main job that runs; its id."""
-    job = made.submit(task=task)
+    job = invocation.submit(task=task)
     wait_for_job(Slurm(lab.here), job.intent.name, lambda state: state.state == "running")
     assert job.id is not None
     return job.id

@@ -40,9 +40,9 @@ def judges(answer: Callable[[dict[str, Any]], str | dict[str, Any]]) -> Iterator
             served.bodies.append(body)
             status = 200
             try:
-                said = answer(body)
-                choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
-                reply: Any = {"choices": [choice if isinstance(said, str) else said], "usage": {}}
+                reply_of_judge = answer(body)
+                choice = {"message": {"role": "assistant", "content": reply_of_judge}, "finish_reason": "stop"}
+                reply: Any = {"choices": [choice if isinstance(reply_of_judge, str) else reply_of_judge], "usage": {}}
                 reply["usage"] = {"prompt_tokens": 10, "completion_tokens": 5}
             except Refuse as refusal:
                 status, reply = refusal.status, {"error": {"message": str(refusal)}}

@@ -146,16 +146,16 @@ class Lab:
 
 def rows(count: int, *, ids: bool = True, start: int = 0) -> list[dict[str, Any]]:
     """Questions; echoed, every second one is answered rightly."""
-    made = []
+    created = []
     for number in range(start, start + count):
         question = f"question {number}"
         row = {"question": question, "expected": question if number % 2 == 0 else "something else"}
-        made.append({"id": f"s{number}", **row} if ids else row)
-    return made
+        created.append({"id": f"s{number}", **row} if ids else row)
+    return created
 
 
 def tree(folder: Path) -> dict[str, Any]:
-    """Everything below a folder: names, contents, times."""
+    """Return names, contents and times of everything below a folder."""
     return {
         str(path.relative_to(folder)): (path.read_bytes() if path.is_file() else None, path.lstat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))

@@ -18,9 +18,9 @@ import psutil
 from holdfast.cluster.config.compile import compile_launch
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.chain import Chain
-from holdfast.cluster.remote.invocation import State, TaskPlace
+from holdfast.cluster.remote.invocation import State, TaskFolder
 from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import Slurm
 from holdfast.cluster.remote.submit import submit
 from tests.support.invocations import env_of
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.registry import Invocation
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Transport
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 PATIENCE = 300.0
 
 
 def calmly(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """As `wait_for`, where looking is work for the machine that is waited for."""
+    """Wait like `wait_for`, but poll rarely, since polling loads the machine."""
 
     def look() -> Any:
         time.sleep(0.1)
@@ -123,13 +123,13 @@ class Site:
     """Somebody's folder, and the cluster they use."""
 
     folder: Path
-    lab: Lab
+    lab: Cluster
     transport: Transport
     base: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.base = self.folder / "cluster"
-        self.registry = Registry(self.folder / "home" / "invocations")
+        self.registry = InvocationRegistry(self.folder / "home" / "invocations")
 
     def write(
         self,
@@ -176,9 +176,9 @@ class Site:
             (folder / name).chmod(0o755)
         return env_of(self.lab, self.folder / "home", PATH=f"{folder}:{os.environ['PATH']}")
 
-    def place(self, invocation: Invocation, task: int = 0) -> TaskPlace:
+    def place(self, invocation: Invocation, task: int = 0) -> TaskFolder:
         """Return the folder of a task."""
-        return TaskPlace(invocation.directory, task)
+        return TaskFolder(invocation.directory, task)
 
     def chain(self, invocation: Invocation, task: int = 0) -> Chain:
         """The jobs of a task."""
@@ -190,9 +190,9 @@ class Site:
         path = Path(self.place(invocation, task).state)
         return layout.decode(path.read_bytes(), State, str(path)) if path.exists() else State()
 
-    def attempts(self, invocation: Invocation) -> list[layout.AttemptRecord]:
+    def attempts(self, invocation: Invocation) -> list[layout.StartRecord]:
         """The attempts of the first task."""
-        return layout.read_attempts(self.lab.here, self.place(invocation))
+        return layout.read_starts(self.lab.here, self.place(invocation))
 
     def await_over(self, invocation: Invocation, patience: float = PATIENCE, task: int = 0) -> State:
         """The state a task ends in."""
@@ -215,7 +215,7 @@ class Site:
         return [job for job in self.chain(invocation).live(role) if job.state == "running"]
 
     def logs(self, invocation: Invocation) -> str:
-        """All that was said."""
+        """Return the text of all logs."""
         paths = sorted(Path(invocation.directory).rglob("*.log"))
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in paths)
 
@@ -236,5 +236,5 @@ class Site:
     def metrics(self, state: State) -> dict[str, Any]:
         """The numbers of a run."""
         assert state.run_dir is not None
-        found: dict[str, Any] = json.loads((Path(state.run_dir) / "metrics.json").read_bytes())
-        return found
+        report: dict[str, Any] = json.loads((Path(state.run_dir) / "metrics.json").read_bytes())
+        return report

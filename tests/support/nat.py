@@ -53,9 +53,9 @@ class Nat:
 
 def nat_environment(folder: Path) -> dict[str, str]:
     """The environment of a process that finds the components installed by `nat_project`."""
-    found = environment(PYTHONPATH=str(folder / "installed"))
-    found.pop("PYTHONDONTWRITEBYTECODE", None)  # NAT takes seconds to compile
-    return found
+    variables = environment(PYTHONPATH=str(folder / "installed"))
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)  # NAT takes seconds to compile
+    return variables
 
 
 def nat_project(folder: Path) -> Path:
@@ -74,12 +74,12 @@ def nat_project(folder: Path) -> Path:
 def nat() -> Nat:
     """The command beside a real NAT."""
     with FileLock(ROOT / ".venv-nat.lock"):  # test runs in several processes share the environment
-        made = subprocess.run(
+        installed = subprocess.run(
             [ROOT / "scripts" / "lab" / "nat-venv"],
             env={**os.environ, "HOLDFAST_VENV": sys.prefix},
             capture_output=True,
             text=True,
         )
-    if made.returncode != 0:
-        pytest.skip(f"NAT's packages cannot be installed: {made.stderr.strip().splitlines()[-1:]}")
-    return Nat(made.stdout.strip())
+    if installed.returncode != 0:
+        pytest.skip(f"NAT's packages cannot be installed: {installed.stderr.strip().splitlines()[-1:]}")
+    return Nat(installed.stdout.strip())

@@ -41,5 +41,5 @@ def finished_run(folder: Path, answers: dict[str, Any], *, flags: tuple[str, ...
 
 
 def answered(right: int, wrong: int) -> dict[str, str]:
-    """So many right answers, then so many wrong ones."""
+    """Return right answers followed by wrong ones."""
     return {f"s{number}": "yes" if number < right else "no" for number in range(right + wrong)}

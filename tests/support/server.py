@@ -285,16 +285,16 @@ class Connection(asyncio.Protocol):
         if path.endswith("/generate"):
             return json.dumps({"value": text}).encode()
         key = "message" if path.endswith("/chat/completions") else "text"
-        said: Any = {"role": "assistant", "content": text} if key == "message" else text
+        content: Any = {"role": "assistant", "content": text} if key == "message" else text
         stop = "stop"
         if self.state.settings.tool_calls and body.get("tools"):
             asked, results = since_user(body["messages"])
-            said["content"] = f"{asked}: {'; '.join(results)}"
+            content["content"] = f"{asked}: {'; '.join(results)}"
             if len(results) < self.state.settings.tool_calls:
-                said, stop = tool_call(body["tools"], asked, len(results)), "tool_calls"
+                content, stop = tool_call(body["tools"], asked, len(results)), "tool_calls"
         elif self.state.settings.calls and body.get("tools") and body["messages"][-1]["role"] != "tool":
-            said = {"role": "assistant", "content": None, "tool_calls": self.state.settings.calls}
-        choice = {"index": 0, key: said, "finish_reason": stop}
+            content = {"role": "assistant", "content": None, "tool_calls": self.state.settings.calls}
+        choice = {"index": 0, key: content, "finish_reason": stop}
         if body.get("logprobs") and key == "text":
             choice["logprobs"] = {"tokens": [text], "token_logprobs": [-0.5], "top_logprobs": [{text: -0.5}]}
         reply: dict[str, Any] = {
@@ -336,8 +336,10 @@ class Connection(asyncio.Protocol):
 
 def since_user(messages: list[dict[str, Any]]) -> tuple[str, list[str]]:
     """The last user message, and the tools' results that came after it."""
-    said = (number for number, message in enumerate(messages) if message["role"] != "tool" and message.get("content"))
-    at = max(said, default=0)  # a user may say nothing
+    positions = (
+        number for number, message in enumerate(messages) if message["role"] != "tool" and message.get("content")
+    )
+    at = max(positions, default=0)  # a user may say nothing
     at = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=at)
     content = messages[at]["content"]
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
@@ -348,8 +350,8 @@ def tool_call(tools: list[dict[str, Any]], asked: str, nth: int) -> dict[str, An
     function = tools[nth % len(tools)]["function"]
     values = {"integer": nth, "number": nth, "boolean": True, "string": f"{asked} {nth}"}
     properties = function["parameters"].get("properties", {})
-    wanted = function["parameters"].get("required", [])
-    arguments = {name: values.get(properties[name].get("type", "string"), "?") for name in wanted}
+    required = function["parameters"].get("required", [])
+    arguments = {name: values.get(properties[name].get("type", "string"), "?") for name in required}
     call = {"name": function["name"], "arguments": json.dumps(arguments)}
     about = {"id": f"call-{zlib.crc32(asked.encode())}-{nth}", "type": "function", "function": call}
     return {"role": "assistant", "content": None, "tool_calls": [about]}
@@ -367,10 +369,10 @@ async def serve(settings: Settings, port: int = 0) -> None:
 def main() -> None:
     import uvloop
 
-    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    port = int(given.pop("port", 0))
+    options = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    port = int(options.pop("port", 0))
     settings = Settings()
-    for key, value in given.items():
+    for key, value in options.items():
         setattr(settings, key, json.loads(value) if key not in ("answer", "engine") else value)
     uvloop.run(serve(settings, port))
 

@@ -33,8 +33,8 @@ SHARED = Path(tempfile.gettempdir()) / f"holdfast-lab-{os.getuid()}-{hashlib.sha
 
 
 @dataclass(frozen=True)
-class Lab:
-    """A lab's directory and what is in it."""
+class Cluster:
+    """A Slurm and an ssh server that run for the tests, and the folder that holds them."""
 
     folder: Path
 
@@ -84,11 +84,11 @@ def wait_for_job(slurm: Slurm, name: str, condition: Callable[[JobState], bool])
         (job,) = slurm.jobs(names=[name])
         return job if condition(job) else None
 
-    found: JobState = wait_for(look, f"a change of {name}")
-    return found
+    state: JobState = wait_for(look, f"a change of {name}")
+    return state
 
 
-def _start(lab: Lab, *scripts: str) -> None:
+def _start(lab: Cluster, *scripts: str) -> None:
     missing = [name for name in ("slurmctld", "munged", "sshd") if not shutil.which(name, path=_path())]
     if missing:
         pytest.skip(f"{', '.join(missing)} missing; on Debian and Ubuntu scripts/lab/install installs them, as root")
@@ -119,26 +119,26 @@ def _lock() -> filelock.FileLock:
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Lab:
+def slurm() -> Cluster:
     """The shared cluster: four nodes, partitions main, low, lowgrace. Stopped by the last test run that uses it."""
     with _lock():
         SHARED.mkdir(exist_ok=True)
-        _start(Lab(SHARED), "slurm-up", "sshd-up")
+        _start(Cluster(SHARED), "slurm-up", "sshd-up")
         _users(add=_run_pid())
-    return Lab(SHARED)
+    return Cluster(SHARED)
 
 
 @pytest.fixture(scope="session")
-def sshd(slurm: Lab) -> Lab:
+def sshd(slurm: Cluster) -> Cluster:
     """The shared cluster, which has an ssh server."""
     return slurm
 
 
 @pytest.fixture
-def own_slurm() -> Iterator[Lab]:
+def own_slurm() -> Iterator[Cluster]:
     """A cluster with an ssh server for one test that breaks it."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-lab-"))
-    lab = Lab(folder)
+    lab = Cluster(folder)
     try:
         _start(lab, "slurm-up", "sshd-up")
         yield lab
@@ -149,7 +149,7 @@ def own_slurm() -> Iterator[Lab]:
 
 
 @pytest.fixture(params=["here", "ssh"])
-def transport(request: pytest.FixtureRequest, slurm: Lab) -> Transport:
+def transport(request: pytest.FixtureRequest, slurm: Cluster) -> Transport:
     """Both ways to the shared cluster."""
     return slurm.here if request.param == "here" else slurm.ssh()
 
@@ -160,6 +160,6 @@ def stop_shared_lab() -> None:
         return
     with _lock():
         if os.getpid() in _users() and not _users(remove=os.getpid()):
-            Lab(SHARED).script("sshd-down")
-            Lab(SHARED).script("slurm-down")
+            Cluster(SHARED).script("sshd-down")
+            Cluster(SHARED).script("slurm-down")
             shutil.rmtree(SHARED)

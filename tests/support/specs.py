@@ -93,11 +93,11 @@ def grade(
     block: dict[str, Any],
     answer: str,
     /,
-    said: dict[str, Any] | None = None,
+    fields: dict[str, Any] | None = None,
     files: dict[str, str] | None = None,
     **row: Any,
 ) -> Verdict | AttemptError:
-    """What a grader says of an answer; the AttemptError where it cannot say.
+    """Return a grader's verdict on an answer, or the AttemptError that it raises.
 
     `said` are further fields of the output, `files` those of the trial's workspace.
     """
@@ -109,7 +109,7 @@ def grade(
     (grader,) = build_graders(spec)
     blobs = Blobs(folder / "blobs")
     stored = {} if files is None else {"files": {path: blobs.keep(text.encode()) for path, text in files.items()}}
-    case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer, **{**stored, **(said or {})}), blobs)
+    case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer, **{**stored, **(fields or {})}), blobs)
 
     async def verdict() -> Verdict:
         return grader.check(case) if hasattr(grader, "check") else await grader.judge(case)

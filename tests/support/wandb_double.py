@@ -39,7 +39,7 @@ class Double:
         return json.loads(summaries[-1][-1])
 
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
-        """As much of an answer as the client needs to go on."""
+        """Return the part of an answer that the client needs to continue."""
         project = {"id": "p", "name": variables.get("project"), "entity": {"id": "e", "name": "somebody"}}
         match operation:
             case "Viewer":

@@ -29,9 +29,9 @@ TASK = "id: one\nname: One\ninputs: {prompt: Hello.}\n"
 
 def tree(folder: Path, **files: str) -> Path:
     """Write an eval and its files, `eval_yaml`, `tasks_a_yaml` … named by their keys; returns the eval's path."""
-    given = {"eval.yaml": EVAL, "tasks/a.yaml": TASK}
-    given |= {_path(key): text for key, text in files.items()}
-    for name, text in given.items():
+    contents = {"eval.yaml": EVAL, "tasks/a.yaml": TASK}
+    contents |= {_path(key): text for key, text in files.items()}
+    for name, text in contents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -144,9 +144,9 @@ def test_a_server_that_always_fails_costs_retries_and_no_answer(
 
 
 def _both(first: Server, second: Server) -> Balancer:
-    made = client_of([f"{one.base_url}/chat/completions" for one in (second, first)], {}, "")
-    assert isinstance(made, Balancer)
-    return made
+    client = client_of([f"{one.base_url}/chat/completions" for one in (second, first)], {}, "")
+    assert isinstance(client, Balancer)
+    return client
 
 
 def test_agents_calls_are_spread_too(tmp_path: Path, provider: Server, other: Server) -> None:
@@ -202,7 +202,7 @@ def test_a_url_may_be_the_environments(tmp_path: Path, provider: Server) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("base_url", "message"),
     [
         ("127.0.0.1:8000", "'127.0.0.1:8000' is not a URL: it must start with http:// or https://"),
         (["http://a/v1", "b"], "'b' is not a URL"),
@@ -210,8 +210,8 @@ def test_a_url_may_be_the_environments(tmp_path: Path, provider: Server) -> None
         (7, "should be text or a list, not 7"),
     ],
 )
-def test_an_invalid_url_is_reported_with_its_place(tmp_path: Path, given: Any, said: str) -> None:
+def test_an_invalid_url_is_reported_with_its_place(tmp_path: Path, base_url: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, target={"model": "m", "base_url": given})
-    assert said in str(caught.value)
+        load(tmp_path, target={"model": "m", "base_url": base_url})
+    assert message in str(caught.value)
     assert "eval.yaml:" in str(caught.value)

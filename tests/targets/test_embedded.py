@@ -32,12 +32,12 @@ needs_model = pytest.mark.skipif(
 
 def servers() -> list[psutil.Process]:
     """The servers that this process has started and that run: a zombie has no command line any more."""
-    found = []
+    children = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if "holdfast.targets.embedded_server" in child.cmdline():
-                found.append(child)
-    return found
+                children.append(child)
+    return children
 
 
 def answers(base_url: str) -> bool:
@@ -73,6 +73,7 @@ def test_runs_in_several_threads_share_one_server_that_goes_with_the_last() -> N
     assert servers() == []
 
 
+@pytest.mark.faults
 @needs_model
 def test_a_server_that_died_is_not_lent_to_the_next() -> None:
     async def main() -> None:
@@ -88,7 +89,7 @@ def test_a_server_that_died_is_not_lent_to_the_next() -> None:
 
 
 @needs_model
-def test_being_told_to_stop_while_it_starts_ends_it_at_once() -> None:
+def test_a_signal_during_start_ends_the_server_at_once() -> None:
     async def main() -> None:
         async def use() -> None:
             async with serve(MODEL):
@@ -118,7 +119,7 @@ def test_a_server_that_does_not_start_is_a_fault_of_the_run(monkeypatch: pytest.
     assert servers() == [] and not embedded._servers
 
 
-def test_a_model_that_is_none_is_refused_with_those_there_are() -> None:
+def test_an_unknown_model_is_refused_with_the_available_ones() -> None:
     async def main() -> None:
         async with serve("local/other"):
             pass
@@ -128,7 +129,7 @@ def test_a_model_that_is_none_is_refused_with_those_there_are() -> None:
 
 
 class TestCores:
-    """How many threads the server has, by the files that a kernel would show."""
+    """The server's number of threads follows the kernel's files."""
 
     def machine(self, folder: Path, groups: str, **files: str) -> Path:
         (folder / "proc/self").mkdir(parents=True)

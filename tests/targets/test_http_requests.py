@@ -10,7 +10,7 @@ import holdfast
 from holdfast.engine.options import Options
 from holdfast.engine.session import preview_run
 from holdfast.plan.keys import generation_key, work_digest
-from holdfast.report.run_view import RunView, Trial
+from holdfast.report.run_view import GradedTrial, RunView
 from tests.support.running import lines, server
 from tests.support.specs import Ended, command, load, who, write_spec
 from tests.support.workflow import Answer, Asked, Workflow, workflow
@@ -115,13 +115,13 @@ def test_only_requests_whose_values_were_once_sent_as_texts_have_another_key(
     tmp_path: Path, request_: dict[str, Any], typed: bool
 ) -> None:
     target = {"http": "http://127.0.0.1:1", "request": request_}
-    found = who(tmp_path, samples=[ROW], prompt="{{ q }}", target=target)
-    assert ("request_values" in found.contents.target) == typed
-    texts = {key: value for key, value in found.contents.target.items() if key != "request_values"}
+    identity = who(tmp_path, samples=[ROW], prompt="{{ q }}", target=target)
+    assert ("request_values" in identity.contents.target) == typed
+    texts = {key: value for key, value in identity.contents.target.items() if key != "request_values"}
     values = {**texts, "request_values": "JSON"}
-    work = work_digest(found.contents.conversation, values if typed else texts)
-    (sample,) = found.dataset
-    assert next(found.work.keys(found.survey)) == generation_key(sample.digest, 1, work)
+    work = work_digest(identity.contents.conversation, values if typed else texts)
+    (sample,) = identity.dataset
+    assert next(identity.work.keys(identity.survey)) == generation_key(sample.digest, 1, work)
 
 
 TEXTS = [{"id": f"t{number}", "q": "two", "n": str(number), "expected": "two"} for number in range(4)]
@@ -146,7 +146,7 @@ class Service:
         run = holdfast.evaluate(write_spec(self.folder, **keys), runs_dir=self.folder / "runs")
         assert run.score == 1 and run.path == self.rundir.path
         trials = list(RunView(self.rundir).everything())
-        assert [len(trial.grades) for trial in trials if isinstance(trial, Trial)] == [1] * len(rows)
+        assert [len(trial.grades) for trial in trials if isinstance(trial, GradedTrial)] == [1] * len(rows)
         assert [trial.fields for trial in trials] == rows
         return self.plan.to_run, [asked.body["n"] for asked in self._service.asked]
 
@@ -185,10 +185,10 @@ def test_a_row_without_an_id_keeps_its_name_whatever_it_sends(tmp_path: Path) ->
     rows = [{"q": "two", "n": n, "expected": "x"} for n in ("3", 3)]
     names = []
     for request in ({"q": "{{ q }}"}, {"n": "{{ n }}"}):
-        found = who(tmp_path, samples=rows, prompt="x", target={"http": "http://127.0.0.1:1", "request": request})
-        names.append([sample.id for sample in found.dataset])
-        assert all(sample.is_nameless for sample in found.dataset)
-    assert names[0] == names[1] and found.survey.typed == b"\0\1"
+        identity = who(tmp_path, samples=rows, prompt="x", target={"http": "http://127.0.0.1:1", "request": request})
+        names.append([sample.id for sample in identity.dataset])
+        assert all(sample.is_nameless for sample in identity.dataset)
+    assert names[0] == names[1] and identity.survey.typed == b"\0\1"
 
 
 class TestRunsOfEarlierVersions:
@@ -216,7 +216,7 @@ class TestRunsOfEarlierVersions:
         assert service.evaluate(MIXED) == (1, ["1"])
         assert service.evaluate(MIXED) == (0, [])
 
-    def test_a_conversation_that_they_have_begun_goes_on_in_its_middle(
+    def test_a_conversation_begun_with_text_values_resumes_in_the_middle(
         self, tmp_path: Path, by_run: pytest.MonkeyPatch
     ) -> None:
         fails = {"second": True}
@@ -257,15 +257,15 @@ def test_a_run_whose_numbers_were_sent_as_texts_is_graded_as_it_is_and_not_reuse
 
     with workflow(lambda _: {"answer": "two"}) as service:
         target = {"http": service.url, "request": {"n": "{{ n }}"}, "response": "answer"}
-        found = write_spec(tmp_path, samples=[ROW], prompt="{{ q }}", target=target)
+        eval_file = write_spec(tmp_path, samples=[ROW], prompt="{{ q }}", target=target)
         with monkeypatch.context() as before:  # as runs of earlier versions are: not marked
             before.setattr("holdfast.data.dataset._Request.is_typed", lambda *_: False)
-            assert type_("eval", found.name).code == 0
+            assert type_("eval", eval_file.name).code == 0
         (run,) = (tmp_path / "runs" / "e").glob("*-*")
         regraded = type_("grade", run, "--again")
         assert regraded.code == 0 and "1.000" in regraded.out
         assert len(service.asked) == 1, "grading asks nobody"
-        planned = type_("eval", found.name, "--dry-run")
+        planned = type_("eval", eval_file.name, "--dry-run")
         assert "1 to run" in planned.out and "request_values" in planned.out
-        assert type_("eval", found.name).code == 0
+        assert type_("eval", eval_file.name).code == 0
         assert len(service.asked) == 2 and service.asked[1].body == {"n": 3}

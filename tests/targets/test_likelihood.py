@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"id": "tail", "context": "The bird has a", "endings": [" long tail.", " tail", "  nose"], "answer": 1},
     {"id": "spaces", "context": "Two blanks at the end  ", "endings": ["here", "there, and more"], "answer": 0},
     {"id": "newline", "context": "Question: 1 + 1?\nAnswer:\n", "endings": ["2", "3", "four"], "answer": 0},
@@ -92,7 +92,7 @@ class TestEqualToLmEval:
     def test_accuracies_are_those_of_numpy(self, tmp_path: Path, provider: Server) -> None:
         import numpy as np
 
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "id": f"s{number}",
                 "context": f"Question {number}:",
@@ -161,15 +161,10 @@ class TestServers:
         holdfast("eval", path, "target.likelihood.prefix=<s>", cwd=tmp_path)
 
     def test_contexts_of_their_own(self, tmp_path: Path, provider: Server) -> None:
-        row = {
-            "id": "pronoun",
-            "pairs": [{"context": "Ann thanked Bob because Ann"}, {"context": "Ann thanked Bob because Bob"}],
-            "answer": 0,
-        }
-        row["pairs"] = [{**pair, "text": " had been helped."} for pair in row["pairs"]]  # type: ignore[attr-defined]
+        pairs = [{"context": f"Ann thanked Bob because {name}", "text": " had been helped."} for name in ("Ann", "Bob")]
+        row = {"id": "pronoun", "pairs": pairs, "answer": 0}
         path = likelihood_eval(tmp_path, provider.base_url, samples=[row], continuations="pairs", prompt="-")
         holdfast("eval", path, cwd=tmp_path)
-        pairs: Any = row["pairs"]
         expected = [
             of_lm_eval(provider.base_url, [{"id": "x", "context": pair["context"], "endings": [pair["text"]]}])["x"][0]
             for pair in pairs

@@ -85,12 +85,12 @@ provider = module_server(tool_calls=2)
 def lab(tmp_path: Path, provider: Server) -> Lab:
     provider.reset()
     provider.control(latency=0)
-    made = Lab(
+    created = Lab(
         tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": "tea: tea 0 costs 1; tea 1 costs 2"}]
     )
     write_server(tmp_path)
-    use(made)
-    return made
+    use(created)
+    return created
 
 
 def write_server(folder: Path) -> None:
@@ -118,7 +118,7 @@ def status(run: Path) -> list[str]:
 
 @contextmanager
 def over_http(lab: Lab) -> Iterator[str]:
-    """The same server behind a URL."""
+    """Serve the tools behind a URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -242,7 +242,7 @@ def test_an_error_of_a_tool_goes_back_to_the_model(lab: Lab) -> None:
     assert lines(done.run / "errors.jsonl") == []
 
 
-def test_a_tool_that_a_server_has_not_is_said_at_once(lab: Lab) -> None:
+def test_a_tool_missing_from_its_server_is_reported_at_once(lab: Lab) -> None:
     use(lab, only=["price", "prize"])
     done = lab.eval(check=3)
     assert "has no tool called prize" in done.out + done.err
@@ -251,14 +251,14 @@ def test_a_tool_that_a_server_has_not_is_said_at_once(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [("import sys; sys.exit('no money for a shop')", "no money for a shop"), ("print('hello')", "Connection closed")],
 )
-def test_a_server_that_cannot_start_stops_the_run_with_what_it_said(lab: Lab, source: str, said: str) -> None:
+def test_a_server_that_cannot_start_stops_the_run_with_its_message(lab: Lab, source: str, message: str) -> None:
     (lab.folder / "shop.py").write_text(source)
     done = lab.eval(check=3)
     assert "shop.py" in done.out + done.err and "by hand" in done.out + done.err
-    assert said in done.out + done.err
+    assert message in done.out + done.err
     assert "Traceback" not in done.err and done.asked == 0
 
 
@@ -269,7 +269,7 @@ def test_a_program_that_ends_at_once_stops_the_run(lab: Lab) -> None:
     assert done.asked == 0
 
 
-def test_a_url_where_nobody_is_stops_the_run(lab: Lab) -> None:
+def test_a_url_without_a_server_stops_the_run(lab: Lab) -> None:
     use(lab, {"url": "http://127.0.0.1:9/mcp"})
     done = lab.eval(check=3)
     assert "127.0.0.1:9" in done.out + done.err and "Traceback" not in done.err
@@ -308,6 +308,7 @@ def test_a_conversation_with_an_mcp_server_killed_at_every_step_is_as_an_unbroke
     wait_for(lambda: not leftovers(killed.folder), "the killed runs' servers to be gone")
 
 
+@pytest.mark.faults
 def test_nothing_is_left_of_servers_after_a_kill_or_an_interruption(lab: Lab) -> None:
     lab.provider.control(latency=30)
     lab.spec["limits"] = {"concurrency": 3}

@@ -95,6 +95,7 @@ def test_prices_of_the_eval_file_hold_for_agents_too(lab: Lab) -> None:
     assert kept(lab.eval().run)[0]["usage"]["cost"] == pytest.approx(1, abs=0.001)
 
 
+@pytest.mark.faults
 def test_a_killed_programs_calls_are_answered_from_the_record(lab: Lab, provider: Server) -> None:
     use(lab, "print(text(sys.argv[1]), text('b'))\nhere.joinpath('two').touch()\nprint(text('c'))\n")
     provider.control(latency=0.3)
@@ -133,8 +134,8 @@ def test_streams_are_handed_on_recorded_and_counted(lab: Lab, provider: Server, 
     (output,) = kept(done.run)
     events = [json.loads(line[6:]) for line in output["output"].splitlines() if line.startswith("data: {")]
     assert output["output"].endswith("data: [DONE]")
-    said = "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
-    assert said.split() == ["tea", "and", "more"]
+    content = "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
+    assert content.split() == ["tea", "and", "more"]
     assert any(event.get("usage") for event in events) == wants_usage, "what was not asked for does not come"
     assert output["usage"]["input_tokens"] == 3 and output["usage"]["cost"] > 0
 
@@ -184,7 +185,7 @@ def test_rate_limits_reach_the_program_with_the_time_to_wait(lab: Lab, provider:
     assert kept(done.run)[0]["usage"]["requests"] == 1
 
 
-def test_an_answer_after_an_outage_that_was_not_got_over_is_none(lab: Lab, provider: Server) -> None:
+def test_an_answer_after_an_unresolved_outage_does_not_count(lab: Lab, provider: Server) -> None:
     use(lab, "try:\n    print(text(sys.argv[1]))\nexcept urllib.error.HTTPError:\n    print('I do not know')\n")
     lab.spec["limits"] = {"retries": 1}
     provider.control(status=503)
@@ -426,19 +427,19 @@ def upstream(request: web.Request, body: Any) -> web.StreamResponse | dict[str, 
     if "long" in str(body):
         error = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
         return web.json_response({"error": error}, status=400)
-    said = {"role": "assistant", "content": f"{len(str(body))} {request.query_string}"}
-    choices = [{"index": 0, "message": said, "finish_reason": "stop"}]
+    message = {"role": "assistant", "content": f"{len(str(body))} {request.query_string}"}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
     about = {"id": "r", "created": 1, "model": "gpt-4o-mini", "object": "chat.completion"}
     return {**about, "choices": choices, "usage": {**usage, "completion_tokens": 1}}
 
 
 async def answer_as_others_do(request: web.Request) -> web.StreamResponse:
-    said = upstream(request, await request.json() if request.can_read_body else None)
-    return web.json_response(said) if isinstance(said, dict) else said
+    reply = upstream(request, await request.json() if request.can_read_body else None)
+    return web.json_response(reply) if isinstance(reply, dict) else reply
 
 
 @needs_framework
-def test_the_client_that_everybody_uses_finds_what_it_knows() -> None:
+def test_the_openai_client_works_with_the_proxy() -> None:
     import openai
 
     async def test(_: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
@@ -478,13 +479,13 @@ def test_refusals_of_the_proxy_have_the_shape_that_clients_read(monkeypatch: pyt
                 return response.status, error["message"]
 
         base = url.removesuffix("/v1")
-        status, said = await refused("POST", f"{base}/chat/completions", json={})
-        assert status == 404 and "/chat/completions here: use $OPENAI_BASE_URL as it is, with its /v1" in said
+        status, message = await refused("POST", f"{base}/chat/completions", json={})
+        assert status == 404 and "/chat/completions here: use $OPENAI_BASE_URL as it is, with its /v1" in message
         assert (await refused("GET", f"{base[: base.rindex('/')]}/"))[0] == 404
         assert await refused("PUT", f"{url}/models", json={}) == (405, "PUT is not passed on: only GET and POST are")
         assert (await refused("POST", f"{url}/files", data=b"--form"))[0] == 400
-        status, said = await refused("POST", f"{url}/chat/completions", data=b'"' + b"x" * 2000 + b'"')
-        assert status == 413 and "more than 1,000 bytes" in said
+        status, message = await refused("POST", f"{url}/chat/completions", data=b'"' + b"x" * 2000 + b'"')
+        assert status == 413 and "more than 1,000 bytes" in message
         calls.raise_outage()
         assert notes.kept == []
 
@@ -503,8 +504,8 @@ def test_requests_in_pieces_and_with_a_query_go_through_as_they_are() -> None:
     through_proxy(answer_as_others_do, test)
 
 
-@pytest.mark.parametrize("given", [None, {"chunk_size": 1}, "all"])
-def test_options_of_a_stream_are_kept(given: Any) -> None:
+@pytest.mark.parametrize("options", [None, {"chunk_size": 1}, "all"])
+def test_options_of_a_stream_are_kept(options: Any) -> None:
     seen: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -512,11 +513,11 @@ def test_options_of_a_stream_are_kept(given: Any) -> None:
         return web.Response(body=chunk("a", finish_reason="stop"), content_type="text/event-stream")
 
     async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
-        async with client.post(url + "/chat/completions", json={**BODY, "stream_options": given}) as response:
+        async with client.post(url + "/chat/completions", json={**BODY, "stream_options": options}) as response:
             assert response.status == 200 and b"finish_reason" in await response.read()
 
     through_proxy(answer, test)
-    assert seen == ["all" if given == "all" else {**(given or {}), "include_usage": True}]
+    assert seen == ["all" if options == "all" else {**(options or {}), "include_usage": True}]
 
 
 def test_a_call_that_an_agent_does_not_wait_for_is_recorded(caplog: Any) -> None:
@@ -570,10 +571,9 @@ def use_framework(lab: Lab) -> None:
     lab.spec["target"] = {"command": command, "base_url": lab.provider.base_url}
 
 
+@pytest.mark.faults
 @needs_framework
-def test_a_framework_from_pypi_killed_in_the_middle_goes_on_where_it_was(
-    lab: Lab, provider: Server, tmp_path: Path
-) -> None:
+def test_a_killed_framework_from_pypi_resumes_in_the_middle(lab: Lab, provider: Server, tmp_path: Path) -> None:
     calm = Lab(tmp_path / "calm", provider, rows=lab.rows)
     use_framework(calm)
     use_framework(lab)

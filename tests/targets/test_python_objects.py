@@ -83,7 +83,7 @@ def agent_eval(folder: Path, name: str, **keys: Any) -> Path:
 
 
 def events(folder: Path) -> list[str]:
-    """What the target did, in order."""
+    """Return the actions of the target in order."""
     path = folder / "events.txt"
     return path.read_text().splitlines() if path.exists() else []
 
@@ -136,10 +136,10 @@ def test_a_target_is_closed_after_a_signal(number: signal.Signals, code: int, tm
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("Mute", "Mute has no method __call__"), ("Demanding", "Demanding() failed: TypeError")],
 )
-def test_a_class_that_cannot_answer_is_refused_with_its_place(name: str, said: str, tmp_path: Path) -> None:
+def test_a_class_that_cannot_answer_is_refused_with_its_place(name: str, message: str, tmp_path: Path) -> None:
     done = holdfast("eval", agent_eval(tmp_path, name), cwd=tmp_path, check=2)
-    assert "e.yaml:1: target.python: " in done.stderr and said in done.stderr
+    assert "e.yaml:1: target.python: " in done.stderr and message in done.stderr
     assert not (tmp_path / "runs").exists()

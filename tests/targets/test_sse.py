@@ -131,7 +131,7 @@ def test_a_quota_that_is_used_up_in_a_stream_stops_the_run() -> None:
     assert isinstance(refused(Answer(stream=HALF + broke), response="value"), Fault)
 
 
-def test_an_error_that_is_null_is_none() -> None:
+def test_a_null_error_is_no_error() -> None:
     stream = events({"value": "all ", "error": None}, {"value": "well", "error": ""})
     assert ask(Answer(stream=stream), response="value").text == "all well"
 
@@ -185,12 +185,12 @@ def test_a_whole_reply_that_is_an_error_is_no_answer_either() -> None:
     assert ask(Answer({"answer": "yes", "error": "of rounding"}), response="answer").text == "yes"
 
 
-def test_a_path_that_is_not_there_is_said_in_the_words_of_a_workflow() -> None:
+def test_a_missing_path_is_reported_with_a_hint_for_http_targets() -> None:
     error = refused(Answer({"detail": "Not Found"}, status=404))
     assert "target.http" in str(error.remedy) and "base_url" not in str(error.remedy)
 
 
-def test_a_workflow_that_failed_is_asked_again_whatever_its_status() -> None:
+def test_a_failed_workflow_is_retried_for_every_status() -> None:
     failed = refused(Answer({"code": "workflow_error", "message": "model is down"}, status=422))
     assert isinstance(failed, AttemptError) and failed.kind == "server" and failed.retry
     wrong = refused(Answer({"detail": [{"msg": "Field required"}]}, status=422))

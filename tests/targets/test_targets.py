@@ -30,7 +30,7 @@ SAMPLES = [{"id": "a", "q": "one two", "expected": "one two"}, {"id": "b", "q": 
 @pytest.fixture
 def evaluate(tmp_path: Path) -> Any:
     def run(target: Any, **keys: Any) -> Any:
-        given = {
+        defaults = {
             "name": "e",
             "samples": SAMPLES,
             "prompt": "{{ q }}",
@@ -38,7 +38,7 @@ def evaluate(tmp_path: Path) -> Any:
             "limits": {"retries": 0},
             "runs_dir": tmp_path / "runs",
         }
-        return holdfast.evaluate(target=target, **{**given, **keys})
+        return holdfast.evaluate(target=target, **{**defaults, **keys})
 
     return run
 
@@ -51,14 +51,14 @@ def errors(run: Any) -> Any:
     return [(entry["kind"], entry["message"]) for entry in lines(run.path / "errors.jsonl")]
 
 
-def said(text: Any, **more: Any) -> Any:
+def completion(text: Any, **more: Any) -> Any:
     """A chat completion."""
     return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}], **more}
 
 
 class TestModel:
-    def test_it_is_sent_model_params_and_messages_and_its_text_is_the_answer(self, evaluate: Any) -> None:
-        with workflow(lambda asked: said(asked.body["messages"][-1]["content"])) as service:
+    def test_the_request_has_model_params_and_messages_and_the_reply_is_the_output(self, evaluate: Any) -> None:
+        with workflow(lambda asked: completion(asked.body["messages"][-1]["content"])) as service:
             run = evaluate(
                 {"model": "m", "base_url": f"{service.url}/v1", "params": {"temperature": 0.5, "stop": ["x"]}},
                 system="Be {{ expected }}.",
@@ -111,16 +111,16 @@ class TestModel:
         assert {kind for kind, _ in errors(run)} <= {"bad_reply", "server"}
 
     def test_tokens_cost_and_requests_are_counted(self, evaluate: Any) -> None:
-        with workflow(lambda _: said("x", usage={"prompt_tokens": 1000, "completion_tokens": 100})) as service:
+        with workflow(lambda _: completion("x", usage={"prompt_tokens": 1000, "completion_tokens": 100})) as service:
             run = evaluate({"model": "gpt-4o-mini", "base_url": service.url})
-        wanted = {"input_tokens": 1000, "output_tokens": 100, "requests": 1, "cost": pytest.approx(0.00021)}
-        assert outputs(run)["a"]["usage"] == wanted
+        expected = {"input_tokens": 1000, "output_tokens": 100, "requests": 1, "cost": pytest.approx(0.00021)}
+        assert outputs(run)["a"]["usage"] == expected
         usage = run.metrics.usage
         assert (usage.input_tokens, usage.output_tokens, usage.requests) == (2000, 200, 2)
         assert usage.cost == pytest.approx(0.00042)
 
     def test_own_prices_go_before_the_table_and_unknown_ones_are_unknown(self, evaluate: Any) -> None:
-        with workflow(lambda _: said("x", usage={"prompt_tokens": 10, "completion_tokens": 10})) as service:
+        with workflow(lambda _: completion("x", usage={"prompt_tokens": 10, "completion_tokens": 10})) as service:
             target = {"model": "gpt-4o", "base_url": service.url}
             own = evaluate(target, name="own", prices={"gpt-4o": {"input": 1e5, "output": 0}})
             assert outputs(own)["a"]["usage"]["cost"] == 1
@@ -131,7 +131,7 @@ class TestModel:
         "usage", [None, {}, [], "many", {"prompt_tokens": "5", "completion_tokens": 1.5}, {"prompt_tokens": None}]
     )
     def test_a_strange_usage_is_unknown_and_harms_nothing(self, evaluate: Any, usage: Any) -> None:
-        with workflow(lambda _: said("x", usage=usage)) as service:
+        with workflow(lambda _: completion("x", usage=usage)) as service:
             run = evaluate({"model": "gpt-4o", "base_url": service.url})
         assert run.finished
         assert run.metrics.usage == Usage(requests=2)
@@ -180,7 +180,7 @@ class TestModel:
         }
 
     def test_the_address_may_come_from_the_environment(self, evaluate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        with workflow(lambda _: said("x")) as service:
+        with workflow(lambda _: completion("x")) as service:
             monkeypatch.setenv("OPENAI_BASE_URL", f"{service.url}/base/")
             assert evaluate({"model": "m"}).finished
         assert {asked.path for asked in service.asked} == {"/base/chat/completions"}
@@ -194,12 +194,12 @@ class TestModel:
             evaluate({"model": "m"})
         assert not (tmp_path / "runs").exists()
 
-    def test_the_key_named_is_sent_and_none_where_there_is_none(
+    def test_the_named_api_key_is_sent_and_no_header_without_one(
         self, evaluate: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MY_KEY", "sk-mine")
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-        with workflow(lambda _: said("x")) as service:
+        with workflow(lambda _: completion("x")) as service:
             evaluate({"model": "m", "base_url": service.url, "api_key_env": "MY_KEY"}, name="with")
             assert {asked.headers["authorization"] for asked in service.asked} == {"Bearer sk-mine"}
             service.asked.clear()
@@ -274,7 +274,7 @@ def agent(tmp_path: Path, evaluate: Any) -> Any:
 
 class TestPython:
     @pytest.mark.parametrize(
-        ("name", "wanted"),
+        ("name", "expected"),
         [
             ("text", "ONE TWO"),
             ("agent", "called"),
@@ -283,9 +283,9 @@ class TestPython:
             ("mutates", "done"),
         ],
     )
-    def test_the_result_of_the_function_is_the_answer(self, agent: Any, name: str, wanted: str) -> None:
+    def test_the_result_of_the_function_is_the_answer(self, agent: Any, name: str, expected: str) -> None:
         run = agent(name)
-        assert run.finished and outputs(run)["a"]["output"] == wanted
+        assert run.finished and outputs(run)["a"]["output"] == expected
         assert outputs(run)["a"]["messages"][0] == {"role": "user", "content": "one two"}
 
     def test_a_function_gets_the_values_that_its_parameters_name(self, agent: Any) -> None:
@@ -338,7 +338,7 @@ class TestPython:
         assert {kind for kind, _ in errors(run)} == {"agent"}
         assert all(words in message for _, message in errors(run))
 
-    def test_an_agent_that_works_again_goes_on_with_what_failed(self, agent: Any, tmp_path: Path) -> None:
+    def test_a_repaired_agent_is_asked_again_for_failed_trials(self, agent: Any, tmp_path: Path) -> None:
         (tmp_path / "flaky.py").write_text(FLAKY)
         keys: dict[str, Any] = {
             "name": "flaky",
@@ -355,7 +355,7 @@ class TestPython:
         assert second.finished and second.path == first.path
         assert (outputs(second)["a"]["attempt"], outputs(second)["b"]["attempt"]) == (1, 2)
 
-    def test_a_parameter_nobody_can_give_is_refused(self, tmp_path: Path, evaluate: Any) -> None:
+    def test_an_unknown_required_parameter_is_refused(self, tmp_path: Path, evaluate: Any) -> None:
         (tmp_path / "a.py").write_text("def reply(question): return ''\n")
         with pytest.raises(
             ConfigError, match=r"(?s)asks for question; no sample has .*ask for prompt, messages, sample, context"
@@ -560,7 +560,11 @@ class TestSecrets:
             assert asked.headers["authorization"] == f"Bearer {SECRET}"
             seen.extend(word for word in self.command_lines() if SECRET in word)
             key = asked.headers["authorization"]
-            return said("x") if status == 200 else Answer({"error": {"message": f"bad key {key} ({SECRET})"}}, status)
+            return (
+                completion("x")
+                if status == 200
+                else Answer({"error": {"message": f"bad key {key} ({SECRET})"}}, status)
+            )
 
         with workflow(answer) as service:
             write_spec(
@@ -601,7 +605,7 @@ class TestSecrets:
 
         def answer(asked: Any) -> Any:
             refused = status != 200 and "authorization" in asked.headers
-            return Answer({}, status) if refused else {**said(judge), "value": "x"}
+            return Answer({}, status) if refused else {**completion(judge), "value": "x"}
 
         with workflow(answer) as service:
             url = service.url.replace("//", f"//user:{SECRET}@")
@@ -643,10 +647,10 @@ class TestSecrets:
         keys["baseline"] = {**keys["target"], "headers": {"X-Token": SECRET, "X-Other": "${NAME}"}}
         path = write_spec(tmp_path, **keys)
         for options in ([], ["--json"]):
-            said = run_command("eval", path, "-d", *options, cwd=tmp_path).stdout
-            assert SECRET not in said and "(hidden)" in said and "${NAME}" in said
+            stdout = run_command("eval", path, "-d", *options, cwd=tmp_path).stdout
+            assert SECRET not in stdout and "(hidden)" in stdout and "${NAME}" in stdout
 
-    def test_another_query_is_another_target_and_a_manifest_knows_it_again(self, tmp_path: Path) -> None:
+    def test_another_query_is_another_target_and_is_recognised_from_the_manifest(self, tmp_path: Path) -> None:
         def run(query: Any, *words: Any) -> Any:
             target = {"http": service.url + query, "request": {}, "response": "value"}
             write_spec(tmp_path, target=target)
@@ -656,9 +660,9 @@ class TestSecrets:
             for query, asked in (("?flow=a", 2), ("?flow=b", 4), ("?flow=a", 4)):
                 run(query)
                 assert len(service.asked) == asked
-            made = [path.parent for path in tmp_path.glob("runs/e/*/manifest.json")]
-            assert len(made) == 2
-            run("?flow=c", "grade", made[0], "--again")
+            runs = [path.parent for path in tmp_path.glob("runs/e/*/manifest.json")]
+            assert len(runs) == 2
+            run("?flow=c", "grade", runs[0], "--again")
             assert len(service.asked) == 4
 
     def test_an_address_may_name_environment_variables(self, tmp_path: Path) -> None:
@@ -669,7 +673,7 @@ class TestSecrets:
         unset = run_command("eval", path, "--fresh", cwd=tmp_path, env={"KEY": "secret"}, check=2)
         assert "target.http names ${WHERE}, which is not set" in unset.stderr
         wrong = run_command("eval", path, "--fresh", cwd=tmp_path, env={"WHERE": "ftp:/", "KEY": "secret"}, check=2)
-        assert "not the address of a web service" in wrong.stderr
+        assert "not an HTTP URL after variable substitution" in wrong.stderr
 
 
 def test_environment_of_tests_has_no_keys_of_the_user() -> None:

@@ -154,7 +154,7 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({}, "city: Field required"),
         (
@@ -165,11 +165,11 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
         ({"city": "Rome", "town": "Rome"}, "town: Extra inputs are not permitted"),
     ],
 )
-def test_wrong_arguments_are_said_to_the_model(arguments: dict[str, Any], said: str) -> None:
-    assert run_tool(google, **arguments) == f"Error: wrong arguments: {said}"
+def test_wrong_arguments_are_reported_to_the_model(arguments: dict[str, Any], message: str) -> None:
+    assert run_tool(google, **arguments) == f"Error: wrong arguments: {message}"
 
 
-def test_arguments_come_as_their_types() -> None:
+def test_arguments_are_converted_to_their_types() -> None:
     assert run_tool(sphinx, city="Rome", unit="celsius") == "Rome Unit.C"
     assert run_tool(google, city="Rome", days="5", tags=["a"]) == "Rome 5 c ['a']"
 
@@ -202,10 +202,10 @@ def test_a_model_calls_tools_until_it_answers(lab: Lab) -> None:
     assert results(done.run) == ["TEA 0", "a 1 1"]
     assert output["output"] == "tea: TEA 0; a 1 1" and output["stop"] == "stop"
     assert [message["role"] for message in output["messages"]] == ["user", *["assistant", "tool"] * 2, "assistant"]
-    for asked, given in ((1, 2), (3, 4)):
+    for asked, answered in ((1, 2), (3, 4)):
         (call,) = output["messages"][asked]["tool_calls"]
-        assert output["messages"][given]["tool_call_id"] == call["id"]
-        assert output["messages"][given]["name"] == call["function"]["name"]
+        assert output["messages"][answered]["tool_call_id"] == call["id"]
+        assert output["messages"][answered]["name"] == call["function"]["name"]
     assert output["usage"]["requests"] == 3 and output["usage"]["cost"] > 0
 
 
@@ -263,7 +263,7 @@ def test_max_steps_ends_a_turn_and_says_so(lab: Lab, provider: Server) -> None:
 def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_path: Path) -> None:
     from aiohttp import web
 
-    wanted = [
+    calls = [
         {"id": "1", "function": {"name": "double", "arguments": '{"number": 4}'}},
         {"id": "2", "function": {"name": "halve", "arguments": "{}"}},
         {"id": "3", "function": {"name": "double", "arguments": "{number: 4}"}},
@@ -278,10 +278,10 @@ def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_pat
         body = await request.json()
         offered.append(body["tools"])
         sent.append(body["messages"])
-        said: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": wanted}
+        content: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": calls}
         if body["messages"][-1]["role"] == "tool":
-            said = {"role": "assistant", "content": "done"}
-        return web.json_response({"choices": [{"message": said, "finish_reason": "stop"}]})
+            content = {"role": "assistant", "content": "done"}
+        return web.json_response({"choices": [{"message": content, "finish_reason": "stop"}]})
 
     async def run() -> list[dict[str, Any]]:
         application = web.Application()
@@ -311,12 +311,12 @@ def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_pat
     assert messages[-1]["content"] == "done" and len(offered) == 2
     assert messages[1]["content"] is None and sent[1][1]["content"] is None, "given back as the model said it"
     assert [message.get("tool_call_id") for message in messages[2:-1]] == list("123456")
-    said = [message["content"] for message in messages[2:-1]]
-    assert said[0] == "8" and said[5] == "10"
-    assert said[1] == "Error: there is no tool called 'halve'; there are: double"
-    assert said[2].startswith("Error: the arguments are not a JSON object: '{number: 4}'")
-    assert said[3].startswith("Error: the arguments are not a JSON object: [4]")
-    assert said[4] == "Error: wrong arguments: number: Field required"
+    content = [message["content"] for message in messages[2:-1]]
+    assert content[0] == "8" and content[5] == "10"
+    assert content[1] == "Error: there is no tool called 'halve'; there are: double"
+    assert content[2].startswith("Error: the arguments are not a JSON object: '{number: 4}'")
+    assert content[3].startswith("Error: the arguments are not a JSON object: [4]")
+    assert content[4] == "Error: wrong arguments: number: Field required"
 
 
 def test_pieces_of_streamed_calls_are_joined_with_and_without_their_number() -> None:

@@ -8,5 +8,5 @@
 `compiler`  the program that compiles, in a process of its own
 `grading`   the program that grades with tasks of lm-eval
 `metrics`   metrics of lm-eval's tasks, and the graders that compute them
-`native`    benchmarks that need no lm-eval, some of them with samples in the wheel
+`native`    benchmarks that need no lm-eval, and the samples that the wheel carries
 """

@@ -151,7 +151,7 @@ def closure(task: str) -> list[str]:
                     )
                 if "class" in config:
                     raise Refused(f"{name} is written in Python for lm-eval, and cannot be compiled")
-                if name in index.groups:
+                if index is not None and name in index.groups:
                     waiting += [child for child in _children(config.get("task")) if child not in names]
     return list(names)[1:]
 
@@ -325,7 +325,7 @@ def _choices(task: Any, doc: Any, arguments: list[tuple[str, str]]) -> dict[str,
     """Return the continuations of a document, each with its context where the contexts differ."""
     contexts = list(dict.fromkeys(context for context, _ in arguments))
     if len(contexts) == 1:
-        row = {"context": contexts[0], "continuations": [text for _, text in arguments]}
+        row: dict[str, Any] = {"context": contexts[0], "continuations": [text for _, text in arguments]}
     else:
         shared = os.path.commonprefix(contexts)  # noqa: RUF071 - of texts, letter by letter
         pairs = [{"context": context, "text": text} for context, text in arguments]

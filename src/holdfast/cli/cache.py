@@ -1,4 +1,4 @@
-"""`holdfast cache`: the runs that are kept: where, which, and away with some."""
+"""`holdfast cache`: locate, list and remove stored runs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def remove(ids: tuple[str, ...], everything: bool, yes: bool, **options: Any) ->
     narrowed = [name for name in ("model", "dataset", "status", "older_than") if options[name]]
     if everything and (ids or narrowed):
         raise UsageError(
-            "--all means every run, so it does not go with ids or filters",
+            "--all cannot be combined with ids or filters",
             remedy="Leave --all out to remove only what the filters choose.",
         )
     if not (everything or ids or narrowed or options["archived"]):
@@ -116,7 +116,7 @@ def remove(ids: tuple[str, ...], everything: bool, yes: bool, **options: Any) ->
         return 0
     running = [run for run in chosen if run.status == "running"]
     if running:
-        raise RunHeld(f"being written, and so not removed: {', '.join(run.path for run in running)}")
+        raise RunHeld(f"not removed, in use: {', '.join(run.path for run in running)}")
     for run in chosen:
         click.echo(f"{run.id}  {run.path}  {run.status}  {run.progress}  {run.size_text}")
     if not yes and not _confirmed(f"Remove {len(chosen)} {'run' if len(chosen) == 1 else 'runs'}?"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.errors import show_warning
 from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
 from holdfast.errors import HoldfastError
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
+    from holdfast.plan.identity import RunIdentity
     from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
 
 
-def run_shown(
+def run_and_report(
     run: Callable[[Display], Outcome],
     display_name: str | None,
     after: Callable[[Outcome], None],
@@ -46,6 +48,19 @@ def run_shown(
     return outcome
 
 
+def run_locally(
+    spec: Eval, options: Options, workers: int | None, display: Display, identity: RunIdentity | None = None
+) -> Outcome:
+    """Run an eval on this machine: in this process, or in so many workers."""
+    if workers:
+        from holdfast.engine.local_workers import run_workers
+
+        return run_workers(spec, options, workers, display)
+    from holdfast.engine.session import run_eval
+
+    return run_eval(spec, options, display, identity=identity)
+
+
 def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tuple[str, ...] = ()) -> None:
     """Export a run as its eval file, the options and `exports`, names of formats, ask for."""
     from holdfast.export.after_run import export_after_run
@@ -54,7 +69,7 @@ def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tupl
         outcome.rundir,
         spec,
         click.echo,
-        lambda message: click.echo(f"warning: {message}", err=True),
+        show_warning,
         log_samples=options.log_samples,
         output_path=options.output_path,
         exports=exports if outcome.exit_code <= 4 else (),

@@ -1,19 +1,35 @@
-"""Errors of commands, as they are printed: `error: …` for each problem, then `hint: …`."""
+"""Messages of commands on standard error: `error: …` for each problem, then `hint: …`; `warning: …`; `note: …`."""
 
 from __future__ import annotations
 
 import click
 
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, UsageError, with_hint
 
 
 def show_error(error: HoldfastError | OSError | str) -> None:
     """Print an error on standard error, each of its problems on its own line, and then what to do about it."""
-    for problem in error.problems if isinstance(error, ConfigError) else (_message(error),):
-        click.echo(f"error: {problem}", err=True)
-    if isinstance(error, HoldfastError) and error.remedy is not None:
-        click.echo(f"hint: {error.remedy}", err=True)
+    message, hint = (error.message, error.remedy) if isinstance(error, HoldfastError) else (str(error), None)
+    problems = error.problems if isinstance(error, ConfigError) else (message,)
+    click.echo(with_hint("\n".join(f"error: {problem}" for problem in problems), hint), err=True)
 
 
-def _message(error: HoldfastError | OSError | str) -> str:
-    return error.message if isinstance(error, HoldfastError) else str(error)
+def show_usage_error(error: click.ClickException) -> None:
+    """Print an error in a command line: the usage of the command, the error, and where the options are described."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = None
+    if context is not None:
+        click.echo(context.get_usage(), err=True)
+        what = "commands" if isinstance(context.command, click.Group) else "options"
+        hint = f"{context.command_path} --help lists all {what}."
+    show_error(UsageError(error.format_message(), remedy=hint))
+
+
+def show_warning(message: str) -> None:
+    """Print a failure that does not end the command."""
+    click.echo(f"warning: {message}", err=True)
+
+
+def show_note(message: str) -> None:
+    """Print information that is not part of a command's output."""
+    click.echo(f"note: {message}", err=True)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
-from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.ending import export_results, run_and_report, run_locally
+from holdfast.cli.errors import show_note
 from holdfast.cli.export import ExporterName
-from holdfast.cli.flags import Concurrency, Duration, EvalFlags
+from holdfast.cli.flags import Concurrency, Duration, EvalFlags, Positive
 from holdfast.cli.runs import runs_dir_option
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
-    from holdfast.display.types import Display
     from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
+    from holdfast.spec.suite import Suite
 
 
 def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -32,7 +34,7 @@ def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | 
 
 
 _GROUPS: Final = {
-    "What to run": ("model", "trials", "ids", "tags", "limit", "baseline_model"),
+    "What to run": ("models", "trials", "ids", "tags", "limit", "baseline_model"),
     "How much, how fast": ("concurrency", "workers", "max_cost", "token_budget", "max_time"),
     "Earlier results and errors": ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "wait"),
     "Output": ("runs_dir", "dry_run", "json", "display", "log_samples", "output_path", "export"),
@@ -56,8 +58,7 @@ class _Grouped(click.Command):
 
 
 @click.command("eval", cls=_Grouped)
-@click.argument("config", required=False, shell_complete=complete_files)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
+@click.argument("arguments", nargs=-1, metavar="[EVAL]… [KEY=VALUE]…", shell_complete=complete_files)
 @click.option("-c", "--config", "named", metavar="CONFIG", help="Name or path of a cluster configuration.")
 @click.option(
     "-r",
@@ -74,8 +75,15 @@ class _Grouped(click.Command):
     help="Like --run, but return once the jobs are submitted.",
 )
 @click.option("--force-squash", is_flag=True, help="Import container images again even if a .sqsh file exists.")
-@click.option("-m", "--model", metavar="MODEL", help="Evaluate this model instead of the file's.")
-@click.option("--trials", type=click.IntRange(1), metavar="N", help="Number of trials per sample [default: 1].")
+@click.option(
+    "-m",
+    "--model",
+    "models",
+    multiple=True,
+    metavar="MODEL",
+    help="Evaluate this model instead of the file's. Repeatable.",
+)
+@click.option("--trials", type=Positive(), metavar="N", help="Number of trials per sample [default: 1].")
 @click.option(
     "-t",
     "--task",
@@ -90,7 +98,7 @@ class _Grouped(click.Command):
     metavar="GLOB",
     help="Only samples with a matching tag; with -t, both must match. Repeatable.",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N of the selected samples.")
+@click.option("--limit", type=Positive(), metavar="N", help="Only the first N of the selected samples.")
 @click.option(
     "--concurrency",
     type=Concurrency(),
@@ -120,7 +128,7 @@ class _Grouped(click.Command):
     metavar="FORMAT",
     help="Also export the run, as with holdfast export --to. Repeatable.",
 )
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Run N worker processes on this machine.")
+@click.option("--workers", type=Positive(), metavar="N", help="Run N worker processes on this machine.")
 @click.option("--skip-graders", is_flag=True, help="Generate outputs without grading them.")
 @click.option(
     "--max-cost",
@@ -130,7 +138,7 @@ class _Grouped(click.Command):
 )
 @click.option(
     "--token-budget",
-    type=click.IntRange(1),
+    type=Positive(),
     metavar="N",
     help="Start no more trials once the run has used N tokens [default: no limit].",
 )
@@ -149,23 +157,21 @@ class _Grouped(click.Command):
     type=click.Choice(["rich", "plain", "json", "none"]),
     help="How to show progress [default: rich on a terminal, else plain].",
 )
-def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> int:
-    """Run the eval file CONFIG, or resume it.
+def command(arguments: tuple[str, ...], **options: Any) -> int:
+    """Run the eval file EVAL, or resume it.
 
-    After any interruption, the same command continues where it stopped. CONFIG may also be a folder with an eval.yaml
-    [default: the current folder]. KEY=VALUE overrides any key of the file.
+    After any interruption, the same command continues where it stopped. EVAL may also be a folder with an eval.yaml
+    [default: the current folder], or the name of an installed task. KEY=VALUE overrides any key of the file.
 
     \b
     holdfast eval gsm8k.yaml --dry-run
     holdfast eval gsm8k.yaml -m my-model target.params.temperature=0.7 --limit 100
 
-    With --run or --batch, CONFIG runs on a profile of env.toml. It is then an eval file, or a cluster configuration
-    that says what to serve, which eval files to run, and where results go.
-    """
-    from holdfast.formats import is_configuration, is_eval, load_any
-    from holdfast.formats.providers import resolve_eval
-    from holdfast.spec.load import baseline_of
+    Several EVALs, several models or a suite file run one after the other, and end in one table.
 
+    With --run or --batch, EVAL runs on a profile of env.toml. It may then also be a cluster configuration that says
+    what to serve, which eval files to run, and where results go.
+    """
     flags = EvalFlags(**options)
     if flags.fresh and flags.retry_failed:
         raise UsageError(
@@ -173,9 +179,28 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
             remedy="Use one of them.",
         )
     if flags.named is not None:
-        config, overrides = flags.named, (*((config,) if config else ()), *overrides)
-    else:
-        config, overrides = _find_eval(config, overrides)
+        return _eval_one(flags.named, arguments, flags)
+    evals = [argument for argument in arguments if not _is_override(argument)]
+    overrides = tuple(argument for argument in arguments if _is_override(argument))
+    if len(evals) > 1:
+        from holdfast.cli.suite import suite_of
+
+        return _eval_suite(suite_of([_find_eval(each) for each in evals], flags.models), overrides, flags)
+    return _eval_one(_find_eval(next(iter(evals), None)), overrides, flags)
+
+
+def _is_override(argument: str) -> bool:
+    """Tell overrides, also `~KEY` of cluster configurations, from evals."""
+    return ("=" in argument or argument.startswith("~")) and not Path(argument).exists()
+
+
+def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
+    """Run what one argument names: an eval, a suite file, or a cluster configuration."""
+    from holdfast.formats import is_configuration, is_eval, load_any
+    from holdfast.formats.providers import resolve_eval
+    from holdfast.spec.load import baseline_of
+    from holdfast.spec.suite import is_suite, read_suite
+
     if flags.run or flags.batch:
         return _launch(config, overrides, flags)
     if flags.named is not None:
@@ -183,15 +208,21 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
 
         config = str(find_config(config, Path(), os.environ))
     document = resolve_eval(config)
+    if is_suite(document.data):
+        return _eval_suite(read_suite(document), overrides, flags)
     if is_configuration(document.data) or (flags.named is not None and not is_eval(document.data)):
         return _launch(config, overrides, flags)
+    if len(flags.models) > 1:
+        from holdfast.cli.suite import suite_of
+
+        return _eval_suite(suite_of([config], flags.models), overrides, flags)
     if flags.force_squash:
         raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
     spec = load_any(document, [*flags.overrides(), *map(parse_override, overrides)])  # KEY=VALUE has the last word
     baseline = baseline_of(spec)
     if flags.dry_run:
         for message in spec.notices:
-            click.echo(message, err=True)
+            show_note(message)
         return _dry_run([spec, *([baseline] if baseline else [])], flags)
 
     outcome = _run(spec, flags)
@@ -209,16 +240,13 @@ _EVAL_FILES: Final = ("eval.yaml", "eval.yml", "holdfast.yaml")
 _DATA: Final = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".json")
 
 
-def _find_eval(config: str | None, overrides: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the eval file, which may be given as its folder or not at all, and the overrides."""
-    if config is not None and "=" in config and not Path(config).exists():
-        overrides = (config, *overrides)
-        config = None
+def _find_eval(config: str | None) -> str:
+    """Return the eval file, which may be given as its folder or not at all."""
     folder = Path(config or ".")
     if folder.is_dir():
         here = [folder / name for name in _EVAL_FILES if (folder / name).is_file()]
         if here:
-            return str(here[0]), overrides
+            return str(here[0])
         others = sorted(path.name for path in folder.glob("*.y*ml"))
         hint = f"Name one of its files: {', '.join(others[:5])}." if others else "`holdfast init` writes an eval file."
         if config is None:
@@ -230,10 +258,18 @@ def _find_eval(config: str | None, overrides: tuple[str, ...]) -> tuple[str, tup
             f"{config} is a dataset, not an eval file",
             remedy=f"Write an eval file with `dataset: {{path: {config}}}`; `holdfast init` writes one to start from.",
         )
-    return config, overrides
+    return config
 
 
-def _launch(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
+def _eval_suite(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
+    if flags.run or flags.batch:
+        return _launch(suite, overrides, flags)
+    from holdfast.cli.suite import suite_command
+
+    return suite_command(suite, overrides, flags)
+
+
+def _launch(config: str | Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     from holdfast.cli.launch import launch_command
 
     return launch_command(config, overrides, flags)
@@ -241,17 +277,8 @@ def _launch(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
 
 def _run(spec: Eval, flags: EvalFlags) -> Outcome:
     options = flags.options()
-
-    def run(display: Display) -> Outcome:
-        if flags.workers:
-            from holdfast.engine.local_workers import run_workers
-
-            return run_workers(spec, options, flags.workers, display)
-        from holdfast.engine.session import run_eval
-
-        return run_eval(spec, options, display)
-
-    return run_shown(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
+    run = partial(run_locally, spec, options, flags.workers)
+    return run_and_report(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
 
 
 def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
@@ -261,7 +288,7 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
     from holdfast.report.table import print_compiled
 
     for message in dict.fromkeys(message for spec in specs for message in unseen_code(spec)):
-        click.echo(message, err=True)
+        show_note(message)
     options = flags.options()
     previews = [preview_run(spec, options) for spec in specs]
     print_compiled(previews, as_json=flags.json)

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.errors import show_error
+from holdfast.cli.errors import show_error, show_note, show_warning
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.spec.load_exports import EXPORTERS
@@ -95,13 +95,12 @@ def command(
     if not blocks:
         click.echo("no export has failed")
     if view.missing_outputs:
-        click.echo(
-            f"warning: {view.missing_outputs:,} outputs that metrics.json counts are missing; "
-            f"`holdfast repair {rundir.path}` says more",
-            err=True,
+        show_warning(
+            f"{view.missing_outputs:,} outputs that metrics.json counts are missing; "
+            f"`holdfast repair {rundir.path}` says more"
         )
     if view.missing_rows:
-        click.echo(f"{view.missing_rows:,} rows are no longer in the dataset; their fields are left out", err=True)
+        show_note(f"{view.missing_rows:,} rows are no longer in the dataset; their fields are left out")
     if blocks and not rundir.finished:
-        click.echo("the run is not finished: this is what there is so far", err=True)
+        show_note("the run is not finished: exported partial results")
     return code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
     from holdfast.engine.options import Options
     from holdfast.spec.overrides import Override
+
+
+class Positive(click.ParamType[int]):
+    """A whole number from 1. Unlike `click.IntRange`, it adds nothing to the help text, which has the default."""
+
+    name = "positive"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a number and check that it is at least 1."""
+        return click.IntRange(1).convert(value, param, ctx)
 
 
 class Duration(click.ParamType[float]):
@@ -55,7 +65,8 @@ class EvalFlags:
     run: str | None
     batch: str | None
     force_squash: bool
-    model: str | None
+    models: tuple[str, ...]
+    """--model"""
     trials: int | None
     ids: tuple[str, ...]
     """--task"""
@@ -84,7 +95,7 @@ class EvalFlags:
     def overrides(self) -> list[Override]:
         """Return the flags that stand for keys of the eval file."""
         keys: dict[tuple[str, ...], Any] = {
-            ("target", "model"): self.model,
+            ("target", "model"): next(iter(self.models), None),
             ("trials",): self.trials,
             ("dataset", "ids"): list(self.ids) or None,
             ("dataset", "tags"): list(self.tags) or None,
@@ -96,6 +107,10 @@ class EvalFlags:
             ("baseline", "model"): self.baseline_model,
         }
         return [(path, value) for path, value in keys.items() if value is not None]
+
+    def suite_overrides(self) -> list[Override]:
+        """Return the flags that stand for keys of every eval file of a suite, whose targets and budgets are its own."""
+        return replace(self, models=(), max_cost=None, token_budget=None, max_time=None).overrides()
 
     def options(self) -> Options:
         """Return the flags that say how to run, which are in no key."""
@@ -123,4 +138,4 @@ def lock_timeout(*, wait: bool) -> float:
     try:
         return max(0.0, float(parse_duration(text)))
     except ValueError:
-        raise UsageError(f"HOLDFAST_LOCK_TIMEOUT is {text!r}; it is a number of seconds") from None
+        raise UsageError(f"invalid HOLDFAST_LOCK_TIMEOUT {text!r}: expected seconds") from None

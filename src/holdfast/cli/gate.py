@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_runs
+from holdfast.cli.errors import show_note
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
@@ -26,15 +27,16 @@ if TYPE_CHECKING:
     "--max-regression-pct",
     type=click.FloatRange(0),
     default=0.0,
+    show_default=True,
     metavar="PCT",
-    help="How far a metric may fall below the baseline, in percent of its value [default: 0].",
+    help="How far a metric may fall below the baseline, in percent of its value.",
 )
 @click.option(
     "--min",
     "minima",
     multiple=True,
     metavar="METRIC=VALUE",
-    help="Minimum for a grader, score or passed, such as correct=0.8. Repeatable.",
+    help="Minimum for a grader, GRADER/pass@K, score or passed, such as correct=0.8 or correct/pass@3=0.9. Repeatable.",
 )
 @click.option(
     "--golden",
@@ -79,7 +81,7 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     rules = Rules(flags["max_regression_pct"], golden, dict(map(_minimum, minima)), flags["new"], flags["removed"])
     result = gate_run(view, base, rules, golden_rows=not flags["ignore_golden_rows"])
     for notice in result.notices:
-        click.echo(notice, err=True)
+        show_note(notice)
     _show(result, flags["shape"])
     return 0 if result else 1
 

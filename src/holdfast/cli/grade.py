@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_files, complete_runs
-from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.ending import export_results, run_and_report
 from holdfast.cli.flags import lock_timeout
-from holdfast.cli.runs import find_run, home_of, runs_dir_option, runs_directory
+from holdfast.cli.runs import find_run, find_runs_dir, runs_dir_option, runs_directory
 from holdfast.errors import ResultsError, UsageError
 from holdfast.spec.overrides import parse_override
 
@@ -74,14 +74,14 @@ def command(
         )
     )
     options = Options(
-        runs_dir=home_of(rundir, manifest, root),
+        runs_dir=find_runs_dir(rundir, manifest, root),
         grade_only=True,
         again=again,
         accept_errors=accept_errors,
         wait=lock_timeout(wait=wait),
         outputs_of=(rundir, manifest),
     )
-    outcome = run_shown(
+    outcome = run_and_report(
         lambda display: run_eval(spec, options, display),
         display,
         lambda outcome: export_results(outcome, spec, options),

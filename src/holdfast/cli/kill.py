@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
+from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
 from holdfast.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def command(what: str, runs_dir: Path | None) -> int:
     """
     from holdfast.cluster.watch.find import Subject
 
-    subject = subject_of(what, runs_directory(runs_dir))
+    subject = find_subject(what, runs_directory(runs_dir))
     return _kill_jobs(subject) if isinstance(subject, Subject) else _kill_process(subject)
 
 
@@ -46,7 +46,7 @@ def _kill_jobs(subject: Subject) -> int:
             remedy=f"Slurm was asked to cancel them; check with: holdfast status {subject.name}",
         )
     jobs = "1 job" if len(ended) == 1 else f"{len(ended)} jobs"
-    click.echo(f"ended {jobs}" if ended else "it had no jobs left")
+    click.echo(f"cancelled {jobs}" if ended else "no jobs were running")
     files = read_files(subject.transport, subject.directory)
     numbers = range(len(files.invocation.tasks)) if subject.task is None else [subject.task]
     if all(number in files.states and files.states[number].phase == "done" for number in numbers):
@@ -73,7 +73,7 @@ def _kill_process(path: Path) -> int:
             remedy="Ask the owner to stop it.",
         ) from None
     for holder in ended:
-        click.echo(f"ended {holder}")
+        click.echo(f"stopped {holder}")
     if remain or elsewhere:
         raise ClusterError(
             f"still running: {', '.join(map(str, [*remain, *elsewhere]))}",

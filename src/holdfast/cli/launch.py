@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.errors import UsageError
+from holdfast.cli.errors import show_note
+from holdfast.cli.suite import suite_of, with_models
+from holdfast.cluster.config.compose import find_config
+from holdfast.errors import ConfigError, UsageError
+from holdfast.formats import is_eval
+from holdfast.spec.document import read_document
+from holdfast.spec.suite import Suite, is_suite, read_suite
 
 if TYPE_CHECKING:
     from holdfast.cli.flags import EvalFlags
@@ -17,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.registry import Invocation
 
 
-def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
+def launch_command(config: str | Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     """Compile and show a configuration, submit it and, with --run, follow it."""
     from holdfast.cluster.config.compile import compile_launch
 
@@ -25,14 +32,19 @@ def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) ->
         raise UsageError("use either --run PROFILE (follow the logs) or --batch PROFILE (return at once), not both")
     _refuse(flags)
     detached = flags.batch is not None
+    suite = config if isinstance(config, Suite) else _find_suite(config, flags)
+    if suite is not None:
+        suite = with_models(suite, flags.models)
+        _refuse_budgets(suite, flags)
+    # `-t` selects tasks of a configuration; only for eval files by themselves it selects samples.
+    inner = replace(flags, ids=())
     launch = compile_launch(
-        config,
+        suite or config,
         flags.run or flags.batch,
         [*_execution_overrides(flags), *overrides],
         flags.ids,
         detached=detached,
-        # `-t` selects tasks of a configuration; only for an eval file by itself it selects samples.
-        eval_overrides=replace(flags, ids=()).overrides(),
+        eval_overrides=inner.overrides() if suite is None else inner.suite_overrides(),
         options=_options(flags),
         exports=flags.export,
     )
@@ -41,6 +53,34 @@ def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) ->
     _refuse_without_profile(launch)
     _show(launch)
     return _submit(launch, detached=detached, force_squash=flags.force_squash)
+
+
+def _find_suite(config: str, flags: EvalFlags) -> Suite | None:
+    """Return the suite that a suite file holds, or that an eval file and several models stand for."""
+    path = find_config(config, Path.cwd(), os.environ)
+    try:
+        document = read_document(path)
+    except ConfigError:
+        return None  # reported where the configuration is composed
+    if is_suite(document.data):
+        return read_suite(document)
+    if len(flags.models) > 1 and is_eval(document.data):
+        return suite_of([str(path)], flags.models)
+    if len(flags.models) > 1:
+        raise UsageError(
+            "several models need eval files or a suite file, not a cluster configuration",
+            remedy="Add a task for each model, with `overrides: {target.model: …}`.",
+        )
+    return None
+
+
+def _refuse_budgets(suite: Suite, flags: EvalFlags) -> None:
+    """Refuse budgets of a suite: its jobs run at the same time and do not know of each other."""
+    if suite.limits.model_fields_set or flags.max_cost or flags.token_budget or flags.max_time:
+        raise UsageError(
+            "the budget of a suite does not work on a cluster, where its runs are jobs of their own",
+            remedy="Give each run a budget with limits.max_cost=…, limits.token_budget=… or limits.max_time=….",
+        )
 
 
 def _refuse(flags: EvalFlags) -> None:
@@ -61,10 +101,7 @@ def _refuse(flags: EvalFlags) -> None:
 
 def _refuse_without_profile(launch: Launch) -> None:
     """Refuse to submit jobs if no profile names the cluster; a compiled configuration names it under `run.env`."""
-    from holdfast.cluster.remote.executor import executor_named
-
-    is_local = executor_named(launch.execution.type).is_local
-    if not is_local and launch.profile is None and launch.env.executor is None:
+    if not launch.executor.is_local and launch.profile is None and launch.env.executor is None:
         raise UsageError(
             f"{launch.path}: execution.type is {launch.execution.type}, and no profile is given",
             remedy="Name a profile with --run or --batch, or preview it with --dry-run.",
@@ -103,23 +140,21 @@ def _show(launch: Launch) -> None:
     click.echo(compiled_yaml(launch), nl=False)
     click.echo()
     for notice in launch.notices:
-        click.echo(f"[info] {notice}", err=True)
+        show_note(notice)
 
 
 def _preview(launch: Launch, flags: EvalFlags) -> int:
     """Show what would be submitted and run. Nothing is sent, and nothing is written."""
     from holdfast.cluster.remote.bundle import collect
-    from holdfast.cluster.remote.executor import executor_named
     from holdfast.cluster.remote.preview import RunPreviews, preview
 
     if not flags.json:
         _show(launch)
     tasks, runs = [], RunPreviews(launch)
-    is_local = executor_named(launch.execution.type).is_local
     for each, task in zip(preview(launch), launch.tasks, strict=True):
         run = runs.preview(task, each.task)
         bundle = collect(task.spec, task.eval_file, translated=task.translated)
-        scripts = {"job.sh": each.main, "worker.sh": each.worker} if not is_local else {}
+        scripts = {"job.sh": each.main, "worker.sh": each.worker} if not launch.executor.is_local else {}
         server = None if each.task.deployment is None else each.task.deployment.command
         servers = {_server_name(served): served.command for served in each.task.served}
         tasks.append(
@@ -163,7 +198,7 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
         from holdfast.export.wandb import detect
 
         if detect().api_key:
-            click.echo(f"[info] Detected W&B login, setting {WANDB_KEY}")
+            click.echo(f"note: detected a W&B login, setting {WANDB_KEY}")
     click.echo("Starting evaluation...")
     invocation = submit(launch, os.environ, say=click.echo, force_squash=force_squash)
     click.echo(f"✓ Evaluation submitted: {invocation.id}")

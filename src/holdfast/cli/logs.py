@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
+from holdfast.cli.errors import show_warning
+from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def command(
 
     if deployment + (server is not None) + (worker is not None) > 1:
         raise UsageError("--deployment, --server and --worker name different logs; give one of them")
-    subject = subject_of(what, runs_directory(runs_dir))
+    subject = find_subject(what, runs_directory(runs_dir))
     try:
         if isinstance(subject, Subject):
             kind = "deployment" if deployment else server or ("main" if worker is None else f"worker-{worker}")
@@ -59,7 +60,7 @@ def command(
 
 
 def _show_invocation(subject: Subject, kind: str, *, follow: bool, everything: bool) -> int:
-    from holdfast.cluster.remote.invocation import TaskPlace
+    from holdfast.cluster.remote.invocation import TaskFolder
     from holdfast.cluster.watch.logs import Logs, task_prefix
     from holdfast.cluster.watch.status import LIVE, look, read_files
 
@@ -67,10 +68,10 @@ def _show_invocation(subject: Subject, kind: str, *, follow: bool, everything: b
     logs = {}
     for number in range(len(names)) if subject.task is None else [subject.task]:
         prefix = task_prefix(names, number) if subject.task is None else ""
-        logs[prefix] = Logs(subject.transport, TaskPlace(subject.directory, number).logs, f"{kind}-*.log")
+        logs[prefix] = Logs(subject.transport, TaskFolder(subject.directory, number).logs, f"{kind}-*.log")
     if not everything:
         for log in logs.values():
-            log.skip_earlier_attempts()
+            log.skip_earlier_starts()
 
     def is_over() -> bool:
         return all(task.status not in LIVE and task.status != "unknown" for task in look(subject).tasks)
@@ -111,7 +112,7 @@ def _show(logs: Mapping[str, Logs], is_over: Callable[[], bool] | None, kind: st
     if is_over is None:
         show()
     else:
-        repeat(show, lambda message: click.echo(message, err=True))
+        repeat(show, show_warning)
     if not current:
         folder = next(iter(logs.values())).folder
         raise UsageError(

@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from holdfast import __version__
-from holdfast.cli.errors import show_error
+from holdfast.cli.errors import show_error, show_usage_error
 from holdfast.engine.signals import Signals
 from holdfast.errors import HoldfastError
 
@@ -28,10 +28,10 @@ _VERBS: Final = {
     "init": "Write a small working eval to start from.",
     "migrate": "Update eval files and runs of earlier versions.",
     "repair": "Verify a run directory and repair it.",
-    "status": "Show the status of a cluster job or a run.",
-    "logs": "Show or follow the logs of a cluster job or a run.",
-    "kill": "Stop a cluster job or a run.",
-    "resume": "Resume a cluster job or a run, from its id or path.",
+    "status": "Show the status of an invocation (a cluster launch) or a run.",
+    "logs": "Show or follow the logs of an invocation or a run.",
+    "kill": "Stop an invocation or a run.",
+    "resume": "Resume an invocation or a run, from its id or path.",
     "doctor": "Check that a profile of env.toml works.",
     "work": "Join a run as a worker.",
 }
@@ -103,7 +103,7 @@ def main() -> None:
         show_error(error)
         code = error.exit_code
     except click.ClickException as error:
-        error.show()
+        show_usage_error(error)
         code = 2
     except (click.Abort, KeyboardInterrupt) as stopped:
         from holdfast.cli.runs import command_line

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.errors import show_error
+from holdfast.cli.errors import show_error, show_warning
 from holdfast.errors import ConfigError, Fault, HoldfastError, UsageError
 from holdfast.spec.schema import SCHEMA_VERSION
 
@@ -63,7 +63,7 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
         try:
             data = read_document(file).data
         except ConfigError as error:
-            click.echo(f"skipped: {error.message}", err=True)
+            show_warning(f"skipped: {error.message}")
             continue
         if is_eval(data) or find_format(data) is not None:
             count += 1
@@ -89,14 +89,14 @@ def _migrate(place: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
 def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
     from holdfast.formats import find_format
     from holdfast.spec.document import read_document
-    from holdfast.spec.migrate import migrated
+    from holdfast.spec.migrate import migrate
 
     document = read_document(path)
     if (foreign := find_format(document.data)) is not None:
         name, tool = foreign
         tool.check(document)
         return {"path": str(path), "kind": name, "from": document.data.get("schemaVersion"), "status": name}
-    rewritten = migrated(path)
+    rewritten = migrate(path)
     entry: dict[str, Any] = {"path": str(path), "kind": "eval", "from": rewritten.version}
     if rewritten.after == rewritten.before:
         return {**entry, "status": "current"}

@@ -14,7 +14,7 @@ from holdfast.display.choice import make_display
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.engine.pairwise import Comparison
+    from holdfast.engine.pairwise import Judgement
 
 
 def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: bool, accept_errors: bool) -> int:
@@ -44,7 +44,7 @@ def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: b
     return 0
 
 
-def _report(comparison: Comparison) -> dict[str, Any]:
+def _report(comparison: Judgement) -> dict[str, Any]:
     from holdfast.report.pairwise import bradley_terry
 
     outcome, pairs = comparison.outcome, comparison.pairs

@@ -9,9 +9,10 @@ import click
 
 from holdfast.canonical import canonical
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.ending import export_results, run_and_report
+from holdfast.cli.errors import show_note
 from holdfast.cli.flags import Concurrency, lock_timeout
-from holdfast.cli.runs import home_of, runs_dir_option, runs_directory, subject_of
+from holdfast.cli.runs import find_runs_dir, find_subject, runs_dir_option, runs_directory
 from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.overrides import parse_override
 
@@ -57,7 +58,7 @@ def command(
     from holdfast.engine.options import Options
 
     root = runs_directory(runs_dir)
-    subject = subject_of(what, root)
+    subject = find_subject(what, root)
     if isinstance(subject, Subject):
         flags = {
             "--concurrency": concurrency,
@@ -79,10 +80,10 @@ def command(
 
 
 def _resume_invocation(subject: Subject) -> int:
-    from holdfast.cluster.remote.invocation import TaskPlace, remove_stop
-    from holdfast.cluster.remote.registry import Registry
+    from holdfast.cluster.remote.invocation import TaskFolder, remove_stop
+    from holdfast.cluster.remote.registry import InvocationRegistry
     from holdfast.cluster.remote.slurm import JobName
-    from holdfast.cluster.remote.submit import start_attempt
+    from holdfast.cluster.remote.submit import start_jobs
     from holdfast.cluster.watch.status import jobs_of, read_files
 
     files = read_files(subject.transport, subject.directory)
@@ -92,22 +93,22 @@ def _resume_invocation(subject: Subject) -> int:
         name.task: state
         for state in jobs_of(subject.transport, files)
         if state.active and (name := JobName.parse(state.name)) is not None
-        # Workers alone do not continue: without a main job there is nobody who shares the work out.
+        # Workers alone do not continue: without a main job nothing divides the work.
         if name.task in numbers and name.role.startswith("main")
     }
     finished = [n for n in numbers if n in files.states and files.states[n].phase == "done"]
     unfinished = [n for n in numbers if n not in finished and n not in live]
     for number, state in sorted(live.items()):
-        click.echo(f".{number} {files.invocation.tasks[number]}: job {state.handle} is {state.state}", err=True)
+        show_note(f".{number} {files.invocation.tasks[number]}: job {state.handle} is {state.state}")
     if live and not unfinished:
-        raise RunHeld(f"{subject.name} is being worked on", remedy=f"To stop it first: holdfast kill {subject.name}")
+        raise RunHeld(f"{subject.name} is already running", remedy=f"To stop it first: holdfast kill {subject.name}")
     if not unfinished:
-        click.echo(f"{subject.name}: all is done")
+        click.echo(f"{subject.name}: already finished")
         return 0
-    for marked in (subject.directory, *(TaskPlace(subject.directory, number).path for number in unfinished)):
+    for marked in (subject.directory, *(TaskFolder(subject.directory, number).path for number in unfinished)):
         remove_stop(subject.transport, marked)
-    mirror = Registry().mirror(subject.entry.id) if subject.entry else None
-    started = start_attempt(subject.transport, subject.directory, tasks=unfinished, mirror=mirror)
+    mirror = InvocationRegistry().mirror(subject.entry.id) if subject.entry else None
+    started = start_jobs(subject.transport, subject.directory, tasks=unfinished, mirror=mirror)
     for job in started:
         click.echo(f"submitted {job.intent.name} (job {job.id})")
     click.echo(f"Follow it with: holdfast logs -f {subject.name}")
@@ -144,15 +145,17 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
             f"{path} holds verdicts of `holdfast compare --judge`", remedy="Run that command again to resume it."
         )
     identity = match_outputs((rundir, manifest), identify(spec))
-    if identity.place is None and _grades_differently(manifest, identity):
-        click.echo("this version grades some outputs differently: resuming with these outputs as another run", err=True)
-    elif identity.place is None:
+    if identity.run_path is None and _grades_differently(manifest, identity):
+        show_note("this version grades some outputs differently: reusing these outputs in a new run")
+    elif identity.run_path is None:
         raise UsageError(
             f"{path} cannot be resumed: its data, code or graders have changed since it was created",
             remedy="Run `holdfast eval` with the eval file, which reuses what still applies and says what changed.",
         )
-    options = replace(options, runs_dir=home_of(rundir, manifest, options.runs_dir), outputs_of=(rundir, manifest))
-    outcome = run_shown(
+    options = replace(
+        options, runs_dir=find_runs_dir(rundir, manifest, options.runs_dir), outputs_of=(rundir, manifest)
+    )
+    outcome = run_and_report(
         lambda display: run_eval(spec, options, display, identity=identity),
         display,
         lambda outcome: export_results(outcome, spec, options),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.errors import show_note
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def find_run(name: str, runs_dir: Path) -> Path:
     with suppress(UsageError):  # reported where the run is read
         manifest = rundir.read_manifest()
         if manifest is not None and (newer := rundir.newer(manifest)) is not None:
-            click.echo(newer, err=True)
+            show_note(newer)
     return rundir.path
 
 
@@ -69,7 +70,7 @@ def _find(name: str, runs_dir: Path) -> Path:
     raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast cache ls` lists them.")
 
 
-def home_of(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
+def find_runs_dir(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
     """Return the runs directory that a run is in; `root` for a run that was copied elsewhere, or archived."""
     from holdfast.store.durable import slug
 
@@ -77,7 +78,7 @@ def home_of(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
     return place.parent.parent if place.parent.name == slug(manifest.name) else root
 
 
-def subject_of(name: str, runs_dir: Path) -> Subject | Path:
+def find_subject(name: str, runs_dir: Path) -> Subject | Path:
     """An invocation or a task of it, by id or path; else a run on this machine, by path or id."""
     from holdfast.cluster.watch.find import NotKnown, find
 

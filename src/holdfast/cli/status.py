@@ -9,7 +9,8 @@ import click
 import msgspec
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
+from holdfast.cli.errors import show_warning
+from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
 from holdfast.display.format import duration
 from holdfast.errors import UsageError
 
@@ -54,7 +55,7 @@ def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
     """
     if what is None:
         return _list(as_json)
-    subject = subject_of(what, runs_directory(runs_dir))
+    subject = find_subject(what, runs_directory(runs_dir))
     from holdfast.cluster.watch.find import Subject
 
     if not isinstance(subject, Subject):
@@ -74,13 +75,13 @@ def _json(value: object) -> str:
 
 def _list(as_json: bool) -> int:
     """List all invocations. Clusters are not asked about finished ones, and only once if they do not answer."""
-    from holdfast.cluster.remote.registry import Registry
+    from holdfast.cluster.remote.registry import InvocationRegistry
     from holdfast.cluster.watch.find import subject_from
     from holdfast.cluster.watch.status import final_status, last_status, look
 
     unreachable: dict[tuple[str | None, str | None], str] = {}
     pictures: list[Picture] = []
-    for entry in Registry().all():
+    for entry in InvocationRegistry().all():
         subject, address = subject_from(entry), (entry.host, entry.user)
         try:
             picture = final_status(subject)
@@ -109,7 +110,7 @@ def _list(as_json: bool) -> int:
         ]
         click.echo("\n".join(_table(("id", "created", "where", "tasks", "status"), rows)))
         for why in dict.fromkeys(unreachable.values()):
-            click.echo(f"not reachable: {why}", err=True)
+            show_warning(f"not reachable: {why}")
     return UNREACHABLE if unreachable else 0
 
 
@@ -201,7 +202,7 @@ def look_at_run(path: Path) -> RunPicture:
         raise UsageError(f"{path} is not a run directory")
     errors = 0
     if listed.status in ("running", "unfinished"):
-        index = rundir.load(mend=False)
+        index = rundir.load(repair=False)
         errors = sum(key not in index.outputs for key in index.attempts)
     return RunPicture(
         id=listed.id,

@@ -1,4 +1,4 @@
-"""`holdfast work`: join a distributed run as a worker."""
+"""`holdfast work`: join a run that is divided among workers."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def command(
     if attached:
         _report_ending(outcome.reason)
     elif outcome.finisher is not None:
-        ending = "ended without a report; see its log, then run this command again"
+        ending = "exited without writing the report; see its log, then run this command again"
         if outcome.exit_code == 0:
             ending = "wrote the report" if rundir.finished else "left the outputs without grades, as requested"
-        click.echo(f"{worker}: nothing is left to do; {outcome.finisher} {ending}")
+        click.echo(f"{worker}: no work left; {outcome.finisher} {ending}")
     else:
         from holdfast.report.table import print_outcome
 

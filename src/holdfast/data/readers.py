@@ -213,7 +213,7 @@ def _json(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
     if not isinstance(rows, list):
         inside = f"{layout.field}." if layout.field and isinstance(rows, dict) else ""
         advice = _hint_for_keys(rows if inside else value, inside)
-        raise DataError(str(path), "holds one value, not a list of objects", remedy=advice)
+        raise DataError(str(path), "must be a list of objects, not one value", remedy=advice)
     for number, row in enumerate(rows):
         where = f"{path}[{number}]"
         yield where, _check_row(row, where)
@@ -304,7 +304,7 @@ def _to_json_types(value: Any) -> Any:
 
 def _check_row(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
-        raise DataError(where, f"a row is an object with named fields, not {type(row).__name__}")
+        raise DataError(where, f"a row must be an object with named fields, not {type(row).__name__}")
     return row
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from holdfast.plan.changes import counted
+from holdfast.plan.changes import format_count
 
 if TYPE_CHECKING:
+    from holdfast.display.types import SuiteCell
     from holdfast.plan.plan import Plan
     from holdfast.plan.progress import Progress, RateLimit
     from holdfast.store.index import Spent
@@ -45,6 +46,11 @@ def latency(seconds: float) -> str:
 def share(value: float | None) -> str:
     """Format a score with three digits, or a dash."""
     return "–" if value is None else f"{value:.3f}"
+
+
+def interval_text(low: float | None, high: float | None, form: str = ".3f") -> str:
+    """Format an interval, or a dash."""
+    return "–" if low is None or high is None else f"{low:{form}} – {high:{form}}"
 
 
 def dollars(cost: float) -> str:
@@ -116,7 +122,7 @@ def trouble(progress: Progress) -> list[str]:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in progress.retried.most_common())
         parts.append(f"retried: {kinds}" + (f" ({others:,} waiting)" if others > 0 else ""))
     if progress.given_up:
-        parts.append(f"failed: {counted(progress.given_up, 'trial')}")
+        parts.append(f"failed: {format_count(progress.given_up, 'trial')}")
     if progress.failed_grades:
         graders = ", ".join(f"{name} {count:,}" for name, count in progress.failed_grades.most_common())
         parts.append(f"failed grades: {graders}")
@@ -126,7 +132,9 @@ def trouble(progress: Progress) -> list[str]:
 def rate_limit_text(where: str, limited: RateLimit) -> str:
     """Describe a rate limit: whose it is, and for how long no answer has come."""
     whom = "" if where == "target" else f" of {where}"
-    return f"waiting for a rate limit{whom} for {duration(limited.seconds)} ({counted(limited.waiting, 'request')})"
+    return (
+        f"waiting for a rate limit{whom} for {duration(limited.seconds)} ({format_count(limited.waiting, 'request')})"
+    )
 
 
 def one_line(text: str, most: int = 200) -> str:
@@ -147,6 +155,7 @@ def in_flight(progress: Progress) -> list[str]:
     return [f"{progress.in_flight} of {progress.limit} in flight"] if progress.limit else []
 
 
-def plan_lines(name: str, target: str, path: str, plan: Plan) -> str:
-    """Return the two lines that are shown before a run starts."""
-    return f"{name} · {target} · {path}\n{plan}"
+def plan_lines(name: str, target: str, path: str, plan: Plan, cell: SuiteCell | None = None) -> str:
+    """Return the two lines that are shown before a run starts; a run of a suite has the names that it has there."""
+    head = f"{name} · {target}" if cell is None else f"{cell.place} {cell.eval} · {cell.target}"
+    return f"{head} · {path}\n{plan}"

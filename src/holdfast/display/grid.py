@@ -70,6 +70,11 @@ def fit_table(
     return table
 
 
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> bool:
+    """Tell whether a table with all its columns is no wider than `width`."""
+    return _min_width(columns, rows, list(range(len(columns))), plain=False) <= width
+
+
 def _wrap(cell: Cell, width: int) -> Cell:
     """Break a name that is too long into lines, after a hyphen or the like rather than inside a word."""
     if isinstance(cell, Text) or cell_len(cell) <= width:

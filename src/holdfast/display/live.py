@@ -17,6 +17,7 @@ from holdfast.display.types import Display
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from holdfast.display.types import SuiteCell
     from holdfast.plan.plan import Plan
     from holdfast.plan.progress import Progress
     from holdfast.store.records import ErrorRecord
@@ -31,10 +32,15 @@ class LiveDisplay(Display):
         self._console = Console(stderr=True, highlight=False)
         self._live: Live | None = None
         self._errors = ErrorLines()
+        self._cell: SuiteCell | None = None
+
+    def cell(self, cell: SuiteCell) -> None:
+        """Note the place in the suite, which is drawn below the progress of the run."""
+        self._cell, self._errors = cell, ErrorLines()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """Show the plan, then start drawing."""
-        head, _, counts = plan_lines(name, target, path, plan).partition("\n")
+        head, _, counts = plan_lines(name, target, path, plan, self._cell).partition("\n")
         self._console.print(Text(head, style="bold"))
         self._console.print(Text(counts))
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -42,7 +48,11 @@ class LiveDisplay(Display):
 
     def notice(self, message: str) -> None:
         """Print a notice above the moving part."""
-        self._console.print(Text(message, style="yellow"))
+        self._console.print(Text(f"note: {message}", style="yellow"))
+
+    def warning(self, message: str) -> None:
+        """Print a warning above the moving part."""
+        self._console.print(Text(f"warning: {message}", style="bold yellow"))
 
     def error(self, record: ErrorRecord) -> None:
         """Show the first few failures of each kind above the moving part."""
@@ -52,7 +62,7 @@ class LiveDisplay(Display):
     def tick(self, progress: Progress) -> None:
         """Draw the current state."""
         if self._live is not None:
-            self._live.update(_render(progress, self._console.width), refresh=True)
+            self._live.update(_render(progress, self._console.width, self._cell), refresh=True)
 
     def end(self) -> None:
         """Leave the terminal as it was."""
@@ -61,16 +71,19 @@ class LiveDisplay(Display):
             self._live = None
 
 
-def _render(progress: Progress, width: int) -> RenderableType:
-    total = progress.plan.total
-    stages = [(progress.outputs, "outputs", pace(progress))] if progress.generates else []
+def _render(progress: Progress, width: int, cell: SuiteCell | None = None) -> RenderableType:
+    trials = progress.plan.total
+    stages = [(progress.outputs, trials, "outputs", pace(progress))] if progress.generates else []
     if progress.graders:
-        stages.append((progress.graded, "graded", [] if stages else pace(progress)))
+        stages.append((progress.graded, trials, "graded", [] if stages else pace(progress)))
+    if cell is not None:
+        done = cell.done + progress.remaining.finished
+        stages.append((done, cell.trials, "suite", [f"{cell.place} {cell.eval}", cell.target]))
     bars = Table.grid(padding=(0, 1))
     bars.add_column(no_wrap=True)
     bars.add_column(justify="right", no_wrap=True)
     bars.add_column(overflow="ellipsis", no_wrap=True)
-    for count, what, beside in stages:
+    for count, total, what, beside in stages:
         bars.add_row(
             ProgressBar(
                 total=total,

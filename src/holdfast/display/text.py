@@ -15,7 +15,7 @@ from holdfast.display.types import Display
 from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from holdfast.display.types import Result
+    from holdfast.display.types import Result, SuiteCell
     from holdfast.plan.plan import Plan
     from holdfast.plan.progress import Progress
     from holdfast.store.records import ErrorRecord, Grade, Output
@@ -53,7 +53,11 @@ class Quiet(Display):
 
     def notice(self, message: str) -> None:
         """Print the notice."""
-        say(message)
+        say(f"note: {message}")
+
+    def warning(self, message: str) -> None:
+        """Print the warning."""
+        say(f"warning: {message}")
 
 
 class Plain(Quiet):
@@ -62,10 +66,15 @@ class Plain(Quiet):
     def __init__(self) -> None:
         self._last = time.monotonic() - _PLAIN_SECONDS + 2  # a first line soon, to show that the run is alive
         self._errors = ErrorLines()
+        self._cell: SuiteCell | None = None
+
+    def cell(self, cell: SuiteCell) -> None:
+        """Note the place in the suite, which later lines begin with."""
+        self._cell, self._errors = cell, ErrorLines()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """Print the plan."""
-        say(plan_lines(name, target, path, plan))
+        say(plan_lines(name, target, path, plan, self._cell))
 
     def error(self, record: ErrorRecord) -> None:
         """Print the first few failures of each kind that are not retried."""
@@ -80,6 +89,7 @@ class Plain(Quiet):
         total = f"{progress.plan.total:,}"
         graded = [f"{progress.graded:,}/{total} graded"] if progress.graders else []
         parts = [
+            *([] if self._cell is None else [self._cell.place]),
             f"{progress.outputs:,}/{total} outputs",
             *graded,
             *pace(progress),
@@ -93,6 +103,10 @@ class Plain(Quiet):
 
 class Events(Display):
     """Prints one JSON object per line on standard error."""
+
+    def cell(self, cell: SuiteCell) -> None:
+        """Emit the place of the next run in the suite."""
+        self._emit("cell", schemaVersion=SCHEMA_VERSION, **cell._asdict())
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """Emit the plan."""
@@ -141,6 +155,14 @@ class Events(Display):
     def notice(self, message: str) -> None:
         """Emit a notice."""
         self._emit("notice", message=message)
+
+    def warning(self, message: str) -> None:
+        """Emit a warning, which is a notice to programs."""
+        self.notice(message)
+
+    def cell_result(self, result: Result) -> None:
+        """Emit how a run of a suite ended."""
+        self._emit("cell_end", **msgspec.to_builtins(result))
 
     def result(self, result: Result) -> None:
         """Emit the last event: how the command ended."""

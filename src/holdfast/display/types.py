@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct
 
@@ -30,8 +30,31 @@ class Result(Struct, frozen=True):
     """trials that are not finished: `to_run` and `to_grade`"""
 
 
+class SuiteCell(NamedTuple):
+    """The place of a run in a suite."""
+
+    number: int
+    """from 1"""
+    cells: int
+    """of the whole suite"""
+    eval: str
+    target: str
+    done: int
+    """trials that the cells before this one have finished"""
+    trials: int
+    """of the whole suite"""
+
+    @property
+    def place(self) -> str:
+        """`2/6`."""
+        return f"{self.number}/{self.cells}"
+
+
 class Display:
     """Base class of displays. Its methods do nothing; subclasses override those that they need."""
+
+    def cell(self, cell: SuiteCell) -> None:
+        """Called before each run of a suite."""
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """Called before a run starts or resumes."""
@@ -48,11 +71,17 @@ class Display:
     def notice(self, message: str) -> None:
         """Called with a message for the user."""
 
+    def warning(self, message: str) -> None:
+        """Called with a failure that does not end the run."""
+
     def tick(self, progress: Progress) -> None:
         """Called a few times a second."""
 
     def end(self) -> None:
         """Called when the run is over for this process, before `result`."""
+
+    def cell_result(self, result: Result) -> None:
+        """Called after each run of a suite."""
 
     def result(self, result: Result) -> None:
         """Called last, with the result of the command."""

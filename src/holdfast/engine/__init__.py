@@ -1,12 +1,13 @@
 """Runs evals: one sliding window of trials, whatever the target and the machine.
 
 `session`        the entry to a run: opens it, works on it, writes the report
+`suite`          runs the cells of a suite with one budget
 `options`        how one process goes about a run
 `outcome`        how a run ended: finished, gates, failures, numbers so far
 `loop`           keeps a window of trials in flight
 `trial`          the life of one trial: asked with retries, recorded, graded
 `replay`         the recorded calls of a trial, answered from the record after a crash
-`again`          calls that run again where the state that they built is lost
+`replay_again`   calls that run again where the state that they built is lost
 `workspace`      the folder of a trial, saved after each turn
 `retry`          time-outs, retries, and failures that stop the run
 `grading`        runs the graders as soon as an output is on disk

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from holdfast.errors import BudgetReached, UsageError
 from holdfast.spec.load import target_name
-from holdfast.spec.schema import CommandTarget, HttpTarget, NatTarget
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -17,14 +16,15 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
     from holdfast.spec.schema import Limits
 
+BudgetName = Literal["max_cost", "token_budget", "max_time"]
+"""a key of `limits`, and with hyphens an option"""
+
 
 def check_prices(spec: Eval, *, generates: bool) -> None:
     """Refuse a budget in dollars where prices are not known."""
     if spec.limits.max_cost is None:
         return
-    target = spec.target
-    unpriced = isinstance(target, HttpTarget | NatTarget) or (isinstance(target, CommandTarget) and not target.proxy)
-    if generates and unpriced:
+    if generates and not spec.target.reports_cost:
         raise UsageError(
             f"max_cost cannot be enforced: {target_name(spec.target)} does not report its cost",
             remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",
@@ -56,33 +56,38 @@ class Budget:
             if spent.unpriced:
                 self._warn("max_cost cannot be enforced: the target does not report its cost")
             if spent.cost >= limits.max_cost:
-                return self._at("--max-cost", limits.max_cost, spent.cost, _cost)
+                return self._at("max_cost", limits.max_cost, spent.cost)
         if limits.token_budget is not None:
             if spent.unmetered:
                 self._warn("token_budget cannot be enforced: the target does not report its tokens")
             if spent.tokens >= limits.token_budget:
-                return self._at("--token-budget", limits.token_budget, spent.tokens, _tokens)
+                return self._at("token_budget", limits.token_budget, spent.tokens)
         if limits.max_time is not None:
             seconds = self._seconds_before + self._progress.busy_seconds
             if seconds >= limits.max_time:
-                return self._at("--max-time", limits.max_time, seconds, _time)
+                return self._at("max_time", limits.max_time, seconds)
         return None
 
-    def _at(self, option: str, limit: float, used: float, show: Callable[[float], tuple[str, str]]) -> BudgetReached:
+    def _at(self, name: BudgetName, limit: float, used: float) -> BudgetReached:
         total, outputs = self._progress.plan.total, self._progress.outputs
-        enough = max(2 * limit, 1.2 * used * total / outputs if outputs else 0.0)
-        raised = show(_round_up(enough))[0]
-        return BudgetReached(
-            f"budget reached: {option} {show(limit)[0]} ({show(used)[1]} used)",
-            f"Resume with a higher limit, e.g. {option} {raised}.",
-            option,
-            raised,
-        )
+        return budget_reached(name, limit, used, outputs / total if total else 0.0)
 
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
             self._notice(message)
+
+
+def budget_reached(name: BudgetName, limit: float, used: float, done: float) -> BudgetReached:
+    """Word that a limit is reached, with a higher one that should be enough; `done` is the share of trials done."""
+    show, option = _SHOWN[name], f"--{name.replace('_', '-')}"
+    raised = show(_round_up(max(2 * limit, 1.2 * used / done if done else 0.0)))[0]
+    return BudgetReached(
+        f"budget reached: {option} {show(limit)[0]} ({show(used)[1]} used)",
+        f"Resume with a higher limit, e.g. {option} {raised}.",
+        option,
+        raised,
+    )
 
 
 def _round_up(value: float) -> float:
@@ -109,3 +114,6 @@ def _time(seconds: float) -> tuple[str, str]:
     else:
         text = f"{seconds:.3g}s"
     return text, text
+
+
+_SHOWN: Final = {"max_cost": _cost, "token_budget": _tokens, "max_time": _time}

@@ -2,7 +2,7 @@
 
 Only hooks that run before can fail something: a trial whose `before_task` fails is an error and stays pending, and if
 the first ones all fail, the run stops; a failing `before_run` stops the run at once. When hooks run after, the results
-are on disk, and a failure is only a notice.
+are on disk, and a failure is only a warning.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Hooks:
     """The hooks of an eval."""
 
     @classmethod
-    def of(cls, spec: Eval, notice: Callable[[str], None]) -> Hooks | None:
+    def of(cls, spec: Eval, warn: Callable[[str], None]) -> Hooks | None:
         """Return the hooks of an eval; None if it has none."""
         block = spec.hooks
         if block.before_run or block.after_run or block.before_task or block.after_task:
-            return cls(spec, notice)
+            return cls(spec, warn)
         return None
 
-    def __init__(self, spec: Eval, notice: Callable[[str], None]) -> None:
+    def __init__(self, spec: Eval, warn: Callable[[str], None]) -> None:
         self._block = spec.hooks
         self._folder = spec.folder
         self._seconds = spec.limits.trial_timeout
-        self._notice = notice
+        self._warn = warn
         self._in_child = die_with_parent()
 
     async def before_run(self) -> None:
@@ -68,13 +68,13 @@ class Hooks:
                         f"hooks.before_run: {failure}",
                         remedy="Nothing was started. Fix the hook, then run the same command again.",
                     )
-                self._notice(f"hooks.before_run: {failure}")
+                self._warn(f"hooks.before_run: {failure}")
 
     async def after_run(self) -> None:
         """Run the hooks after a run, however the run ended."""
         for hook in self._block.after_run:
             if (failure := await self._failure(hook, {})) is not None:
-                self._notice(f"hooks.after_run: {failure}")
+                self._warn(f"hooks.after_run: {failure}")
 
     async def before_task(self, pending: PendingTrial) -> None:
         """Run the hooks before a trial; raise AttemptError if a required one fails."""
@@ -86,13 +86,13 @@ class Hooks:
                     if "Traceback (most recent call last)" in failure.output:
                         error.traceback = failure.output
                     raise error
-                self._notice(f"hooks.before_task of {pending.sample.id}: {failure}")
+                self._warn(f"hooks.before_task of {pending.sample.id}: {failure}")
 
     async def after_task(self, pending: PendingTrial) -> None:
         """Run the hooks after a trial, however the trial ended."""
         for hook in self._block.after_task:
             if (failure := await self._failure(hook, _environment(pending))) is not None:
-                self._notice(f"hooks.after_task of {pending.sample.id}: {failure}")
+                self._warn(f"hooks.after_task of {pending.sample.id}: {failure}")
 
     async def _failure(self, hook: HookBlock, environment: dict[str, str]) -> _Failure | None:
         """Run a hook; return its failure, if it failed."""

@@ -92,7 +92,12 @@ class _LocalWorkers:
         assert process.stderr is not None
         with process.stderr as lines:
             for line in lines:
-                self._display.notice(f"{worker}: {line.decode(errors='replace').rstrip()}")
+                label, _, message = line.decode(errors="replace").rstrip().partition(": ")
+                if label in ("note", "warning"):  # the display adds it again
+                    show = self._display.warning if label == "warning" else self._display.notice
+                    show(f"{worker}: {message}")
+                else:
+                    self._display.notice(f"{worker}: {label}: {message}" if message else f"{worker}: {label}")
 
     def _read_ending(self, _: str, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -115,7 +120,7 @@ class _LocalWorkers:
             graders={place.name: GraderProgress() for place in places},
         )
         self._display.begin(identity.spec.name, target_name(identity.spec.target), str(self._rundir.path), plan)
-        exporters = live_exporters(identity, self._rundir, self._display.notice)
+        exporters = live_exporters(identity, self._rundir, self._display.warning)
         for exporter in exporters:
             exporter.start()
         with Signals(self._send_signal, self._kill):
@@ -142,7 +147,7 @@ class _LocalWorkers:
             worker.stdin.close()
             if worker.returncode < 0 and self._signal_sent is None:
                 name = signal.Signals(-worker.returncode).name
-                self._display.notice(f"a worker was killed ({name}); its finished trials are saved")
+                self._display.warning(f"a worker was killed ({name}); its finished trials are saved")
         for exporter in exporters:
             exporter.close()
         self._display.end()
@@ -208,7 +213,7 @@ class _LocalWorkers:
                 f"workers exited before all trials were done (exit codes {', '.join(map(str, codes))})",
                 remedy="Their finished trials are saved.",
             )
-        index = rundir.load(mend=False)
+        index = rundir.load(repair=False)
         return Outcome(
             rundir,
             make_plan(identity.survey, identity.work, index),

@@ -81,7 +81,7 @@ class Loop:
         self._budget = Budget(self._spec.limits, self.progress, session.notice)
         self._crash: BaseException | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._hooks = Hooks.of(self._spec, session.notice) if session.generates else None
+        self._hooks = Hooks.of(self._spec, session.warn) if session.generates else None
         self.faults: list[Fault] = []
         """why graders became unavailable"""
 
@@ -89,8 +89,9 @@ class Loop:
         concurrency, target = self._spec.limits.concurrency, self._spec.target
         if concurrency is None:
             embedded = isinstance(target, ModelTarget) and is_embedded(target.model)
-            default = DEFAULT_CONCURRENCY if self._spec.continuations is None else LIKELIHOOD_CONCURRENCY
-            return PARALLEL if embedded else default
+            if self._spec.continuations is not None:
+                return 1 if embedded else LIKELIHOOD_CONCURRENCY  # one by one, its requests share the row's context
+            return PARALLEL if embedded else DEFAULT_CONCURRENCY
         return None if concurrency == "auto" else concurrency
 
     async def run(self) -> None:
@@ -183,7 +184,7 @@ class Loop:
         try:
             await part.__aexit__(None, None, None)
         except Exception as error:
-            self._session.notice(f"{error if isinstance(error, HoldfastError) else repr(error)}")
+            self._session.warn(f"{error if isinstance(error, HoldfastError) else repr(error)}")
         for message in getattr(part, "final_notices", ()):
             self._session.notice(message)
 

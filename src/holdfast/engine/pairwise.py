@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from holdfast.engine.session import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.graders.judge_model import JudgeModel, Session
+from holdfast.graders.judge_model import JudgeModel, JudgeSession
 from holdfast.graders.replies import Unreadable, boundary, read_choice
-from holdfast.graders.text import rendered
+from holdfast.graders.text import render_text
 from holdfast.graders.types import message_text
 from holdfast.report.pairwise import Pair
 from holdfast.report.run_view import RunView
@@ -76,7 +76,7 @@ class PairJudge(Target):
 
     async def reply(self, turn: Turn) -> Reply:
         """Return `first`, `second` or `tie`, with the judge's reply as the message."""
-        session = Session(self._model, list(turn.messages), schema=_SCHEMA)
+        session = JudgeSession(self._model, list(turn.messages), schema=_SCHEMA)
         reply = await session.ask()
         try:
             choice, _ = read_choice(reply.text, "better", _CHOICES)
@@ -99,7 +99,7 @@ class _Answer(NamedTuple):
     text: str
 
 
-class Comparison(NamedTuple):
+class Judgement(NamedTuple):
     """The result of judging runs against each other."""
 
     judge: str
@@ -113,9 +113,7 @@ class Comparison(NamedTuple):
     """trials that one run of a pair lacks, or whose questions differ"""
 
 
-def judge_pairs(
-    runs: Sequence[RunDir], judge: Document, folder: Path, options: Options, display: Display
-) -> Comparison:
+def judge_pairs(runs: Sequence[RunDir], judge: Document, folder: Path, options: Options, display: Display) -> Judgement:
     """Ask a judge about every pair of answers, in both orders, and resume where an earlier process stopped."""
     block, others = _judge(judge, folder)
     if len({run.path.resolve() for run in runs}) < len(runs):
@@ -143,13 +141,13 @@ def judge_pairs(
             remedy="Answers are paired by sample id and trial, and both runs have to ask the same question.",
         )
     if not rows:
-        return Comparison(str(block.model), None, pairs, None, left_out)
+        return Judgement(str(block.model), None, pairs, None, left_out)
     # Sorted, so that the same runs in another order are the same comparison.
     spec = _spec(block, others, [rows[name] for name in sorted(rows)], judge, folder)
     target = PairJudge(block, Prices(block.model or "", spec.prices), judge.where(()))
     outcome = run_eval(spec, options, display, target=target)
     if outcome.metrics is None:
-        return Comparison(str(block.model), outcome, pairs, None, left_out)
+        return Judgement(str(block.model), outcome, pairs, None, left_out)
     verdicts: dict[str, Choice] = {
         trial.sample: cast("Choice", trial.output)
         for trial in outcome.rundir.read_results()
@@ -160,7 +158,7 @@ def judge_pairs(
             pair.add(sample, (verdicts[straight], verdicts[swapped]))
     choices = [verdicts[name] for name in rows if name in verdicts]
     first_shown = (choices.count("first") + 0.5 * choices.count("tie")) / len(choices) if choices else None
-    return Comparison(str(block.model), outcome, pairs, first_shown, left_out)
+    return Judgement(str(block.model), outcome, pairs, first_shown, left_out)
 
 
 def _name_of(run: RunDir) -> str:
@@ -203,7 +201,7 @@ def _add(
     rows: dict[str, dict[str, Any]], block: PromptGrader, key: tuple[str, int], first: _Answer, second: _Answer
 ) -> str:
     """Add the row that asks about two answers in one order; return its id, which depends on nothing but its content."""
-    rubric = rendered(block.rubric, first.fields)
+    rubric = render_text(block.rubric, first.fields)
     code = boundary(rubric, first.question, first.text, second.text)
     parts = {"rubric": rubric, "question": first.question, "first-answer": first.text, "second-answer": second.text}
     text = "\n\n".join(f"<{name}-{code}>\n{part}\n</{name}-{code}>" for name, part in parts.items())

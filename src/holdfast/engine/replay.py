@@ -31,7 +31,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.canonical import digest
-from holdfast.engine.again import AgainCalls, Unrepeatable
+from holdfast.engine.replay_again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import NO_USAGE, Step, ToolCall, ToolResponse, Usage
 from holdfast.targets.trace import Trace, as_listed
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
-    from holdfast.engine.again import Key
     from holdfast.engine.recorder import Recorder
+    from holdfast.engine.replay_again import Key
     from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import PendingTrial
     from holdfast.targets.types import Closing, FindHome, ReplayPolicy, Reply
@@ -275,7 +275,7 @@ class RecordedCalls:
 
     def _check_not_over(self) -> None:
         if self._over:
-            raise AttemptError("agent", "this attempt was over before its call was", retry=False)
+            raise AttemptError("agent", "the attempt ended before this call returned", retry=False)
 
     def _next_key(self, kind: str, request: Any) -> Key:
         self._check_not_over()

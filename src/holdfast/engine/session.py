@@ -138,11 +138,16 @@ class Session:
         """Show a message to the user, and write it to run.log."""
         show_notice(self.display, self.log, message)
 
+    def warn(self, message: str) -> None:
+        """Show a failure that does not end the run, and write it to run.log."""
+        self.display.warning(message)
+        self.log.write(f"warning {message}")
+
     def live_exporters(self) -> list[LiveExporter]:
         """Return the exporters that follow this process's work. Those of several workers follow from outside."""
         if self.worker is not None or not self.generates:
             return []
-        return live_exporters(self.identity, self.rundir, self.notice)
+        return live_exporters(self.identity, self.rundir, self.warn)
 
     def work(self, source: Supply | None = None) -> tuple[Plan, Reason | None]:
         """Run trials from `source`, by default all that remain; return what still remains, and why, if known."""
@@ -340,7 +345,7 @@ def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan
     rundir = identity.directory(options.runs_dir)
     rundir.read_manifest()
     others = [] if options.fresh else other_runs(identity, rundir, options.runs_dir)
-    index = Index() if options.fresh else rundir.load(mend=False)
+    index = Index() if options.fresh else rundir.load(repair=False)
     _, plan = plan_with_reuse(identity, index, options.runs_dir, others)
     return identity, rundir, plan
 
@@ -371,7 +376,7 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     with suppress(OSError, ResultsError, VersionError):
         if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
             notice("lines are missing from this finished run's journals; doing that work again")
-    index = rundir.load(mend=True)
+    index = rundir.load(repair=True)
     index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
     for damage in index.damage:
         notice(str(damage))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.engine.log import RunLog
 from holdfast.engine.session import Loaded, load_run, open_run, open_session
@@ -68,7 +68,7 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
         run.log.open()
         claim_round = Round(
             chunks=cut(unfinished, workers),
-            eval=spec.document.data,
+            eval=_with_limits(spec),
             folder=str(spec.folder.resolve()),
             eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
             accept_errors=options.accept_errors,
@@ -79,8 +79,14 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
         )
         name = begin_round(rundir, claim_round).name
         chunks = len(claim_round.chunks)
-        run.log.write(f"shared out in {name}: {len(unfinished)} trials in {chunks} chunks; {run.plan}")
+        run.log.write(f"divided in {name}: {len(unfinished)} trials in {chunks} chunks; {run.plan}")
         return SharedRun(identity, rundir, run.plan)
+
+
+def _with_limits(spec: Eval) -> dict[str, Any]:
+    """Return the eval's document with the limits in force, which a suite lowers to what is left of its own."""
+    limits = spec.limits.model_dump(exclude_unset=True)
+    return {**spec.document.data, "limits": limits} if limits else spec.document.data
 
 
 def _refuse_secrets(spec: Eval) -> None:
@@ -103,8 +109,8 @@ def shared_eval(
     newest = newest_round(rundir)
     if newest is None:
         raise UsageError(
-            f"{rundir.path} has no distributed work to join",
-            remedy="`holdfast eval FILE --workers N` distributes what is left, and starts N workers.",
+            f"{rundir.path} has no divided work to join",
+            remedy="`holdfast eval FILE --workers N` divides what is left, and starts N workers.",
         )
     folder, claim_round = newest
     target = claim_round.eval.get("target", {})
@@ -141,11 +147,11 @@ def run_worker(
         raise
     options = replace(options, accept_errors=claim_round.accept_errors, skip_graders=claim_round.skip_graders)
     identity = match_outputs((rundir, manifest), identify(spec))
-    if identity.place is None:
+    if identity.run_path is None:
         raise Fault(
             "dataset_changed",
-            f"the eval is no longer the one whose work was distributed in {rundir.path}",
-            remedy=f"Distribute it again: {claim_round.command}",
+            f"the eval is no longer the one whose work was divided in {rundir.path}",
+            remedy=f"Divide it again: {claim_round.command}",
         )
 
     def acquire(rundir: RunDir, notice: Callable[[str], None], lost: Callable[[], None]) -> RunLease:
@@ -174,7 +180,7 @@ def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Cal
     journals = rundir.workers / worker
     index = load_index(
         lambda name: [journals / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))],
-        mend=journals / "set-aside",
+        repair=journals / "set-aside",
         tails_only=True,  # others may know where our lines are
     )
     for damage in index.damage:
@@ -203,7 +209,7 @@ def finish_run(
     if worker_lease is not None:
         worker_lease.release()
     if lease is None and (lease := stand_by(rundir, options.cancelled.is_set, notice)) is None:
-        index = rundir.load(mend=False)
+        index = rundir.load(repair=False)
         plan = make_plan(identity.survey, identity.work, index)
         return Outcome(rundir, plan, None, index.spent, skipped_graders=options.skip_graders, finisher=finisher)
     try:

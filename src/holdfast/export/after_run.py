@@ -1,6 +1,6 @@
 """Everything that is written of a run after it has ended, whichever command or call ran it.
 
-`output.nat` and `exports` of the eval file are for finished runs, and a failure there is a warning: the run is whole,
+Live exports and `exports` of the eval file are for finished runs, and a failure there is a warning: the run is whole,
 and the command that exports again is named. What a command line asks for is written of unfinished runs too.
 
 Results and transcripts in a folder of the user's are `<model>/<dataset>/results_<time>_<id>.json` and, beside it,
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError, with_hint
 from holdfast.store.durable import make_directory, replacing, slug
 from holdfast.store.records import SCHEMA_VERSION
 
@@ -44,21 +44,21 @@ def export_after_run(
     `exports` names exporters. A failure of these raises UsageError or ExportFailed.
     """
     finished = rundir.finished
-    if not (log_samples or output_path or exports or (finished and (spec.exports or spec.output.nat))):
+    if not (log_samples or output_path or exports or (finished and (spec.exports or spec.live_exports))):
         return  # imports below, and reading a run, take their time
     from holdfast.export import registry
     from holdfast.report.run_view import RunView
 
     view = RunView(rundir)
-    if finished and spec.output.nat is not None:
-        _write_nat(view, spec, report, warn)
+    if finished:
+        _write_live_exports(view, spec, report, warn)
     if finished and spec.exports:
         _export_finished(view, spec, report, warn)
     if log_samples or output_path:
         try:
             _report_files(_write_copies(view, log_samples, output_path), report)
         except OSError as error:
-            remedy = f"The run itself is whole in {rundir.path}: name another place and run the same command."
+            remedy = f"The run is complete in {rundir.path}; choose another folder and run the same command."
             raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
     for name in exports:
         registry.describe(name, registry.export(view, registry.export_block(view, name)), report)
@@ -69,18 +69,18 @@ def _report_files(paths: Iterable[Path], report: Callable[[str], None]) -> None:
         report(f"wrote {path}")
 
 
-def _write_nat(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
+def _write_live_exports(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    """Write the copies of live exporters once more: where all was reused, nothing was written while it ran."""
+    from holdfast.export.live import live_exporter
     from holdfast.export.registry import export_command
-    from holdfast.spec.load_exports import EXPORTERS
 
-    assert spec.output.nat is not None
-    folder, write_nat = spec.folder / spec.output.nat.dir, EXPORTERS.load("nat")
-    try:
-        # The lines again too: where all was reused, nothing was written while it ran.
-        _report_files(write_nat(view, folder, spec.output.nat.step_filter, lines=True), report)
-    except (HoldfastError, OSError) as error:
-        hint = f"The run itself is complete. Repeat the export with: {export_command(view.rundir, 'nat')} -o DIR"
-        warn(f"output.nat: cannot write {folder}: {error}\n  {hint}")
+    for name, block in spec.live_exports.items():
+        folder = spec.folder / block.dir
+        try:
+            _report_files(live_exporter(name).write(view, folder, block), report)
+        except (HoldfastError, OSError) as error:
+            hint = f"The run itself is complete. Repeat the export with: {export_command(view.rundir, name)} -o DIR"
+            warn(with_hint(f"output.{name}: cannot write {folder}: {error}", hint))
 
 
 def _export_finished(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -98,8 +98,8 @@ def _export_finished(view: RunView, spec: Eval, report: Callable[[str], None], w
         try:
             registry.describe(block.to, registry.export(view, block), report)
         except (HoldfastError, OSError) as error:
-            again = registry.export_command(rundir, block.to)
-            warn(f"{error}\n  The run itself is complete. Repeat the export with: {again}")
+            hint = f"The run itself is complete. Repeat the export with: {registry.export_command(rundir, block.to)}"
+            warn(with_hint(str(error), hint))
 
 
 def _write_copies(view: RunView, log_samples: bool, output_path: Path | None) -> list[Path]:

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from holdfast.display.format import dollars, duration, share
-from holdfast.report.run_view import Trial
+from holdfast.report.run_view import GradedTrial
 from holdfast.spec.template import RENDER_ERRORS, template
 from holdfast.store.durable import replacing
 
@@ -72,6 +72,7 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
         configuration=_pretty(view.manifest.eval),
         metrics=metrics,
         rows=rows,
+        by=metrics.by if metrics and metrics.graders else {},
         passes=[ks[0], ks[-1]] if len(ks) > 1 else [],
         extra=[key for key in ("skipped", "errors", "not_reached") if any(getattr(values, key) for _, values in rows)],
         graders=view.graders,
@@ -103,9 +104,9 @@ def _environment() -> Environment:
     return environment
 
 
-def _shown(trial: Trial | Pending, prompt: Template) -> dict[str, Any]:
+def _shown(trial: GradedTrial | Pending, prompt: Template) -> dict[str, Any]:
     """Return the variables for the template of a trial."""
-    if not isinstance(trial, Trial):
+    if not isinstance(trial, GradedTrial):
         error = trial.error or "not run yet"
         nothing: dict[str, Any] = {"score": None, "grades": [], "blocks": [], "fields": {}, "facts": [], "blame": ""}
         return nothing | {

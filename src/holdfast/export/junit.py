@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
-from holdfast.report.run_view import Trial
+from holdfast.report.run_view import GradedTrial
 from holdfast.store.durable import replacing
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def write_junit(view: RunView, folder: Path) -> list[Path]:
     return [path]
 
 
-def _case(trial: Trial | Pending, classname: str, *, several: bool) -> tuple[str, str, float]:
+def _case(trial: GradedTrial | Pending, classname: str, *, several: bool) -> tuple[str, str, float]:
     """Return a trial's status, its test case, and how long it took."""
-    if not isinstance(trial, Trial):
+    if not isinstance(trial, GradedTrial):
         case = {"classname": classname, "name": _name(trial.sample, trial.trial, several=several)}
         message = trial.error or "not run yet"
         return "error", f"<testcase{_attributes(case)}>{_element('error', message, '')}</testcase>\n", 0.0
@@ -89,6 +89,9 @@ def _properties(view: RunView) -> str:
         properties |= {"coverage": metrics.coverage, "score": metrics.score}
         for name, values in metrics.graders.items():
             properties |= {f"{name}.{key}": getattr(values, key) for key in ("score", "low", "high")}
+        for field, value, name, values in metrics.value_scores():
+            place = f"by.{field}.{value}.{name}"
+            properties |= {f"{place}.{key}": getattr(values, key) for key in ("score", "low", "high")}
     lines = (
         f"<property{_attributes({'name': name, 'value': value})}/>\n"
         for name, value in properties.items()

@@ -42,7 +42,7 @@ class Exported(NamedTuple):
     """what users should know, such as a command to type"""
 
 
-class Entry(msgspec.Struct, omit_defaults=True, frozen=True):
+class ExportEntry(msgspec.Struct, omit_defaults=True, frozen=True):
     """The last export to a destination."""
 
     state: Literal["done", "failed"]
@@ -61,10 +61,10 @@ class _Version(msgspec.Struct, kw_only=True):
 
 
 class _File(_Version, kw_only=True):
-    exports: dict[str, Entry]
+    exports: dict[str, ExportEntry]
 
 
-def read_entries(rundir: RunDir) -> dict[str, Entry]:
+def read_entries(rundir: RunDir) -> dict[str, ExportEntry]:
     """Read `exports.json`, by destination; nothing where there is none or it cannot be read."""
     try:
         data = _file(rundir).read_bytes()
@@ -81,7 +81,7 @@ def export(view: RunView, block: ExportBlock) -> Exported:
         exported = _exporter(block)(view)
     except Exception as error:  # libraries of others raise what they like
         message = _without_passwords(str(error).strip())
-        _note(rundir, block.to, Entry("failed", _now(), options, _digest(rundir), error=message))
+        _note(rundir, block.to, ExportEntry("failed", _now(), options, _digest(rundir), error=message))
         if isinstance(error, HoldfastError):
             raise
         name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
@@ -89,12 +89,12 @@ def export(view: RunView, block: ExportBlock) -> Exported:
     _note(
         rundir,
         block.to,
-        Entry("done", _now(), options, _digest(rundir), _relative(rundir, exported.where), exported.notes),
+        ExportEntry("done", _now(), options, _digest(rundir), _relative(rundir, exported.where), exported.notes),
     )
     return exported
 
 
-def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, Entry]) -> bool:
+def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, ExportEntry]) -> bool:
     """Tell whether an export is up to date: of these numbers, with these options, and still there."""
     entry = entries.get(block.to)
     if entry is None or not rundir.finished:
@@ -187,12 +187,12 @@ def _relative(rundir: RunDir, places: list[str]) -> list[str]:
     return [place if "://" in place else os.path.relpath(Path(place).resolve(), folder) for place in places]
 
 
-def _exists(rundir: RunDir, entry: Entry) -> bool:
+def _exists(rundir: RunDir, entry: ExportEntry) -> bool:
     """Tell whether the files are still there; an address is taken to be."""
     return all("://" in place or (rundir.path / place).exists() for place in entry.where)
 
 
-def _note(rundir: RunDir, name: str, entry: Entry) -> None:
+def _note(rundir: RunDir, name: str, entry: ExportEntry) -> None:
     entries = {**read_entries(rundir), name: entry}
     with replacing(_file(rundir)) as file:
         file.write(msgspec.json.format(msgspec.json.encode(_File(exports=entries)), indent=2) + b"\n")

@@ -70,7 +70,7 @@ class Run:
 
     def outputs(self) -> Iterator[dict[str, Any]]:
         """The transcripts, in the order in which they finished."""
-        for ref in RunDir(self.path).load(mend=False).outputs.values():
+        for ref in RunDir(self.path).load(repair=False).outputs.values():
             yield msgspec.json.decode(ref.line.read())
 
     def __repr__(self) -> str:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from holdfast.report.run_view import RunView, Trial
+    from holdfast.report.run_view import GradedTrial, RunView
 
 _VERDICT = ("grader", "type", "turn", "status", "score", "feedback", "details")
 
 
-def write_samples(trials: Iterable[Trial], path: Path) -> None:
+def write_samples(trials: Iterable[GradedTrial], path: Path) -> None:
     """Write transcripts atomically, in the order of the trials."""
     encode = msgspec.json.Encoder().encode
     with replacing(path) as file:
@@ -32,7 +32,7 @@ def write_transcripts(view: RunView, folder: Path) -> list[Path]:
     return [path]
 
 
-def as_line(trial: Trial) -> dict[str, Any]:
+def as_line(trial: GradedTrial) -> dict[str, Any]:
     """Return a trial as one line has it."""
     output = trial.output
     return {

@@ -4,7 +4,9 @@
 `waza`      waza's eval and task files, and its results.json
 `nat`       configurations of NeMo Agent Toolkit, its workflows and evaluators, and its output files
 `flexeval`  flexeval's outputs.jsonl and metrics.json
+`lm_eval`   results and samples of lm-eval
 `providers` tasks by name, from installed packages
+`suite`     the runs of a suite: its evals, of any format, with its targets
 
 An installed package adds a format of eval files with an entry point of the group `holdfast.formats` that names a
 subclass of `Format`. Such packages are imported only for files that are neither ours nor of a built-in format.

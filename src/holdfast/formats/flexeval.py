@@ -12,7 +12,7 @@ from holdfast.store.durable import make_directory, replacing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.report.run_view import RunView, Trial
+    from holdfast.report.run_view import GradedTrial, RunView
 
 
 _FIELDS: Final = ("lm_output", "finish_reason", "extra_info", "references")
@@ -43,7 +43,7 @@ def write_flexeval(view: RunView, folder: Path) -> list[Path]:
     return written
 
 
-def _row(trial: Trial, names: dict[str, str]) -> dict[str, Any]:
+def _row(trial: GradedTrial, names: dict[str, str]) -> dict[str, Any]:
     """One line; `names` are the fields for the graders' scores."""
     output, fields = trial.output, trial.fields
     expected = fields.get("references", fields.get("expected", fields.get("answer")))

@@ -63,11 +63,16 @@ def unknown_task(name: str, providers: Sequence[TaskProvider] = ()) -> UsageErro
     return UsageError(f"{message}{close}", remedy="Give the path of an eval file; `holdfast tasks ls` lists names.")
 
 
+def may_be_name(text: str) -> bool:
+    """Return True unless a text can only be the path of a file."""
+    path = Path(text)
+    return text.startswith(LM_EVAL) or not (path.suffix in _FILES or path.name != text)
+
+
 def resolve_eval(text: str) -> Document:
     """Return the eval file that a user names: a path, a benchmark, or a task of an installed package."""
     path = Path(text)
-    named = text.startswith(LM_EVAL) or not (path.suffix in _FILES or path.name != text)
-    if path.exists() or not named:
+    if path.exists() or not may_be_name(text):
         return read_document(path)
     if find_listed(text) is not None:
         return named_benchmark(text)

@@ -41,7 +41,7 @@ def capture_block(value: Any, key: str, captured: Callables, *, allow_class: boo
     def capture(inner: Any, *, class_allowed: bool = False) -> Any:
         if inspect.isclass(inner) and not class_allowed:
             raise UsageError(
-                f"{inner.__qualname__} is a class, and only a target can be one", remedy="Pass an object of that class."
+                f"{inner.__qualname__} is a class; only targets may be classes", remedy="Pass an object of that class."
             )
         if callable(inner):
             inner, version = captured.add(inner)

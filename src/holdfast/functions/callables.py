@@ -27,7 +27,7 @@ import msgspec
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import UsageError
 from holdfast.functions.loading import (
-    compiled,
+    find_compiled,
     imported_files,
     is_what_the_file_says,
     methods_of,
@@ -60,7 +60,7 @@ class Callables:
         """Add a function; returns its reference, and a version for the values that it carries."""
         if isinstance(function, functools.partial):
             raise UsageError(
-                "a functools.partial has no source of its own, so Holdfast cannot tell when its arguments change",
+                "a functools.partial has no source of its own, so Holdfast cannot detect when its arguments change",
                 remedy="Write a function that calls it.",
             )
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -131,7 +131,7 @@ def _file(function: Callable[..., Any]) -> str | None:
     if code is None and not _typed_in(holder):
         name = getattr(function, "__qualname__", type(function).__qualname__)
         raise UsageError(
-            f"{name} is not written in Python, so Holdfast cannot tell when it changes",
+            f"{name} is not written in Python, so Holdfast cannot detect when it changes",
             remedy="Write a function that calls it.",
         )
     return None
@@ -158,8 +158,8 @@ def _carried_values(function: Callable[..., Any]) -> dict[str, Any]:
         identity = recall(owner, values)
         if not _is_json(identity):
             raise UsageError(
-                f"{getattr(function, '__qualname__', function)} carries {', '.join(identity)}, and Holdfast cannot "
-                "tell when these change",
+                f"{getattr(function, '__qualname__', function)} captures {', '.join(identity)}, whose changes "
+                "Holdfast cannot detect",
                 remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
             )
         keep(owner, identity)
@@ -326,7 +326,7 @@ def _source(function: FunctionType) -> tuple[str | None, ast.AST | None]:
         tree = ast.parse(text)
     except (OSError, TypeError, SyntaxError, ValueError):
         return None, None
-    if function.__name__ == "<lambda>" or not any(compiled(text, function.__code__)):
+    if function.__name__ == "<lambda>" or not any(find_compiled(text, function.__code__)):
         return None, None  # such as code that was typed in later under the same name
     return text, tree
 

@@ -52,7 +52,8 @@ class Function:
         ]
         self.fields = [name for name in self.required if name not in offered]
         if self.fields and not takes_fields:
-            message = f"the function asks for {', '.join(self.fields)}; it can have {', '.join(offered)}"
+            parameter = "parameter" if len(self.fields) == 1 else "parameters"
+            message = f"unknown {parameter} {', '.join(self.fields)}; available: {', '.join(offered)}"
             raise ConfigError([Problem(where, message)])
         call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

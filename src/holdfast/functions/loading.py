@@ -114,7 +114,7 @@ def find_function(reference: str, folder: Path, where: str) -> Reference:
     place, _, name = reference.rpartition(":")
     if reference.startswith(SESSION):
         raise ConfigError(
-            [Problem(where, f"{name} was typed into a notebook or an interpreter, and is in no file")],
+            [Problem(where, f"{name} is defined in a notebook or interpreter, not in a file")],
             remedy="Run it from there, by the same call of holdfast.evaluate, or put it into a .py file.",
         )
     if not place.endswith(".py"):
@@ -357,7 +357,7 @@ def is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
         text = Path(file).read_bytes()
     except OSError:
         return False
-    return all(any(match.co_qualname == code.co_qualname for match in compiled(text, code)) for code in codes)
+    return all(any(match.co_qualname == code.co_qualname for match in find_compiled(text, code)) for code in codes)
 
 
 def methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -368,7 +368,7 @@ def methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
             yield name, inner
 
 
-def compiled(text: str | bytes, code: CodeType) -> Iterator[CodeType]:
+def find_compiled(text: str | bytes, code: CodeType) -> Iterator[CodeType]:
     """Yield the parts of a source that compile to this code."""
     for part in _code_parts(text, code.co_filename):
         if (part.co_name, part.co_code, part.co_names) == (code.co_name, code.co_code, code.co_names):

@@ -6,7 +6,8 @@
 `likelihood`   likelihood
 `extract`      extract
 `lm_eval`      lm_eval
-`ifeval`       ifeval, `ifeval_checks`, its instructions, and `ifeval_text`, sentences, words and languages
+`ifeval`       ifeval
+`ifeval_checks` the instructions of IFEval, and `ifeval_text`, which counts sentences and words and recognizes languages
 `similarity`   similarity
 `text_metrics` bleu, chrf, rouge, char_f1, wer, cer
 `json_schema`  json_schema

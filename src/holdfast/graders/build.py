@@ -72,7 +72,7 @@ def grader_identity(place: GraderPlace, spec: Eval) -> dict[str, Any]:
     return identity
 
 
-def revised(identity: Mapping[str, Any]) -> dict[str, Any] | None:
+def revise(identity: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a Python grader's identity on stale rows; None for other kinds."""
     return {**identity, "revision": 1} if identity.get("type") == "python" else None
 

@@ -74,7 +74,7 @@ def _check(returned: Any, grader: Grader) -> Verdict:
     try:
         msgspec.json.encode(verdict)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _wrong(f"returned what cannot be serialized as JSON: {error}", grader) from error
+        raise _wrong(f"returned a value that cannot be serialized as JSON: {error}", grader) from error
     return verdict
 
 

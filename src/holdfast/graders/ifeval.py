@@ -20,6 +20,7 @@ class InstructionFollowing(InstantGrader):
     """Scores 1 when all instructions are followed; over a run, `instruction_level` is the share of all instructions."""
 
     schema = IfevalGrader
+    extra = "ifeval"
     block: IfevalGrader
 
     @classmethod

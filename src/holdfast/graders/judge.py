@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from holdfast.graders.judge_model import JudgeModel, Session
+from holdfast.graders.judge_model import JudgeModel, JudgeSession
 from holdfast.graders.replies import SHARE, Unreadable, boundary, read_score
-from holdfast.graders.text import rendered
+from holdfast.graders.text import render_text
 from holdfast.graders.tool_calls import calls_in_messages
 from holdfast.graders.types import Verdict, WaitingGrader, message_text
 from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.load_graders import with_judge, with_rubric
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.errors import Problem
     from holdfast.graders.types import Case
+    from holdfast.spec.document import Document, Location
     from holdfast.spec.origin import Origin
     from holdfast.targets.types import Reply
 
@@ -77,6 +82,14 @@ class Judge(WaitingGrader):
         self._model = JudgeModel(block, Prices(block.model or "", origin.spec.prices), origin.where())
 
     @classmethod
+    def resolve(
+        cls, block: PromptGrader, document: Document, location: Location, folder: Path, problems: list[Problem]
+    ) -> PromptGrader:
+        """Read the rubric's file, and take the model and endpoint of the target where none is named."""
+        block = with_rubric(block, document, location, folder, problems)
+        return with_judge(block, document, location, problems)
+
+    @classmethod
     def identity(cls, block: PromptGrader, origin: Origin) -> dict[str, Any]:
         """Leave out where the judge is asked."""
         return {key: value for key, value in block.identity().items() if key not in ("base_url", "api_key_env")}
@@ -98,8 +111,8 @@ class Judge(WaitingGrader):
         return await (self._scored(case) if self.block.prompt is None else self._checked(case))
 
     async def _scored(self, case: Case) -> Verdict:
-        question = self._marked(case, rubric=rendered(self.block.rubric, case.fields()))
-        session = Session(self._model, _messages(self._scaled(_INSTRUCTIONS), question), schema=_SCORE_SCHEMA)
+        question = self._marked(case, rubric=render_text(self.block.rubric, case.fields()))
+        session = JudgeSession(self._model, _messages(self._scaled(_INSTRUCTIONS), question), schema=_SCORE_SCHEMA)
         reply = await session.ask()
         details = {"judge": self._model.name, "reply": reply.text}
         try:
@@ -129,10 +142,10 @@ class Judge(WaitingGrader):
         return (score - lowest) / (highest - lowest), reason
 
     async def _checked(self, case: Case) -> Verdict:
-        task = rendered(self.block.prompt, case.fields())
-        rubric = None if self.block.rubric is None else rendered(self.block.rubric, case.fields())
+        task = render_text(self.block.prompt, case.fields())
+        rubric = None if self.block.rubric is None else render_text(self.block.rubric, case.fields())
         question = f"{task}\n\n{self._marked(case, rubric=rubric, task=task)}"
-        session = Session(self._model, _messages(_CHECKING, question), tools=_TOOLS)
+        session = JudgeSession(self._model, _messages(_CHECKING, question), tools=_TOOLS)
         passes, fails, reply = await self._round(session)
         if not passes and not fails:
             mistake = f"You called neither {PASS} nor {FAIL}. Call one of them for each thing that you check."
@@ -143,7 +156,7 @@ class Judge(WaitingGrader):
         details = {"judge": self._model.name, "passed": passes, "failed": fails, "reply": reply.text}
         return Verdict(len(passes) / (len(passes) + len(fails)), "; ".join(fails), details, session.usage)
 
-    async def _round(self, session: Session) -> tuple[list[str], list[str], Reply]:
+    async def _round(self, session: JudgeSession) -> tuple[list[str], list[str], Reply]:
         """Let the judge call tools until it stops; return the passed and failed checks, and its last reply."""
         verdicts: dict[str, list[str]] = {PASS: [], FAIL: []}
         for _ in range(_MOST_ROUNDS):

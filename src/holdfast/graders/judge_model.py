@@ -79,7 +79,7 @@ def _names_limit(message: str) -> bool:
     return any(name in message for name in _LIMITS) or "context length" in message
 
 
-class Session:
+class JudgeSession:
     """A conversation with the judge about one output, and its usage."""
 
     def __init__(

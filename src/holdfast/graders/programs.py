@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.errors import AttemptError
 from holdfast.graders.sandbox import Confined, restored_workspace, run_in
-from holdfast.graders.text import rendered, share
+from holdfast.graders.text import render_text, share
 from holdfast.graders.tool_calls import NOT_SEEN, calls_of
 from holdfast.graders.types import Verdict
 from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader
@@ -80,7 +80,7 @@ class Program(Confined):
 
     def _argument(self, written: str, case: Case) -> str:
         """Render an argument. One that depends on the row is not resolved: its file would be in no key."""
-        argument = rendered(written, case.sample.fields)
+        argument = render_text(written, case.sample.fields)
         return self._resolve(argument) if argument == written else argument
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.errors import AttemptError, HoldfastError
 from holdfast.functions import Function, find_function, function_source, load_function, user_error
-from holdfast.graders.text import rendered
+from holdfast.graders.text import render_text
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.grader_schema import PythonGrader
 
@@ -103,7 +103,7 @@ class PythonCheck(WaitingGrader):
         try:
             msgspec.json.encode(verdict)
         except (TypeError, ValueError, RecursionError) as error:
-            raise _wrong(f"what the function returned cannot be serialized as JSON: {error}") from error
+            raise _wrong(f"the return value cannot be serialized as JSON: {error}") from error
         return verdict
 
     def _offered(self, case: Case, fields: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class PythonCheck(WaitingGrader):
             offered["metadata"] = fields
         for name in ("expected", "ground_truth", *self.function.fields):
             if name in EXPECTED and self.block.expected is not None:
-                offered[name] = rendered(self.block.expected, fields)
+                offered[name] = render_text(self.block.expected, fields)
             elif holders := [field for field in self.sought(name) if field in fields]:
                 offered[name] = fields[holders[0]]
         return {**offered, **self.block.params}
@@ -157,7 +157,7 @@ def _defined(text: str, name: str) -> frozenset[str] | None:
 def as_verdict(returned: Any, threshold: float) -> Verdict:
     """Return a bool, a number, a dict or a Verdict as a Verdict."""
     if returned is None:
-        raise _wrong("the function returned None; it returns a bool, a number or a Verdict")
+        raise _wrong("the function returned None; expected a bool, a number or a Verdict")
     if isinstance(returned, Verdict):
         score = check_score(returned.score)
         _agree(score, returned.passed, threshold)
@@ -181,7 +181,7 @@ def _agree(score: float | None, passed: Any, threshold: float) -> None:
     if passed is None:
         return
     if not isinstance(passed, bool) and passed not in (0, 1):
-        raise _wrong(f"`passed` is true or false, not {passed!r}")
+        raise _wrong(f"`passed` must be true or false, not {passed!r}")
     if score is None or bool(passed) != (score >= threshold):
         raise _wrong(
             f"the function returned passed={bool(passed)} with a score of {score}, and the grader's threshold is "
@@ -198,7 +198,7 @@ def check_score(value: Any) -> float | None:
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number <= 1:
-        raise _wrong(f"a score is a bool or a number from 0 to 1, not {value!r}")
+        raise _wrong(f"a score must be a bool or a number from 0 to 1, not {value!r}")
     return number
 
 

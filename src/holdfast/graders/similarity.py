@@ -21,7 +21,7 @@ _STEPS: Final = 20_000_000
 """work that is done in this process: the product of the lengths; `partial` tries every place, so times the shorter"""
 
 
-class Comparison(NamedTuple):
+class TextPair(NamedTuple):
     """Two texts to compare."""
 
     method: str
@@ -46,7 +46,7 @@ class Comparison(NamedTuple):
         return short * long * (short if self.method == "partial" else 1)
 
 
-def similarity(texts: Comparison) -> float:
+def similarity(texts: TextPair) -> float:
     """Return how alike two texts are, from 0 to 1."""
     return _measure(texts.method)(texts.expected, texts.answer)
 
@@ -92,5 +92,5 @@ class Similarity(InstantGrader):
         return Verdict(score, f"{score:.0%} alike")
 
     def _alike(self, expected: str, answer: str) -> float:
-        texts = Comparison(self.block.method, expected, answer)
+        texts = TextPair(self.block.method, expected, answer)
         return similarity(texts) if texts.steps <= _STEPS else float(answer_to(texts))

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def answer(question: dict[str, Any], _: Callable[[str], None]) -> dict[str, Any]:
     """Do what a request asks for."""
     if question.pop("kind") == "Comparison":
-        from holdfast.graders.similarity import Comparison, similarity
+        from holdfast.graders.similarity import TextPair, similarity
 
-        return {"answer": similarity(Comparison(**question))}
+        return {"answer": similarity(TextPair(**question))}
     from holdfast.spec.regex import Match, compile_regex
 
     match = Match(**question)

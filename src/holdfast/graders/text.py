@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
 
 
-def rendered(value: Any, fields: dict[str, Any]) -> str:
+def render_text(value: Any, fields: dict[str, Any]) -> str:
     """Render a template over the row, or return a plain value as text."""
     if not isinstance(value, str):
         return str(value)
@@ -111,7 +111,9 @@ def _expand(parts: list[str], fields: dict[str, Any]) -> list[str]:
     for part in parts:
         texts = expected_texts(part, fields)
         if "" in texts:
-            raise AttemptError("grader", f"{part!r} is empty for this row, and so in every answer", retry=False)
+            raise AttemptError(
+                "grader", f"{part!r} renders to empty text for this row, which matches every answer", retry=False
+            )
         expanded += texts
     return expanded
 

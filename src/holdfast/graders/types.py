@@ -8,9 +8,12 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from holdfast.data.dataset import Sample
     from holdfast.data.panels import Stale
+    from holdfast.errors import Problem
+    from holdfast.spec.document import Document, Location
     from holdfast.spec.grader_schema import GraderBlock, TextBlock
     from holdfast.spec.origin import Origin
     from holdfast.store.blobs import Blobs
@@ -82,12 +85,22 @@ class Grader:
     """the score from which an output passes; None: verdicts say themselves whether it does"""
     requires: ClassVar[tuple[str, str] | None] = None
     """an optional module that the grader imports, and the package that provides the module"""
+    extra: ClassVar[str | None] = None
+    """the extra of Holdfast that installs what the grader needs, where that is more than one package"""
 
     block: GraderBlock
     """the grader's block in the eval file"""
 
     def __init__(self, block: GraderBlock, origin: Origin) -> None:
         self.block = block
+
+    @classmethod
+    def resolve(
+        cls, block: Any, document: Document, location: Location, folder: Path, problems: list[Problem]
+    ) -> GraderBlock:
+        """Return a block with the defaults that it takes from the rest of the eval; adds to `problems`."""
+        resolved: GraderBlock = block
+        return resolved
 
     @classmethod
     def identity(cls, block: Any, origin: Origin) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _SHOWN = 40
 """values up to this length are shown; of longer ones, only that they changed"""
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a count with its noun: `1 trial`, `2,000 trials`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 

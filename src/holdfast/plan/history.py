@@ -192,7 +192,7 @@ def match_outputs(lender: OtherRun, identity: RunIdentity, *, grading: bool = Fa
             identity, work=work, fingerprints=parts, drift=manifest.drift, id=run_id(identity.spec.name, parts)
         )
     if manifest.fingerprints.work in identity.work.digests:
-        return replace(identity, place=rundir.path) if identity.id == manifest.id else identity
+        return replace(identity, run_path=rundir.path) if identity.id == manifest.id else identity
     changes = "; ".join(identity_changes(manifest.identity, identity.contents)) or "it is another eval"
     raise UsageError(
         f"the outputs of run {manifest.id} do not fit this eval: {changes}",

@@ -17,7 +17,7 @@ from holdfast.conversation.simulated_user import responder_identity
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.data.panels import name_graders
 from holdfast.errors import ConfigError, Problem
-from holdfast.graders.build import grader_identity, grader_places, revised, stale_rows, threshold
+from holdfast.graders.build import grader_identity, grader_places, revise, stale_rows, threshold
 from holdfast.plan.keys import run_id, work_digests
 from holdfast.plan.plan import Slot, Work
 from holdfast.spec.load import target_name
@@ -53,7 +53,7 @@ class RunIdentity:
     stamp: tuple[tuple[int, int], ...]
     """of the dataset's files when they were read"""
     drift: Drift | None = None
-    place: Path | None = None
+    run_path: Path | None = None
     """the run directory, if it is known: a run may have been moved"""
 
     @property
@@ -76,8 +76,8 @@ class RunIdentity:
 
     def directory(self, runs_dir: Path) -> RunDir:
         """Return the directory of this run."""
-        if self.place is not None:
-            return RunDir(self.place)
+        if self.run_path is not None:
+            return RunDir(self.run_path)
         return RunDir(runs_dir / slug(self.spec.name) / f"{slug(target_name(self.spec.target))}-{self.id}")
 
 
@@ -150,7 +150,7 @@ def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> 
     slots, identities = [], {}
     reread = survey.panels.reread()
     for number, (place, identity) in enumerate(places):
-        other = revised(identity)
+        other = revise(identity)
         identities[place.name] = identity if other is None or number not in reread else other
         slots.append(
             Slot(

@@ -4,7 +4,8 @@ generation key   the sample's content, the conversation, the target, the trial n
 grade key        the generation key, the digest of what was said, the grader
 run id           all of a run's parts, so that the same command finds the same directory
 
-In none of them: concurrency, time-outs, retries, budgets, API keys, the base URL of a model, paths.
+In none of them: concurrency, time-outs, retries, budgets, thresholds, weights, API keys, the base URL of a model
+(unless `identity: url`), paths.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.canonical import digest
 from holdfast.data.dataset import dataset_changed
-from holdfast.plan.changes import counted
+from holdfast.plan.changes import format_count
 from holdfast.plan.keys import generation_key, grade_key, work_digests
 from holdfast.store.records import apply_threshold
 
@@ -253,7 +253,7 @@ class Plan:
         return self.to_run == self.to_grade == 0
 
     def __str__(self) -> str:
-        borrowed = ", ".join(f"{counted(count, 'output')} from {run}" for run, count in self.lenders.items())
+        borrowed = ", ".join(f"{format_count(count, 'output')} from {run}" for run, count in self.lenders.items())
         parts = [
             (self.finished, "finished"),
             (self.reused, "reused"),
@@ -264,7 +264,7 @@ class Plan:
         if self.begun:
             counts += f", {self.begun:,} of them from the middle"
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-        trials = f"{counted(self.total, 'trial')} of {counted(self.samples, 'sample')}"
+        trials = f"{format_count(self.total, 'trial')} of {format_count(self.samples, 'sample')}"
         return f"{trials}: {counts}{why}" + (f"; {borrowed}" if borrowed else "")
 
 

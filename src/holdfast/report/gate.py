@@ -206,7 +206,8 @@ def _samples(current: ScoredRun, baseline: ScoredRun, rules: Rules) -> list[Chec
         checks.append(Check("new samples", not failing, message))
     removed = sorted(baseline.samples - current.samples)
     if removed and rules.removed != "ignore":
-        message = f"{len(removed):,} samples of the baseline are gone" + _some(removed)
+        are = "sample is" if len(removed) == 1 else "samples are"
+        message = f"{len(removed):,} baseline {are} missing from this run" + _some(removed)
         checks.append(Check("removed samples", rules.removed == "warn", message, warning=rules.removed == "warn"))
     return checks
 

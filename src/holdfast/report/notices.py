@@ -25,7 +25,7 @@ def without_verdicts(places: Sequence[GraderPlace], graders: Mapping[str, Grader
         yield f"{name_graders(silent)} skipped every output: {have} checked nothing"
     ahead = [place.name for place in places if place.turn is not None and _only(graders[place.name], "not_reached")]
     if ahead:
-        yield f"{name_graders(ahead)} checked nothing: no conversation got so far"
+        yield f"{name_graders(ahead)} checked nothing: no conversation reached that turn"
 
 
 def _only(counts: GraderMetrics, status: str) -> bool:

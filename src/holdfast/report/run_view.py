@@ -19,7 +19,7 @@ from holdfast.canonical import digest
 from holdfast.data.dataset import Dataset
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.graders.build import GraderPlace, grader_places, revised, threshold
+from holdfast.graders.build import GraderPlace, grader_places, revise, threshold
 from holdfast.plan.changes import grader_alone
 from holdfast.plan.plan import Slot, Work, verdict_key
 from holdfast.report.verdicts import grading_rules, judge_output
@@ -48,7 +48,7 @@ class _Keyed(msgspec.Struct):
 _keyed = msgspec.json.Decoder(_Keyed)
 
 
-class Trial(NamedTuple):
+class GradedTrial(NamedTuple):
     """A finished trial with its row and its verdicts."""
 
     fields: dict[str, Any]
@@ -140,7 +140,7 @@ class RunView:
 
     @cached_property
     def _records(self) -> _Records:
-        index = self.rundir.load(mend=False)
+        index = self.rundir.load(repair=False)
         outputs = {key: ref for key, ref in index.outputs.items() if self._work.fits(ref)}
         grades: dict[str, Grade] = {}
         for path in self.rundir.journals("grades"):
@@ -154,13 +154,13 @@ class RunView:
         self._add_earlier_keys(records)
         return records
 
-    def trials(self) -> Iterator[Trial]:
+    def trials(self) -> Iterator[GradedTrial]:
         """Yield every trial that has an output."""
         for trial in self.everything():
-            if isinstance(trial, Trial):
+            if isinstance(trial, GradedTrial):
                 yield trial
 
-    def everything(self) -> Iterator[Trial | Pending]:
+    def everything(self) -> Iterator[GradedTrial | Pending]:
         """Yield every trial, also those without an output, as far as the dataset can be read."""
         unread = dict(self._records.outputs)
         errors = self._errors()
@@ -212,7 +212,7 @@ class RunView:
         other = None
         if place.block.type == "python" and (identity := self.manifest.identity.graders.get(place.name)):
             plain = grader_alone(identity)
-            fingerprint, other = digest(plain), digest(revised(plain))
+            fingerprint, other = digest(plain), digest(revise(plain))
         return Slot(fingerprint, place.turn, place.stops, threshold(place.block), place.block.measures, other)
 
     def _add_earlier_keys(self, records: _Records) -> None:
@@ -262,7 +262,7 @@ class RunView:
                         errors[error.key] = f"{error.kind}: {error.message}"
         return errors
 
-    def _trial(self, ref: OutputRef, fields: dict[str, Any], conditions: Conditions) -> Trial:
+    def _trial(self, ref: OutputRef, fields: dict[str, Any], conditions: Conditions) -> GradedTrial:
         output = read_output(ref)
         panel = self._panel(ref, output.key, fields, conditions)
         recorded = self._records.verdicts
@@ -276,7 +276,7 @@ class RunView:
                 grades.append(
                     msgspec.structs.replace(grade, grader=place.name, status=verdict.status, weight=place.block.weight)
                 )
-        return Trial(fields, output, grades, judged.status, judged.score, panel)
+        return GradedTrial(fields, output, grades, judged.status, judged.score, panel)
 
 
 def _with_rule(place: GraderPlace, rule: Rule) -> GraderPlace:

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 from holdfast.display.format import dollars, duration, latency
-from holdfast.plan.changes import counted
+from holdfast.plan.changes import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ _SHOWN: Final = 5
 def facts(metrics: Metrics, spent: Spent | None, wall: float | None) -> Iterator[str]:
     """List coverage, tokens, cost and time. `spent` is what this run paid itself, `wall` how long this process took."""
     usage, judges = metrics.usage, metrics.judge_usage
-    coverage = f"coverage {metrics.coverage:.1%} of {counted(metrics.total, 'trial')}"
+    coverage = f"coverage {metrics.coverage:.1%} of {format_count(metrics.total, 'trial')}"
     took = _took(metrics.timing.seconds, wall)
     if judges.requests:
         yield f"{coverage} · {took}"
@@ -59,7 +59,7 @@ def _paid(usage: Usage, judges: Usage, spent: Spent | None) -> str | None:
         worth = usage.cost + judges.cost
         if dollars(worth) == dollars(spent.cost):
             return None
-        return f"of the {dollars(worth)} this run paid {dollars(spent.cost)} itself{_why(worth, spent.cost)}"
+        return f"total {dollars(worth)}, of which this run paid {dollars(spent.cost)}{_why(worth, spent.cost)}"
     if usage.tokens is None or judges.tokens is None or spent.unmetered:
         return None
     tokens = usage.tokens + judges.tokens
@@ -84,7 +84,7 @@ def failed(failures: Failures | None, *, left_out: bool) -> Iterator[str]:
     """Say why trials and grades are missing, the most frequent reason first."""
     for where, groups in (failures.pending if failures is not None else {}).items():
         count = sum(alike.count for alike in groups)
-        what = counted(count, "trial") if where == "target" else f"{counted(count, 'grade')} of {where}"
+        what = format_count(count, "trial") if where == "target" else f"{format_count(count, 'grade')} of {where}"
         head = f"{what} failed{' and ' + ('was' if count == 1 else 'were') + ' left out' if left_out else ''}:"
         yield from _reasons(head, groups)
 
@@ -97,7 +97,7 @@ def _reasons(head: str, groups: list[Alike]) -> Iterator[str]:
     for alike in groups[:_SHOWN]:
         yield f"  {alike}"
     if len(groups) > _SHOWN:
-        yield f"  … and {counted(len(groups) - _SHOWN, 'other reason')}; errors.jsonl has them all"
+        yield f"  … and {format_count(len(groups) - _SHOWN, 'other reason')}; errors.jsonl has them all"
 
 
 def missing(so_far: Metrics) -> str:
@@ -105,14 +105,16 @@ def missing(so_far: Metrics) -> str:
     unmade = so_far.total - so_far.outputs
     parts = []
     if unmade:
-        parts.append(f"{unmade:,} of {counted(so_far.total, 'trial')} {'has' if unmade == 1 else 'have'} no output")
+        parts.append(
+            f"{unmade:,} of {format_count(so_far.total, 'trial')} {'has' if unmade == 1 else 'have'} no output"
+        )
     counts = {name: grader.ungraded for name, grader in so_far.graders.items() if grader.ungraded}
     if counts:
         most = sorted(counts, key=lambda name: -counts[name])
         named = ", ".join(f"{name} {counts[name]:,}" for name in most[:_SHOWN])
         more = ", …" if len(most) > _SHOWN else ""
         verb = "has" if len(counts) == 1 else "have"
-        parts.append(f"{counted(len(counts), 'grader')} {verb} no verdict on some outputs ({named}{more})")
+        parts.append(f"{format_count(len(counts), 'grader')} {verb} no verdict on some outputs ({named}{more})")
     return f"incomplete: {'; '.join(parts) or 'trials are missing'}. Scores cover only what was graded."
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.text import Text
 
-from holdfast.display.format import share
+from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, make_console
-from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.errors import BudgetReached, Fault, Interrupted, with_hint
+from holdfast.report.breakdown_table import breakdown_tables
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
 from holdfast.spec.redact import without_secrets
@@ -49,6 +50,10 @@ def _print_metrics(console: Console, outcome: Outcome, metrics: Metrics, *, so_f
     title = f"{metrics.eval} · {metrics.target}{' · incomplete' if so_far else ''}"
     if metrics.graders:
         console.print(_scores(metrics, title, console.width, "ungraded" if so_far else "errors"))
+        for table, hidden in breakdown_tables(metrics, console.width):
+            console.print(table)
+            if hidden:
+                console.print(f"… and {hidden:,} more; {'--display json' if so_far else 'metrics.json'} has them all")
     else:
         console.print(Text(title, style="bold"))
         console.print("Nothing was graded: the eval has no graders.")
@@ -79,7 +84,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
         (
             name,
             Text(share(values.score), style=_colour(values)),
-            _interval(values.low, values.high),
+            interval_text(values.low, values.high),
             f"{values.passed:,}",
             f"{values.n:,}",
             *(f"{getattr(values, key) or 0:,}" for key in extra),
@@ -95,10 +100,6 @@ def _colour(values: GraderMetrics) -> str:
     if not values.n:
         return ""
     return "green" if not values.failed else "red" if not values.passed else "yellow"
-
-
-def _interval(low: float | None, high: float | None, form: str = ".3f") -> str:
-    return "–" if low is None or high is None else f"{low:{form}} – {high:{form}}"
 
 
 def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = False) -> None:
@@ -136,7 +137,7 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
                 share(values.score),
                 share(second.metrics.graders[grader].score),
                 f"{gap.mean:+.3f}",
-                _interval(gap.low, gap.high, "+.3f"),
+                interval_text(gap.low, gap.high, "+.3f"),
                 f"{gap.samples:,}",
             )
         )
@@ -153,7 +154,7 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     if isinstance(reason, Fault):
         console.print(Text(f"stopped: {reason}", style="bold red"))
     elif isinstance(reason, BudgetReached):
-        console.print(Text(f"{reason.message}. {reason.remedy}", style="bold yellow"))
+        console.print(Text(with_hint(reason.message, reason.remedy), style="bold yellow"), soft_wrap=True)
         command = with_raised_limit(command, reason)
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
@@ -183,7 +184,7 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
 def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
     """Print the compiled eval and the plan of its run, and of its baseline's if it has one."""
     if as_json:
-        target, *baseline = [_as_json(*each) for each in planned]
+        target, *baseline = [plan_as_json(*each) for each in planned]
         data = {**target, **({"baseline": baseline[0]} if baseline else {})}
         sys.stdout.write(msgspec.json.encode(data).decode() + "\n")
         return
@@ -203,7 +204,8 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
-def _as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
+def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
+    """Describe the plan of a run for programs."""
     return {
         "run": str(rundir.path),
         "already_finished": rundir.finished,

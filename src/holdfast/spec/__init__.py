@@ -10,6 +10,7 @@
 `load_targets`   the target, and the registry of targets
 `load_graders`   graders, judges and the simulated user, and the registry of graders
 `load_likelihood` checks of evals with continuations
+`suite`          suite files: several evals and targets
 `load_exports`   exporters, and the options of an export
 `schema`         the schemas of all blocks but graders
 `grader_schema`  the base schema of graders, and the schemas of those that grade text
@@ -24,6 +25,7 @@
 `re2_syntax`     translates Python's regular expressions to RE2
 `slow`           work that is done in other processes because it could take forever
 `template`       sandboxed Jinja2
+`benchmark_tasks` tasks, groups and metrics of a benchmark
 `selection`      rows selected by id and tag
 `fingerprint`    fingerprints of code, from reading it
 `redact`         removes secrets before an eval is shown or stored

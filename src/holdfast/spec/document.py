@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Location = tuple[str | int, ...]
 
 
-def dotted(location: Sequence[str | int]) -> str:
+def format_location(location: Sequence[str | int]) -> str:
     """Return a location as users write it: `graders[0].type`."""
     text = ""
     for part in location:
@@ -39,7 +39,7 @@ class Document:
         for end in range(len(location), 0, -1):
             if (origin := self.elsewhere.get(location[:end])) is not None:
                 return origin[0].where((*origin[1], *location[end:]))
-        name = dotted(location)
+        name = format_location(location)
         if self.path is None:
             return name
         nearest = location

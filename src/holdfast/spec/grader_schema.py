@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings, refuse_secret_paths
+from holdfast.spec.schema import BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
@@ -18,7 +18,7 @@ OnTimeout = Literal["fail", "error"]
 
 def _not_empty(value: Any) -> Any:
     if value is None:
-        raise ValueError("needs a value; without this key it is the row's field `expected`")
+        raise ValueError("must not be null; omit it to use the row's `expected`")
     if value == []:
         raise ValueError("is an empty list: no answer could be right")
     return value
@@ -51,6 +51,8 @@ class GraderBlock(Block):
     """fields whose templates may stand for a list of strings"""
     later: ClassVar[tuple[str, ...]] = ("where", "transcript")
     """fields that are in the key only where they are set, so that grades from before they came stay good"""
+    inherited: ClassVar[tuple[str, ...]] = ()
+    """fields whose defaults come from the target; a `baseline` is graded with those of the first target"""
     needs_workspace: ClassVar[bool] = False
 
     @property
@@ -338,41 +340,6 @@ class TriggerGrader(GraderBlock):
         return self
 
 
-class NatGrader(GraderBlock):
-    """Runs an evaluator of NeMo Agent Toolkit in this process."""
-
-    type: Literal["nat"]
-    config_file: str | None = Field(default=None, pattern=r"\.(ya?ml|json)$")
-    """NAT configuration with the evaluator and its components, relative to the eval file. Default: the target's."""
-    evaluator: str | dict[str, Any] | None = None
-    """Name of the evaluator under `eval.evaluators`, or its block with a `_type`. Default: the grader's name."""
-    override: dict[str, Any] = {}
-    """Values that override the configuration, by dotted path. Default: the target's."""
-    question: str | None = None
-    """Template of the question passed to the evaluator. Default: the first user message."""
-    expected: str | int | float | bool | None = None
-    """Template of the expected answer passed to the evaluator. Default: the row's `expected`, else its `answer`."""
-    range: tuple[float, float] | None = None
-    """Lowest and highest score of the evaluator, such as `[1, 5]`, mapped to 0 and 1. Default: 0 to 1."""
-    measure: bool = False
-    """Record the number as a measurement, such as seconds or tokens, without a verdict."""
-    version: str | None = None
-    """Change this when an installed package grades differently from now on."""
-
-    templates: ClassVar[tuple[str, ...]] = ("question", "expected")
-
-    @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
-        refuse_secret_paths(self.override)
-        if self.range is not None and not self.range[0] < self.range[1]:
-            raise ValueError("`range` is the lowest and the highest score, as in [1, 5]")
-        if self.range is not None and self.measure:
-            raise ValueError("give either `range`, for a score, or `measure`, for a number without a verdict")
-        if isinstance(self.evaluator, dict) and not self.evaluator.get("_type"):
-            raise ValueError("an evaluator's block needs its `_type`")
-        return self
-
-
 RUBRIC_FILES = (".md", ".yaml", ".yml", ".txt")
 
 
@@ -408,6 +375,7 @@ class PromptGrader(GraderBlock):
     checks: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
     templates: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
     later: ClassVar[tuple[str, ...]] = ("where", "prompt", "range", "continue_session", "mode")
+    inherited: ClassVar[tuple[str, ...]] = ("model", "base_url", "api_key_env")
 
     @model_validator(mode="after")
     def _range_is_ordered(self) -> Self:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
-from holdfast.spec.grader_schema import GraderBlock, LikelihoodGrader, NatGrader, PromptGrader
+from holdfast.spec.grader_schema import GraderBlock, LikelihoodGrader, PromptGrader
 from holdfast.spec.legacy import check_spellings, eval_version
-from holdfast.spec.load_exports import read_export
+from holdfast.spec.load_exports import read_export, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
 from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
@@ -24,8 +24,8 @@ from holdfast.spec.schema import (
     ExportBlock,
     HooksBlock,
     Limits,
+    LiveExport,
     ModelTarget,
-    OutputBlock,
     Price,
     ResponderBlock,
     TargetBlock,
@@ -82,7 +82,8 @@ class Eval:
     gate: dict[str, float]
     hooks: HooksBlock
     prices: dict[str, Price]
-    output: OutputBlock
+    live_exports: Mapping[str, LiveExport]
+    """copies that are written while the run is in progress, by their keys under `output`"""
     exports: tuple[ExportBlock, ...]
     """where a finished run goes"""
     functions: Mapping[str, Any]
@@ -199,7 +200,7 @@ def _select(samples: list[Any], key: str, value: Any) -> list[Any]:
 def limit_of(value: Any) -> int:
     """Check a number of rows from the command line."""
     if type(value) is not int or value < 1:
-        raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
+        raise UsageError(f"dataset.limit must be a number from 1, not {value!r}")
     return value
 
 
@@ -220,18 +221,30 @@ def baseline_of(spec: Eval) -> Eval | None:
     changed = copy.deepcopy({**data, "target": target})
     del changed["baseline"]
     for raw, grader in zip(changed.get("graders") or [], spec.graders, strict=True):
-        if isinstance(grader, PromptGrader):
-            inherited = {"model": grader.model, "base_url": grader.base_url, "api_key_env": grader.api_key_env}
-            raw.update({key: value for key, value in inherited.items() if value is not None})
-        elif isinstance(grader, NatGrader) and grader.config_file is not None:
-            raw.update({"config_file": grader.config_file, "override": grader.override})
-    if spec.output.nat is not None:
-        changed["output"]["nat"]["dir"] = f"{spec.output.nat.dir}/baseline"
-    for export in (changed.get("output") or {}).get("export") or []:
-        if isinstance(export, dict) and "dir" in export:
-            export["dir"] = f"{export['dir']}/baseline"
+        inherited = {key: getattr(grader, key) for key in grader.inherited}
+        raw.update({key: value for key, value in inherited.items() if value is not None})
+    _export_below(changed, spec, "baseline")
     built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
     return replace(built, notices=())  # the first eval has them already
+
+
+def with_export_folder(spec: Eval, name: str) -> Eval:
+    """Return the eval with exports for other tools in a folder of their own, for one of several targets."""
+    changed = copy.deepcopy(spec.document.data)
+    if not _export_below(changed, spec, name):
+        return spec
+    built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
+    return replace(built, notices=spec.notices)
+
+
+def _export_below(data: dict[str, Any], spec: Eval, name: str) -> bool:
+    """Put a folder below those of all exports of an eval, in place; return False if there are none."""
+    output = data.get("output") or {}
+    blocks = [*(output[export] for export in spec.live_exports), *(output.get("export") or [])]
+    folders = [block for block in blocks if isinstance(block, dict) and block.get("dir")]
+    for block in folders:
+        block["dir"] = f"{block['dir']}/{name}"
+    return bool(folders)
 
 
 def eval_of_run(
@@ -276,6 +289,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     graders = read_graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
     checkpoints = _checkpoints(top, document, folder, problems)
     exports = _exports(top, document, problems)
+    live_exports = {} if top is None else read_live_exports(top.output, document, problems)
     both = document.data.get("dataset") is not None
     if both == (document.data.get("samples") is not None):
         where = document.where(("samples",) if both else ())
@@ -317,7 +331,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         gate=top.gate,
         hooks=top.hooks,
         prices=top.prices,
-        output=top.output,
+        live_exports=live_exports,
         exports=exports,
         functions=functions,
         notices=notices,
@@ -393,7 +407,7 @@ def _checkpoints(
         where = document.where(("checkpoints", number, "after_turn"))
         if block.where is None and block.after_turn in everywhere:
             problems.append(
-                Problem(where, f"a second checkpoint after turn {block.after_turn}; one has all its graders")
+                Problem(where, f"duplicate checkpoint after turn {block.after_turn}; list all its graders in one")
             )
         if last is not None and block.after_turn > last:
             problems.append(
@@ -404,9 +418,7 @@ def _checkpoints(
         graders = read_graders(block.graders, ("checkpoints", number, "graders"), document, folder, problems)
         for grader in graders:
             if (block.after_turn, grader.name) in named:
-                message = (
-                    f"a second grader called {grader.name!r} after turn {block.after_turn}; give each its own name"
-                )
+                message = f"duplicate grader name {grader.name!r} after turn {block.after_turn}"
                 problems.append(Problem(document.where(("checkpoints", number)), message))
         named |= {(block.after_turn, grader.name) for grader in graders}
         if block.where is not None:
@@ -421,7 +433,7 @@ def _exports(top: EvalFields | None, document: Document, problems: list[Problem]
         location = ("output", "export", number)
         block = read_export({"to": raw} if isinstance(raw, str) else raw, location, document, problems)
         if block is not None and block.to in exports:
-            problems.append(Problem(document.where(location), f"a second export to {block.to}; there is one of each"))
+            problems.append(Problem(document.where(location), f"duplicate export to {block.to}"))
         elif block is not None:
             exports[block.to] = block
     return tuple(exports.values())

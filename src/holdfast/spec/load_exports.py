@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import Problem
-from holdfast.spec.plugins import Registry
-from holdfast.spec.schema import ExportBlock, FileExport, MlflowExport, PluginExport, WandbExport
+from holdfast.spec.plugins import Registry, load_reference
+from holdfast.spec.schema import ExportBlock, FileExport, LiveExport, MlflowExport, PluginExport, WandbExport
 from holdfast.spec.validation import validate_block
 
 if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.schema import OutputBlock
 
 EXPORTERS = Registry(
     "holdfast.exporters",
@@ -24,11 +25,15 @@ EXPORTERS = Registry(
         "nat": "holdfast.formats.nat.export:write_nat",
         "flexeval": "holdfast.formats.flexeval:write_flexeval",
         "waza": "holdfast.formats.waza.export:write_waza",
+        "lm-eval": "holdfast.formats.lm_eval:write_lm_eval",
         "wandb": "holdfast.export.wandb:export_wandb",
         "mlflow": "holdfast.export.mlflow:export_mlflow",
     },
 )
 """Every exporter: a function that writes a run into a folder, or sends it to a service."""
+
+LIVE_EXPORTERS: Final = {"nat": "holdfast.formats.nat.mirror:NatMirror"}
+"""Exporters that follow a run, by their keys under `output`: each a `holdfast.export.live.LiveExporter`."""
 
 _SERVICES: Final[dict[str, type[ExportBlock]]] = {"wandb": WandbExport, "mlflow": MlflowExport}
 
@@ -36,6 +41,18 @@ _SERVICES: Final[dict[str, type[ExportBlock]]] = {"wandb": WandbExport, "mlflow"
 def export_schema(name: str) -> type[ExportBlock]:
     """Return the schema of an exporter's options."""
     return _SERVICES.get(name) or (FileExport if name in list(EXPORTERS) else PluginExport)
+
+
+def read_live_exports(output: OutputBlock, document: Document, problems: list[Problem]) -> dict[str, LiveExport]:
+    """Read the blocks of live exporters, each by its schema; adds to `problems` what is wrong with them."""
+    blocks: dict[str, LiveExport] = {}
+    for name, reference in LIVE_EXPORTERS.items():
+        if (data := getattr(output, name)) is not None:
+            schema = load_reference(reference).schema
+            block = cast("LiveExport | None", validate_block(schema, data, ("output", name), document, problems))
+            if block is not None:
+                blocks[name] = block
+    return blocks
 
 
 def read_export(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.fingerprint import file_inside
-from holdfast.spec.grader_schema import RUBRIC_FILES, TAKEN_NAMES, GraderBlock, NatGrader, PromptGrader
+from holdfast.spec.grader_schema import RUBRIC_FILES, TAKEN_NAMES, GraderBlock, PromptGrader
 from holdfast.spec.plugins import Registry
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.validation import validate_block
@@ -77,7 +77,9 @@ def read_graders(
             continue  # the schema of the whole file reports it
         config = raw.get("config") or {}
         if not isinstance(config, dict):
-            problems.append(Problem(document.where((*location, "config")), "is a mapping of the grader's parameters"))
+            problems.append(
+                Problem(document.where((*location, "config")), "must be a mapping of the grader's parameters")
+            )
             continue
         fields = {**raw, **config}
         fields.pop("config", None)
@@ -96,17 +98,10 @@ def read_graders(
             message = f"{fields['name']!r} is reserved for reports; give the grader another name"
             problems.append(Problem(document.where((*location, "name")), message))
         if fields["name"] in seen:
-            hint = "give each grader a name of its own"
-            problems.append(Problem(document.where(location), f"a second grader called {fields['name']!r}; {hint}"))
+            problems.append(Problem(document.where(location), f"duplicate grader name {fields['name']!r}"))
         seen[fields["name"]] = number
-        if isinstance(grader, PromptGrader):
-            grader = _with_judge(
-                with_rubric(grader, document, location, folder, problems), document, location, problems
-            )
-        if isinstance(grader, NatGrader):
-            grader = _with_config(grader, document, location, problems)
         if grader is not None:
-            graders.append(grader)
+            graders.append(GRADERS.load(str(kind)).resolve(grader, document, location, folder, problems))
     return graders
 
 
@@ -144,7 +139,7 @@ def rubric_text(text: str) -> str:
     return text.strip()
 
 
-def _with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
+def with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
     """Return a judge with its model; the default is the target's, where the target is a model."""
     target = document.data.get("target")
     target = target if isinstance(target, dict) else {}
@@ -157,18 +152,6 @@ def _with_judge(grader: PromptGrader, document: Document, location: Location, pr
         return grader
     inherited = _same_endpoint(grader.model, grader.base_url, grader.api_key_env, target)
     return grader.model_copy(update=inherited)
-
-
-def _with_config(grader: NatGrader, document: Document, location: Location, problems: list[Problem]) -> NatGrader:
-    """Return an evaluator with its defaults: the target's configuration, and the grader's name."""
-    target = document.data.get("target")
-    update: dict[str, Any] = {} if grader.evaluator is not None else {"evaluator": grader.name}
-    if grader.config_file is None and isinstance(target, dict) and isinstance(target.get("nat"), str):
-        update |= {"config_file": target["nat"], "override": {**(target.get("override") or {}), **grader.override}}
-    elif grader.config_file is None and not isinstance(grader.evaluator, dict):
-        message = "needs a `config_file` that has the evaluator, or the evaluator's own block"
-        problems.append(Problem(document.where(location), message))
-    return grader.model_copy(update=update)
 
 
 def with_player(responder: ResponderBlock | None, document: Document, problems: list[Problem]) -> ResponderBlock | None:

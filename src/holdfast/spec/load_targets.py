@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.errors import Problem
 from holdfast.spec.plugins import Registry
 from holdfast.spec.schema import TargetBlock
-from holdfast.spec.validation import validate_block
+from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
     from holdfast.spec.document import Document
@@ -34,8 +34,9 @@ def read_target(data: Any, document: Document, problems: list[Problem], key: str
     kind = target_kind(data)
     if kind is None:
         named = [name for name in (*TARGETS, "type") if name in data]
-        begin = f"has {' and '.join(named)}" if named else "names none"
-        message = f"{begin}; a target is exactly one of {', '.join(TARGETS)}, or `type: NAME` of a plug-in"
+        suggestions = filter(None, (suggest(str(name), TARGETS) for name in data))
+        end = f", not {' and '.join(named)}" if named else next(suggestions, "")
+        message = f"needs exactly one of {', '.join(TARGETS)}, or `type: NAME` of a plug-in{end}"
         problems.append(Problem(document.where((key,)), message))
         return None
     try:

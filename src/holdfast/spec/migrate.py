@@ -37,12 +37,12 @@ class Rewritten:
         place = self.path.resolve() if self.path.is_symlink() else self.path  # a link stays one
         backup = keep_backup(place)
         if read_text(place) != self.before:
-            raise UsageError(f"{self.path} was changed by somebody else just now", remedy="Run the same command again.")
+            raise UsageError(f"{self.path} was modified by another process", remedy="Run the same command again.")
         overwrite(place, self.after.encode(), like=place)
         return backup
 
 
-def migrated(path: Path) -> Rewritten:
+def migrate(path: Path) -> Rewritten:
     """Return the migration of an eval file, and write nothing; raise ConfigError where it cannot be migrated safely."""
     text = read_text(path)
     document = parse_document(text, path)

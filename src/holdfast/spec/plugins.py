@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
+def load_reference(reference: str) -> Any:
+    """Import what `module:attribute` names."""
+    module, _, attribute = reference.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 class Registry:
     """The kinds of one extension point, by name."""
 
@@ -55,8 +61,7 @@ class Registry:
 
     def _import(self, name: str) -> Any:
         if (reference := self._builtin.get(name)) is not None:
-            module, _, attribute = reference.partition(":")
-            return getattr(import_module(module), attribute)
+            return load_reference(reference)
         if (entry := self.plugins.get(name)) is None:
             raise ValueError(self.unknown(name))
         try:

@@ -27,7 +27,7 @@ def looks_secret(name: str) -> bool:
     return _SECRET_VARIABLE.search(name) is not None
 
 
-def filled(text: str, where: str) -> str:
+def fill_variables(text: str, where: str) -> str:
     """Return a text with the values of the environment variables that it names."""
     for name in VARIABLE.findall(text):
         if name not in os.environ:

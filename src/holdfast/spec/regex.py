@@ -98,7 +98,8 @@ class Regex:
 
     def last_end(self, text: str) -> int | None:
         """Return where the last match ends; None without a match."""
-        return self._ask("last_end", text)
+        end: int | None = self._ask("last_end", text)
+        return end
 
     def count(self, text: str) -> int:
         """Return the number of matches."""

@@ -99,7 +99,7 @@ def _change_data(document: Document, changes: Sequence[Change]) -> dict[str, Any
                 if to in block:
                     where = document.where(change.location)
                     raise ConfigError(
-                        [Problem(where, f"is now {to}, which the file has as well")], remedy="Keep one of them."
+                        [Problem(where, f"was renamed to {to}, which the file already has")], remedy="Keep one of them."
                     )
                 block[to] = block.pop(key)
             case Assign(value=value):

@@ -181,7 +181,7 @@ class McpBlock(Block):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if bool(self.command) == (self.url is not None):
-            raise ValueError("is either a `command` or a `url`")
+            raise ValueError("must be either a `command` or a `url`")
         for name, value in self.env.items():
             if re.search(r"KEY|TOKEN|SECRET|PASSWORD", name.upper()) and "${" not in value:
                 raise ValueError(f"keys are not written into files: {name}: ${{{name}}} takes it from the environment")
@@ -239,7 +239,7 @@ class ToolBlock(Block):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if [self.python, self.mcp, self.scripted].count(None) != 2:
-            raise ValueError("is either a `python` function, an `mcp` server or a `scripted` tool")
+            raise ValueError("must be either a `python` function, an `mcp` server or a `scripted` tool")
         if self.only and self.mcp is None:
             raise ValueError("`only` picks among the tools of an mcp server")
         return self
@@ -272,6 +272,11 @@ class TargetBlock(Block):
         """Set the kind, once the block is read."""
         self._kind = kind
         return self
+
+    @property
+    def reports_cost(self) -> bool:
+        """False where neither replies nor the models' prices tell what a reply costs."""
+        return True
 
     @property
     def label(self) -> str:
@@ -400,6 +405,11 @@ class HttpTarget(TargetBlock):
     templates: ClassVar[tuple[str, ...]] = ("request",)
 
     @property
+    def reports_cost(self) -> bool:
+        """False: nothing is known of the models behind the URL."""
+        return False
+
+    @property
     def label(self) -> str:
         """The URL without credentials and query."""
         return bare_url(self.http)
@@ -431,30 +441,14 @@ class CommandTarget(TargetBlock):
     multi_call: ClassVar[bool] = True
 
     @property
-    def label(self) -> str:
-        """The program's name."""
-        return Path(self.command[0]).name
-
-
-class NatTarget(TargetBlock):
-    """A workflow of NeMo Agent Toolkit, run in this process."""
-
-    nat: str = Field(pattern=r"\.(ya?ml|json)$")
-    """Configuration file of the workflow, relative to the eval file."""
-    override: dict[str, Any] = {}
-    """Values that override the configuration, by dotted path, as in `llms.main.temperature`."""
-    version: str | None = None
-    """Change this when an installed component answers differently from now on."""
-
-    @model_validator(mode="after")
-    def _no_secrets(self) -> Self:
-        refuse_secret_paths(self.override)
-        return self
+    def reports_cost(self) -> bool:
+        """True if the program's model calls go through the proxy."""
+        return self.proxy
 
     @property
     def label(self) -> str:
-        """The configuration file's name."""
-        return Path(self.nat).name
+        """The program's name."""
+        return Path(self.command[0]).name
 
 
 class Limits(Block):
@@ -462,14 +456,15 @@ class Limits(Block):
 
     concurrency: int | Literal["auto"] | None = None
     """Maximum number of requests in flight, or `auto` to raise it while the server keeps up. A rate limit lowers it
-    for a while. Default: 64, 16 for likelihoods, or 4 for the embedded model."""
+    for a while. Default: 64, or 4 for the embedded model; for likelihoods 16, or 1 for the embedded model."""
     turn_timeout: Seconds = 120
     """Time limit for one reply of the target. Default for the embedded model: 1 hour."""
     trial_timeout: Seconds = 600
     """Time limit for a whole trial with its retries. Waiting for a rate limit does not count. Default for the
     embedded model: 6 hours."""
     retries: int = Field(default=5, ge=0)
-    """How often one process retries a failed attempt. A rate limit is not a failure."""
+    """How many retries each turn has, per process. Waiting for a rate limit uses none; an attempt that got further than
+    the last starts the count again."""
     max_cost: float | None = Field(default=None, gt=0)
     """Budget of the whole run in US dollars. Once it is spent, no more trials start."""
     token_budget: int | None = Field(default=None, gt=0)
@@ -480,7 +475,7 @@ class Limits(Block):
     @model_validator(mode="after")
     def _positive(self) -> Self:
         if isinstance(self.concurrency, int) and self.concurrency < 1:
-            raise ValueError("concurrency is at least 1, or auto")
+            raise ValueError("concurrency must be at least 1, or auto")
         return self
 
     def for_models(self, models: Iterable[str]) -> Self:
@@ -533,7 +528,7 @@ class ResponderBlock(Block):
     @model_validator(mode="after")
     def _somebody(self) -> Self:
         if self.python is not None and (self.model is not None or self.instructions is not None):
-            raise ValueError("is either a function (python) or a model with instructions, not both")
+            raise ValueError("must be either a function (python) or a model with instructions, not both")
         if self.python is None and not self.instructions:
             raise ValueError("needs instructions for the model that plays the user, or a python function")
         return self
@@ -601,42 +596,10 @@ class HooksBlock(Block):
     """Programs to run after each trial, also after a failed one."""
 
 
-NatStep = Literal[
-    "LLM_START",
-    "LLM_NEW_TOKEN",
-    "LLM_END",
-    "TOOL_START",
-    "TOOL_END",
-    "FUNCTION_START",
-    "FUNCTION_END",
-    "WORKFLOW_START",
-    "WORKFLOW_END",
-    "TASK_START",
-    "TASK_END",
-    "TTC_START",
-    "TTC_END",
-    "CUSTOM_START",
-    "CUSTOM_END",
-    "SPAN_START",
-    "SPAN_CHUNK",
-    "SPAN_END",
-]
-"""the types of steps that NeMo Agent Toolkit knows"""
-
-
-class NatOutput(Block):
-    """Files of NeMo Agent Toolkit, written while the run is in progress."""
-
-    dir: str
-    """Folder for the files, relative to the eval file."""
-    step_filter: list[NatStep] = ["LLM_END", "TOOL_END"]
-    """Types of steps to write. An empty list means all, as in NAT."""
-
-
 class OutputBlock(Block):
     """Copies of the results for other tools. Never part of a key."""
 
-    nat: NatOutput | None = None
+    nat: dict[str, Any] | None = None
     """Write NeMo Agent Toolkit's `workflow_output.jsonl` and related files: see
     [exports](exports.md#nemo-agent-toolkit)."""
     export: list[str | dict[str, Any]] = []
@@ -663,6 +626,13 @@ class BenchmarkBlock(Block):
     """Commit, tag or branch of the dataset on the hub. Default: the commit that Holdfast pins, else the newest."""
     task: str | None = None
     """Task of lm-eval to ask instead of the name's, with the name's settings."""
+
+
+class LiveExport(Block):
+    """A copy of the results that is written while the run is in progress."""
+
+    dir: str
+    """Folder for the files, relative to the eval file."""
 
 
 class ExportBlock(Block):

@@ -45,7 +45,7 @@ class NotText(TemplateError):
 
 def _text(value: Any) -> Any:
     if isinstance(value, list | tuple | dict):
-        raise NotText(f"{'an object' if isinstance(value, dict) else 'a list'} cannot be sent as a text: {value!r:.80}")
+        raise NotText(f"cannot insert {'an object' if isinstance(value, dict) else 'a list'} into text: {value!r:.80}")
     return value
 
 
@@ -58,7 +58,7 @@ def _scalar(value: Any) -> Any:
     """Return a value that has one obvious form as text; raise TypeError for others."""
     if value is None or isinstance(value, list | tuple | dict) or hasattr(value, "__next__"):
         kind = "null" if value is None else "an object" if isinstance(value, dict) else "a list"
-        raise TypeError(f"{kind} cannot stand inside a text")
+        raise TypeError(f"cannot insert {kind} into text")
     return value
 
 

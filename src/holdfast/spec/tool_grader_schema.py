@@ -46,7 +46,7 @@ class Matcher(Block):
     def _one_way(self) -> Self:
         matchers = [name for name in self.model_fields_set if name == "equals" or getattr(self, name) is not None]
         if len(matchers) != 1:
-            raise ValueError(f"is exactly one of {', '.join(type(self).model_fields)}")
+            raise ValueError(f"must be exactly one of {', '.join(type(self).model_fields)}")
         return self
 
 
@@ -84,13 +84,13 @@ class ConstraintSpec(CallSpec):
                 yield pattern, True
 
 
-class ToolBlock(GraderBlock):
+class ToolGraderBlock(GraderBlock):
     """A grader of tool calls. Nothing in it is a template."""
 
     templates: ClassVar[tuple[str, ...]] = ()
 
 
-class BehaviorGrader(ToolBlock):
+class BehaviorGrader(ToolGraderBlock):
     """Checks how much the target did, and with which tools."""
 
     type: Literal["behavior"]
@@ -120,7 +120,7 @@ class BehaviorGrader(ToolBlock):
         return tuple(name for name, limit in limits.items() if limit is not None)
 
 
-class ActionSequenceGrader(ToolBlock):
+class ActionSequenceGrader(ToolGraderBlock):
     """Checks which tools were called, in which order."""
 
     type: Literal["action_sequence"]
@@ -131,7 +131,7 @@ class ActionSequenceGrader(ToolBlock):
     least as often in any order (`any_order_match`)."""
 
 
-class SkillInvocationGrader(ToolBlock):
+class SkillInvocationGrader(ToolGraderBlock):
     """Checks which skills were used, in which order."""
 
     type: Literal["skill_invocation"]
@@ -157,7 +157,7 @@ class SkillInvocationGrader(ToolBlock):
         return self
 
 
-class ToolCallsGrader(PatternBlock, ToolBlock):
+class ToolCallsGrader(PatternBlock, ToolGraderBlock):
     """Checks which tools were called, how often, and with which arguments."""
 
     type: Literal["tool_calls"]
@@ -186,7 +186,7 @@ class ToolCallsGrader(PatternBlock, ToolBlock):
             yield from spec.patterns()
 
 
-class ToolConstraintGrader(PatternBlock, ToolBlock):
+class ToolConstraintGrader(PatternBlock, ToolGraderBlock):
     """Checks calls that must occur, calls that must not, and the only tools that may be called."""
 
     type: Literal["tool_constraint"]

@@ -3,12 +3,12 @@
     claims/0001/plan.json       the chunks, and the eval that the workers run
     claims/0001/00017.free      not yet claimed
     claims/0001/00017.by.w3     claimed by worker w3
-    claims/0001/00017.left      released unfinished: the next worker reads the existing records first
+    claims/0001/00017.left      released unfinished, or its worker died; the next worker reads the existing records
     claims/0001/00017.done      finished
 
-Each step renames a file whose name only one state has, so of several workers that try the same step one succeeds, on
-network file systems, too. A claim lives as long as its worker's lease: only the process that takes over the lease of a
-dead worker may take its claims. Each preparation of a run starts a new round; only the newest round counts.
+Each step is a rename from one state's name to another's, so of several workers that try the same step one succeeds,
+on network file systems, too. A claim lives as long as its worker's lease: only the process that takes over the lease
+of a dead worker may take its claims. Each preparation of a run starts a new round; only the newest round counts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def cut(pending: Iterable[int], workers: int) -> list[tuple[int, int]]:
 
 
 def begin_round(rundir: RunDir, plan: Round) -> Path:
-    """Distribute the pending trials and delete earlier rounds. Needs the run's lease."""
+    """Divide the pending trials into chunks and delete earlier rounds. Needs the run's lease."""
     make_directory(rundir.claims)
     earlier = [path for path in rundir.claims.iterdir() if path.is_dir()]
     number = 1 + max((int(path.name) for path in earlier if path.name.isdigit()), default=0)
@@ -98,23 +98,23 @@ def end_rounds(rundir: RunDir) -> None:
 
 def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:
     """Return the round that workers join."""
-    places = sorted(rundir.claims.glob("[0-9]*"), reverse=True)
-    if not places:
+    folders = sorted(rundir.claims.glob("[0-9]*"), reverse=True)
+    if not folders:
         return None
     try:
-        return places[0], msgspec.json.decode((places[0] / "plan.json").read_bytes(), type=Round)
+        return folders[0], msgspec.json.decode((folders[0] / "plan.json").read_bytes(), type=Round)
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(
-            f"{places[0] / 'plan.json'}: cannot be read ({error})",
-            remedy="Distribute the work again: holdfast eval FILE --workers N",
+            f"{folders[0] / 'plan.json'}: cannot be read ({error})",
+            remedy="Divide the work again: holdfast eval FILE --workers N",
         ) from error
 
 
 class Claims:
     """One worker's view of a round."""
 
-    def __init__(self, place: Path, count: int, worker: str, rundir: RunDir) -> None:
-        self._place = place
+    def __init__(self, folder: Path, count: int, worker: str, rundir: RunDir) -> None:
+        self._folder = folder
         self._count = count
         self._worker = worker
         self._rundir = rundir
@@ -179,19 +179,19 @@ class Claims:
     def _states(self) -> dict[str, str]:
         """Return the state of each chunk by its number, in order."""
         try:
-            names = sorted(path.name for path in self._place.iterdir())
+            names = sorted(path.name for path in self._folder.iterdir())
         except FileNotFoundError:
             raise Fault(
-                "lease_lost", f"{self._place} is gone", remedy="The run was finished or distributed again."
+                "lease_lost", f"{self._folder} is gone", remedy="The run was finished or divided again."
             ) from None
         parts = (name.partition(".") for name in names if name[:1].isdigit())
         return {chunk: state for chunk, _, state in parts}
 
     def _move(self, chunk: str, before: str, after: str) -> bool:
         """Change the state of a chunk; False if another worker was faster."""
-        new = self._place / f"{chunk}.{after}"
+        new = self._folder / f"{chunk}.{after}"
         try:
-            (self._place / f"{chunk}.{before}").rename(new)
+            (self._folder / f"{chunk}.{before}").rename(new)
         except FileNotFoundError:
             # NFS may repeat a rename whose reply was lost, and then reports that the old name does not exist.
             return new.exists()

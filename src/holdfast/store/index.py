@@ -264,6 +264,24 @@ def read_output(ref: OutputRef) -> Output:
     return _output.decode(ref.line.read())
 
 
+def read_values(journals: Iterable[Path], graders: Container[str]) -> dict[str, Any]:
+    """Read the `value` in the details of these graders' verdicts, by grade key; of several verdicts the latest counts.
+
+    The index does not hold them, since few runs have metrics that are not made of scores.
+    """
+    values: dict[str, Any] = {}
+    times: dict[str, float] = {}
+    for path in journals:
+        for line in scan(path):
+            head = read_grade_head(line.data) if line.sound else None
+            if head is None or head.grader not in graders or times.get(head.grade_key, 0.0) > head.time:
+                continue
+            times[head.grade_key] = head.time
+            details = msgspec.json.decode(line.data)["details"]
+            values[head.grade_key] = details.get("value") if isinstance(details, dict) else None
+    return values
+
+
 def read_steps(lines: Iterable[LineRef]) -> list[Step]:
     """Read the valid recorded calls of a conversation, in the order in which they were made.
 
@@ -309,25 +327,25 @@ class TextReader:
         self._fds.clear()
 
 
-def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None, tails_only: bool = False) -> Index:
+def load_index(files: Callable[[str], Iterable[Path]], *, repair: Path | None, tails_only: bool = False) -> Index:
     """Read all journals of a run.
 
-    `files` returns the journal files of a kind. If `mend` is a directory, damaged bytes are moved there and cut out of
+    `files` returns the journal files of a kind. If `repair` is a folder, damaged bytes are moved there and cut out of
     the journals; this needs the run's lease. If it is None, they are skipped. With `tails_only`, only unfinished last
     lines are cut off, so that no line moves.
     """
     index = Index()
     for kind in KINDS:
         for path in files(kind.name):
-            for entry in _entries(path, kind, index, mend is not None):
+            for entry in _entries(path, kind, index, repair is not None):
                 kind.take(index, entry)
-    if mend is None or not index.damage:
+    if repair is None or not index.damage:
         return index
     damage = index.damage = [spot for spot in index.damage if spot.torn or not tails_only]
     for path in {spot.path for spot in damage}:
-        _cut_out(path, [spot for spot in damage if spot.path == path], mend)
+        _cut_out(path, [spot for spot in damage if spot.path == path], repair)
     if not all(spot.torn for spot in damage):
-        index = load_index(files, mend=mend)  # lines moved, so their offsets changed
+        index = load_index(files, repair=repair)  # lines moved, so their offsets changed
         index.damage = [*damage, *index.damage]
     return index
 

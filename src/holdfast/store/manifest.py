@@ -74,27 +74,40 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """The definition of a run. Written first, once, and never changed."""
 
     schema_version: str = field(name="schemaVersion", default=SCHEMA_VERSION)
+    """version of the file, MAJOR.MINOR"""
     id: str
+    """id of the run: the eight digits of its directory"""
     name: str
+    """name of the eval"""
     target: str
+    """name of the target"""
     created: str
+    """when the run began, in UTC"""
     holdfast: str
     """version of Holdfast"""
     python: str
+    """version of Python"""
     platform: str
+    """operating system and machine"""
     fingerprints: Fingerprints
+    """digests of everything that defines the run: `dataset`, `conversation`, `target`, each of `graders`, `trials`"""
     identity: Identity
+    """the values behind the fingerprints, from which a plan explains what changed"""
     fresh: bool = False
-    """begun with --fresh: the run takes nothing from other runs"""
+    """true if the run was begun with `--fresh` and takes nothing from other runs"""
     drift: Drift | None = None
-    """set when outputs were kept although the target's code had changed"""
+    """only if outputs were kept although the target's code had changed: the run that they are `from`, and the digests
+    of the files as it `was` and `is`; else null"""
     dataset: DatasetInfo
+    """`source`, `digest` and `count` of the dataset, and `revision`, the commit of a Hugging Face dataset"""
     trials: int
+    """number of trials per sample"""
     eval_file: str | None
+    """path of the eval file; null for an eval from Python"""
     folder: str
     """folder of the eval file, which its paths are relative to"""
     eval: dict[str, Any]
-    """the eval file as it was read, without secrets"""
+    """the eval as it was read, without secrets"""
 
 
 decode_manifest = msgspec.json.Decoder(Manifest).decode

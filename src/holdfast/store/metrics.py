@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from holdfast.store.records import SCHEMA_VERSION, GradeStatus, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Rule(NamedTuple):
@@ -21,31 +24,39 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Statistics over the verdicts of one grader, or over the trials as a whole."""
 
     score: float | None
-    """mean over samples of the mean over their trials"""
+    """mean over the samples of the mean over their trials"""
     low: float | None
     """lower end of the 95 % interval"""
     high: float | None
+    """upper end of the 95 % interval"""
     stderr: float | None
+    """standard error"""
     interval: str
-    """method of the interval: `wilson`, `student`, … or `none`"""
+    """method of the interval, described below; `none` without an interval"""
     n: int
-    """verdicts with a score"""
+    """number of verdicts with a score"""
     passed: int
+    """number of verdicts that pass"""
     failed: int
+    """number of verdicts that fail"""
     skipped: int
+    """number of skipped verdicts"""
     errors: int
+    """number of verdicts that are missing because of errors"""
     not_reached: int = 0
+    """number of checkpoints that a conversation did not reach; left out if 0"""
     pass_at: dict[int, float] = {}
-    """pass@k by k; stored as `pass@1`, `pass@2`, …"""
+    """probability that at least one of k trials passes"""
     totals: dict[str, float] = {}
-    """run-wide metrics of graders that have such metrics; stored beside the other numbers"""
+    """only for [text metrics](graders-text.md#text-metrics): the number for the whole run"""
     rows: int | None = None
-    """rows that the grader applies to, where it has a `where`"""
+    """number of rows that the grader applies to, if it has a `where`"""
     ungraded: int | None = None
-    """outputs without a verdict; only while a run is not finished"""
+    """number of outputs without a verdict; only while a run is not finished"""
     threshold: float | None = None
+    """threshold in the eval; null means that the grader itself decides"""
     weight: float | None = None
-    """None for the trials as a whole, which have neither threshold nor weight"""
+    """weight in the eval"""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraderMetrics:
@@ -68,6 +79,40 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return data if self.weight is None else {**data, "threshold": self.threshold, "weight": self.weight}
 
 
+class ValueMetrics(Struct, frozen=True, kw_only=True):
+    """Statistics over the rows that have one value in a field."""
+
+    samples: int
+    graders: dict[str, GraderMetrics] = field(name="metrics")
+    """graders that apply to some of these rows; without thresholds and weights, which are those of the whole run"""
+    overall: GraderMetrics | None
+    """of the trials as a whole; None without graders"""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ValueMetrics:
+        """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        return msgspec.convert({**data, **_read_blocks(data)}, cls)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the block of `metrics.json`."""
+        return {"samples": self.samples, **_written_blocks(self.graders, self.overall)}
+
+
+class BenchmarkMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The numbers of a benchmark in lm-eval's words, computed with lm-eval's arithmetic."""
+
+    results: dict[str, dict[str, Any]]
+    """by task and group: `name`, `alias`, `sample_len`, and each metric's `METRIC,FILTER` and `METRIC_stderr,FILTER`"""
+    groups: dict[str, dict[str, Any]] = {}
+    """of the results, those of groups that average over their tasks"""
+    group_subtasks: dict[str, list[str]] = {}
+    versions: dict[str, Any] = {}
+    n_shot: dict[str, int] = field(name="n-shot", default={})
+    higher_is_better: dict[str, dict[str, bool | None]] = {}
+    n_samples: dict[str, dict[str, int]] = field(name="n-samples", default={})
+    """by task: `original`, the rows of the whole task, and `effective`, the rows with a score"""
+
+
 class RunTiming(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything in `metrics.json` that depends on the clock."""
 
@@ -76,58 +121,90 @@ class RunTiming(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float
     """time with trials or grades in flight, over all processes"""
     trial_seconds_p50: float | None
+    """median duration of a trial"""
     trial_seconds_p95: float | None
+    """duration that 95 % of the trials stay below"""
     outputs_bytes: int | None = None
-    """size of the journals that the report was made of"""
+    """size of the outputs that the report was made of; if the journals are smaller now, lines are missing"""
     grades_bytes: int | None = None
+    """size of the grades that the report was made of"""
 
 
 class Metrics(Struct, frozen=True, kw_only=True):
     """The numbers of a run: the content of `metrics.json`."""
 
     schema_version: str = field(name="schemaVersion", default=SCHEMA_VERSION)
+    """version of the file, MAJOR.MINOR"""
     run: str
-    """the run's id"""
+    """id of the run"""
     eval: str
+    """name of the eval"""
     target: str
+    """name of the target"""
     samples: int
+    """number of samples"""
     trials: int
-    """per sample"""
+    """number of trials per sample"""
     total: int
     """samples × trials"""
     outputs: int
+    """number of outputs"""
     graded: int
+    """number of trials that have all their verdicts"""
     coverage: float
     """share of the trials that have all their verdicts"""
     score: float | None
     """mean over the trials of the weighted mean over their graders"""
     passed: float | None
-    """share of the trials that pass all graders"""
+    """share of the trials that pass every grader"""
     graders: dict[str, GraderMetrics] = field(name="metrics")
+    """statistics by grader, described below"""
     overall: GraderMetrics | None
-    """of the trials as a whole; None without graders"""
+    """statistics of the trials as a whole; null without graders"""
+    by: dict[str, dict[str, ValueMetrics]] = {}
+    """only with [`by`](eval-file.md#by): by field and value, `samples`, `metrics` and `overall` of the rows with this
+    value, in the dataset's order"""
+    benchmark: BenchmarkMetrics | None = None
+    """only for benchmarks: their [numbers](#numbers-of-benchmarks) as lm-eval reports them"""
     notices: list[str] = []
+    """only if a grader checked nothing: which one, and why"""
     usage: Usage
+    """tokens, requests and cost of the outputs"""
     judge_usage: Usage
+    """tokens, requests and cost of the judges"""
     timing: RunTiming
+    """last, and the only part that depends on the clock"""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Metrics:
         """Read the content of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
-        blocks = msgspec.convert(data.get("metrics"), dict[str, dict[str, Any]])
-        overall = msgspec.convert(data.get("overall"), dict[str, Any] | None)
-        read = GraderMetrics.from_dict
-        metrics = {name: read(block) for name, block in blocks.items()}
-        return msgspec.convert({**data, "metrics": metrics, "overall": None if overall is None else read(overall)}, cls)
+        values = msgspec.convert(data.get("by", {}), dict[str, dict[str, dict[str, Any]]])
+        by = {
+            name: {value: ValueMetrics.from_dict(block) for value, block in blocks.items()}
+            for name, blocks in values.items()
+        }
+        return msgspec.convert({**data, **_read_blocks(data), "by": by}, cls)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `metrics.json`."""
         data: dict[str, Any] = msgspec.to_builtins(self)
-        data["metrics"] = {name: block.to_dict() for name, block in self.graders.items()}
-        data["overall"] = None if self.overall is None else self.overall.to_dict()
-        if not self.notices:
-            del data["notices"]
+        data |= _written_blocks(self.graders, self.overall)
+        data["by"] = {
+            name: {value: block.to_dict() for value, block in blocks.items()} for name, blocks in self.by.items()
+        }
+        for name in ("by", "benchmark", "notices"):  # only where there is something to say
+            if not data[name]:
+                del data[name]
         return data
+
+    def value_scores(self) -> Iterator[tuple[str, str, str, GraderMetrics]]:
+        """Yield field, value, grader and statistics of everything in `by`; `overall` stands for all graders."""
+        for name, values in self.by.items():
+            for value, block in values.items():
+                for grader, metrics in block.graders.items():
+                    yield name, value, grader, metrics
+                if block.overall is not None and len(self.graders) > 1:
+                    yield name, value, "overall", block.overall
 
     @property
     def rules(self) -> dict[str, Rule]:
@@ -137,6 +214,20 @@ class Metrics(Struct, frozen=True, kw_only=True):
             for name, block in self.graders.items()
             if block.weight is not None
         }
+
+
+def _read_blocks(data: dict[str, Any]) -> dict[str, Any]:
+    """Read the statistics by grader and those of the trials as a whole."""
+    blocks = msgspec.convert(data.get("metrics"), dict[str, dict[str, Any]])
+    overall = msgspec.convert(data.get("overall"), dict[str, Any] | None)
+    read = GraderMetrics.from_dict
+    metrics = {name: read(block) for name, block in blocks.items()}
+    return {"metrics": metrics, "overall": None if overall is None else read(overall)}
+
+
+def _written_blocks(graders: dict[str, GraderMetrics], overall: GraderMetrics | None) -> dict[str, Any]:
+    metrics = {name: block.to_dict() for name, block in graders.items()}
+    return {"metrics": metrics, "overall": None if overall is None else overall.to_dict()}
 
 
 class ResultGrade(Struct, frozen=True):
@@ -156,6 +247,8 @@ class TrialResult(Struct, frozen=True):
     score: float | None
     output: str | None
     grades: dict[str, ResultGrade]
+    by: dict[str, str] | UnsetType = UNSET
+    """the row's values of the fields by which results are broken down, where there are such fields"""
 
 
 class Results(Struct, frozen=True, kw_only=True):

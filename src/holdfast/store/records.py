@@ -28,9 +28,13 @@ class Usage(Struct, frozen=True):
     """Tokens, requests and dollars of a trial or a grade. None means unknown, which is not zero."""
 
     input_tokens: int | None = None
+    """tokens of the prompts; null is unknown"""
     output_tokens: int | None = None
+    """tokens of the replies; null is unknown"""
     requests: int = 0
+    """number of requests"""
     cost: float | None = None
+    """dollars; null is unknown"""
 
     @property
     def tokens(self) -> int | None:
@@ -61,15 +65,20 @@ class Timing(Struct, frozen=True):
     """Start of a trial (seconds since the epoch), its duration, and the time to its first token."""
 
     started: float
+    """start, in seconds since the epoch"""
     seconds: float
+    """duration"""
     first_token: float | None = None
+    """seconds until the first token, if the reply was streamed"""
 
 
 class Mark(Struct, frozen=True):
     """The end of a turn: how many messages there were, and their digest."""
 
     end: int
+    """number of messages at the end of the turn"""
     digest: str
+    """digest of these messages"""
     output: str | UnsetType = UNSET
     """the reply's text, where it is not that of the last message"""
     usage: Usage | UnsetType = UNSET
@@ -140,78 +149,124 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """A finished trial: a line of `outputs.jsonl`."""
 
     key: str
+    """key of the trial"""
     sample: str
+    """id of the sample"""
     trial: int
+    """number of the trial, from 1"""
     attempt: int
+    """1 + how often this trial had failed before it succeeded, in all processes"""
     messages: list[dict[str, Any]]
+    """whole conversation, in the format of OpenAI's chat API; with `continuations` the last message has their
+    `likelihoods`"""
     output: str
+    """text of the last reply"""
     turns: int
+    """number of user messages that were answered"""
     stop: str
+    """reason why the conversation ended, as the target reports it (`stop`, `length` …)"""
     usage: Usage
+    """`input_tokens`, `output_tokens`, `requests`, and `cost` in dollars; null is unknown"""
     timing: Timing
+    """`started` (seconds since the epoch), `seconds`, `first_token` (seconds, if streamed)"""
     digest: str
-    """of `messages`, `files` and `calls`, so that a grade is tied to what it graded"""
+    """digest of `messages` and, if present, `files`, `calls` and `trace`, which ties a grade to what it graded"""
     state: Any = None
+    """state that the target returned"""
     marks: list[Mark] | UnsetType = UNSET
-    """where each turn ended, in conversations of more than one"""
+    """only for conversations of several turns, or with checkpoints: where each turn ended (`end`, the number of
+    messages, and `digest`; `output`, the text of the reply, if the last message differs; `usage` and `seconds` so far;
+    `files`)"""
     stopped_by: str | UnsetType = UNSET
-    """digest of the checkpoint that ended the conversation, where one did"""
+    """only if a checkpoint ended the conversation: its digest"""
     files: dict[str, str] | UnsetType = UNSET
-    """the workspace at the end: paths to digests of contents, which are in the run directory's `files/`"""
+    """only with a workspace: each path with the digest of its content, which is in `files/`. `+x` follows the digest of
+    an executable file, `link:TARGET` stands for a symbolic link, and a path that ends in `/` is an empty folder"""
     calls: list[ToolCall] | UnsetType = UNSET
-    """every tool call in order, where `messages` do not hold them all"""
+    """only if `messages` do not hold every tool call: all calls of the trial in order, each with `turn`, `name`,
+    `arguments`, and `result` if it is known. A `name` of null means that the calls of this turn are unknown"""
     trace: list[TraceStep] | UnsetType = UNSET
-    """what the target reported about its inner calls, over all turns, where it reported anything"""
+    """only if the target reported its inner steps: the steps of all turns, in the form of NeMo Agent Toolkit's
+    `IntermediateStep` (`parent_id`, `function_ancestry`, `payload` with `event_type`, `event_timestamp`, `name`,
+    `data`, `usage_info` …), as the target sent them"""
     source: str | UnsetType = UNSET
-    """the run that the output was copied from"""
+    """only if the output was copied: the run in which it was generated"""
 
 
 class Grade(Struct, frozen=True):
     """A verdict: a line of `grades.jsonl`."""
 
     key: str
+    """key of the output"""
     grade_key: str
+    """key of the grade"""
     sample: str
+    """id of the sample"""
     trial: int
+    """number of the trial, from 1"""
     grader: str
+    """name of the grader"""
     type: str
+    """type of the grader"""
     turn: int | None
+    """turn of a checkpoint; null for the end of the conversation"""
     status: GradeStatus
+    """`passed`, `failed`, `error`, `skipped` or `not_reached`, with the threshold at that time; `results.json` uses the
+    current threshold"""
     score: float | None
+    """from 0 to 1, or null"""
     weight: float
+    """weight of the grader at that time"""
     feedback: str
+    """the grader's explanation"""
     details: Any
+    """further values that the grader returned"""
     seconds: float
+    """duration of the grading"""
     usage: Usage | None = None
+    """tokens, requests and cost of a judge; null for other graders"""
     time: float | UnsetType = UNSET
-    """time of the verdict, seconds since the epoch"""
+    """time of the verdict, in seconds since the epoch"""
     source: str | UnsetType = UNSET
+    """only if the grade was copied: the run in which it was made"""
     counts: tuple[int, ...] | UnsetType = UNSET
-    """numbers to be summed over the run, of graders with run-wide metrics"""
+    """only for metrics that have a number for the whole run: the counts that are summed for it"""
 
 
 class ErrorRecord(Struct, frozen=True):
     """A failed attempt: a line of `errors.jsonl`."""
 
     key: str
+    """key of the trial"""
     sample: str
+    """id of the sample"""
     trial: int
+    """number of the trial, from 1"""
     attempt: int
+    """how many times the target, or that grader, has failed at this trial, from 1"""
     where: str
-    """`target`, or the grader's name"""
+    """`target`, or the name of the grader"""
     kind: str
+    """`connection`, `rate_limit`, `server`, `timeout`, `bad_reply`, `bad_request`, `agent`, `grader`; or a kind that
+    stops a run: `auth`, `no_model`, `refused`, `quota`, `disk`, `rejected`"""
     message: str
+    """cause in words"""
     status: int | None
+    """HTTP status, or null"""
     time: float
+    """time of the failure, in seconds since the epoch"""
     seconds: float
+    """duration of the attempt"""
     final: bool
-    """True when no further attempt followed in that process"""
+    """true if no further attempt followed in that process"""
     usage: Usage | None = None
-    """tokens and cost of the failed attempt, if known"""
+    """tokens, requests and cost of the failed attempt, if known"""
     traceback: str | UnsetType = UNSET
-    """traceback of the user's code, if it raised"""
+    """only if a user's Python function raised, or a hook wrote one: the frames of the user's code, at most 8,000
+    characters, with the values of environment variables that hold secrets (`…KEY`, `…TOKEN`, `…SECRET`, `…PASSWORD`)
+    redacted"""
     row: str | UnsetType = UNSET
-    """file and line of the row, where the sample has no id of its own"""
+    """only if the sample has no id of its own: file and line"""
 
     @property
     def named_sample(self) -> str:
@@ -228,21 +283,30 @@ class Step(Struct, frozen=True):
     """A call inside a conversation, with its result: a line of `steps.jsonl`."""
 
     key: str
+    """key of the trial"""
     sample: str
+    """id of the sample"""
     trial: int
+    """number of the trial, from 1"""
     turn: int
+    """number of the turn, from 1"""
     kind: str
-    """`turn` (a whole reply of the target), `responder`, `model`, `tool`; `intent`: a tool call with side effects is
-    about to be made; `restart`: what came before does not count"""
+    """`turn`, `responder`, `model`, `tool`, `intent` or `restart`: see below"""
     request: str
     """digest of the request"""
     nth: int
-    """number among the equal requests of this conversation, from 1"""
+    """number among the equal requests of this turn, from 1"""
     response: Any
+    """the answer. That of a tool has `tool`, `arguments`, `result`, with a workspace `files`, and if a Python function
+    of the eval's `tools` raised, `traceback`, as in `errors.jsonl`"""
     usage: Usage
+    """tokens, requests and cost of the call"""
     time: float
+    """time of the call, in seconds since the epoch"""
     seconds: float
+    """duration of the call"""
     source: str | UnsetType = UNSET
+    """only if the step was copied: the run in which the call was made"""
 
 
 Record = Output | Grade | ErrorRecord | Step

@@ -77,13 +77,13 @@ class RunDir:
         pairs = [(getattr(metrics.timing, name), size) for name, size in sizes.items()]
         return any(before is not None and now < before for before, now in pairs)  # earlier versions recorded no sizes
 
-    def load(self, *, mend: bool) -> Index:
-        """Read the journals; `mend` only while holding the lease."""
-        if mend:
+    def load(self, *, repair: bool) -> Index:
+        """Read the journals; `repair` only while holding the lease."""
+        if repair:
             for leftover in self.path.glob(".*.tmp"):
                 with suppress(OSError):
                     leftover.unlink()
-        return load_index(self.journals, mend=self.aside if mend else None)
+        return load_index(self.journals, repair=self.aside if repair else None)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Create the directory and write its manifest."""

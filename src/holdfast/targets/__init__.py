@@ -2,15 +2,16 @@
 
 `types`     Turn, Reply, and the base class of targets
 `model`     a model behind an OpenAI-compatible API
-`likelihood` a model that is asked for likelihoods, `likelihood_forms`, its requests, and `tokenizer`, its token ids
-`endpoint`  the paths of a model's server, and how many requests are in flight
+`likelihood` a model that is asked for likelihoods, and `likelihood_forms`, its requests
+`tokenizer` token ids, from the server or from a file
+`model_server` the paths of a model's server, and how many requests are in flight
 `client`    the HTTP client that all share, and the meaning of its failures
 `sse`       server-sent events, parsed as they arrive
 `balancer`  a client for several servers of one model, and `endpoints`, their URLs
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `cores`     the number of cores that the process may use
-`python`    a Python function, and `lifetime`, which opens and closes it where it is an object
-`http`      a workflow behind HTTP, and `nat_stream`, the inner steps that it reports
+`python`    a Python function, or an object that is opened and closed
+`http`      a workflow behind HTTP
 `command`   a program
 `guard`     the target of a plug-in, which is not trusted
 `proxy`     an OpenAI-compatible server on loopback, whose calls are recorded

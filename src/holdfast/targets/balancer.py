@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 _FIRST_REST: Final = 1.0
-"""seconds; longer than the engine waits before a retry"""
+"""seconds; longer than the engine waits before the first retry"""
 _LONGEST_REST: Final = 30.0
 
 

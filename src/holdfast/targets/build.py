@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def build_target(spec: Eval) -> Target:
     """Build the target, ready to be opened."""
-    target = _target_class(spec).build(spec.target, _origin(spec))
+    target = target_class(spec).build(spec.target, _origin(spec))
     if TARGETS.is_builtin(spec.target.kind):
         return target
     from holdfast.targets.guard import GuardedTarget
@@ -25,14 +25,15 @@ def build_target(spec: Eval) -> Target:
 
 def target_identity(spec: Eval) -> dict[str, Any]:
     """Return everything of the target that can change an answer."""
-    kind = _target_class(spec)
+    kind = target_class(spec)
     identity = {"kind": spec.target.kind, **kind.identity(spec.target, _origin(spec))}
     if not TARGETS.is_builtin(spec.target.kind):
         identity["source"] = module_source(kind.__module__, spec.folder)
     return identity
 
 
-def _target_class(spec: Eval) -> type[Target]:
+def target_class(spec: Eval) -> type[Target]:
+    """Return the class of the target's kind."""
     return cast("type[Target]", TARGETS.load(spec.target.kind))
 
 

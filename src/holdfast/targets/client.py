@@ -187,7 +187,7 @@ class Client:
         if end is None and not chunked and "Content-Length" not in headers:
             raise AttemptError(
                 "bad_reply",
-                "the stream ended with its connection, so it may have been cut off",
+                "the stream ended with its connection; the response may be truncated",
                 remedy="Serve it over HTTP/1.1 with chunks, end it with `data: [DONE]`, or name its last event as "
                 "target.stream_end. `stream_end: close` accepts such a stream.",
                 retry=False,
@@ -237,7 +237,7 @@ class Client:
         if status == 429 or _is_overload(status, headers, f"{code} {message}"):
             return AttemptError("rate_limit", text, status=status, retry_after=_retry_after(headers))
         if status in (408, 409, 425) or status >= 500 or code == "workflow_error":
-            # `nat serve` answers 422 to whatever happens inside a workflow, a passing failure of its model included.
+            # A 422 with this code is anything that happens inside a workflow, a passing failure of its model included.
             return AttemptError("server", text, status=status, retry_after=_retry_after(headers))
         return AttemptError("bad_request", text, status=status, retry=False)
 

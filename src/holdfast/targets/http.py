@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import jmespath
 import msgspec
@@ -14,16 +14,36 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, UsageError
-from holdfast.spec.redact import VARIABLE, filled, shown_url
+from holdfast.spec.plugins import load_reference
+from holdfast.spec.redact import VARIABLE, fill_variables, shown_url
 from holdfast.spec.schema import HttpTarget
 from holdfast.spec.template import RENDER_ERRORS, fill_in
-from holdfast.targets.nat_stream import read_step, usage_of
+from holdfast.store.records import Usage
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
     from holdfast.store.records import TraceStep
     from holdfast.targets.types import Turn
+
+
+STEP_READERS: Final = {"intermediate_data": "holdfast.formats.nat.stream:StreamedSteps"}
+"""Readers of the inner steps that a server reports in its streams, by the field of their lines."""
+
+
+class StepReader(Protocol):
+    """Collects the inner steps of one reply."""
+
+    trace: list[TraceStep]
+    """the steps that were read"""
+
+    def read(self, line: bytes) -> None:
+        """Read a line of the stream; lines that are no steps are skipped."""
+        ...
+
+    def usage(self) -> Usage:
+        """Add up what the steps used."""
+        ...
 
 
 class HttpWorkflow(Target):
@@ -40,10 +60,10 @@ class HttpWorkflow(Target):
             self._pick = jmespath.compile(block.response)
         except JMESPathError as error:
             raise origin.error(f"target.response is not a JMESPath: {error}") from error
-        headers = {name: filled(value, "target.headers") for name, value in block.headers.items()}
-        url = filled(block.http, "target.http")
+        headers = {name: fill_variables(value, "target.headers") for name, value in block.headers.items()}
+        url = fill_variables(block.http, "target.http")
         if not url.startswith(("http://", "https://")):
-            raise UsageError("target.http is not the address of a web service once its variables are filled in")
+            raise UsageError("target.http is not an HTTP URL after variable substitution")
         values = [os.environ[name] for name in VARIABLE.findall(block.http)]
         named = [value for value in values if "://" not in value]  # addresses are no secrets
         self._client = Client(
@@ -78,11 +98,14 @@ class HttpWorkflow(Target):
             raise AttemptError("bad_request", f"cannot render target.request: {error}", retry=False) from error
         started, first = time.monotonic(), None
         parts: list[str] = []
-        trace: list[TraceStep] = []
+        steps: StepReader | None = None
         chat = finished = False
         async with aclosing(self._client.events(body, end=self.block.stream_end)) as events:
             async for event in events:
-                trace += filter(None, map(read_step, event.other))
+                for line in event.other:
+                    steps = steps or _step_reader(line)
+                    if steps is not None:
+                        steps.read(line)
                 if event.value is UNSET:
                     continue
                 choices = [] if event.whole else _choices(event.value)
@@ -96,9 +119,8 @@ class HttpWorkflow(Target):
             raise AttemptError("bad_reply", "the stream ended before the answer did: no event has a finish_reason")
         if not parts:
             raise AttemptError("bad_reply", f"nothing at {self.block.response!r} in the reply")
-        return Reply(
-            text="".join(parts), usage=replace(usage_of(trace), requests=1), first_token=first, trace=trace or None
-        )
+        usage, trace = (Usage(), None) if steps is None else (steps.usage(), steps.trace or None)
+        return Reply(text="".join(parts), usage=replace(usage, requests=1), first_token=first, trace=trace)
 
     def _find(self, value: Any, *, whole: bool) -> Any:
         """Pick the answer, or a piece of it, from a reply or an event."""
@@ -108,6 +130,15 @@ class HttpWorkflow(Target):
             return self._pick.search(value)
         except JMESPathError as error:
             raise AttemptError("bad_reply", f"{self.block.response!r} does not fit the reply: {error}") from error
+
+
+def _step_reader(line: bytes) -> StepReader | None:
+    """Return a reader for a line of a stream, by the line's field."""
+    reference = STEP_READERS.get(line.partition(b":")[0].decode(errors="replace"))
+    if reference is None:
+        return None
+    reader: StepReader = load_reference(reference)()
+    return reader
 
 
 def _choices(event: Any) -> list[dict[str, Any]]:

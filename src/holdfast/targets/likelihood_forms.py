@@ -11,14 +11,14 @@ continuation would score alike; so what comes back is counted, and never taken o
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from holdfast.errors import AttemptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.targets.endpoint import Endpoint
+    from holdfast.targets.model_server import ModelServer
 
 
 class Tokens(NamedTuple):
@@ -88,8 +88,8 @@ class Echo:
     takes_text = True
     notice: str | None = None
 
-    def __init__(self, endpoint: Endpoint, model: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, server: ModelServer, model: str) -> None:
+        self._server = server
         self._model = model
         self._added = 0
         """tokens that the server adds before a prompt of ids"""
@@ -132,6 +132,8 @@ class Echo:
             raise AttemptError("bad_reply", f"the server {error}") from error
         values, usage = choice["logprobs"], reply.get("usage") or {}
         entries, tops = values["token_logprobs"], values.get("top_logprobs") or []
+        if len(entries) < 2:
+            raise AttemptError("bad_reply", "the server ignores `echo`: it returned nothing about the given text")
         if isinstance(span, Tokens):
             start, end = span.start + self._added, len(span.ids) + self._added
             # A model that says nothing more has no entry for its own token.
@@ -159,7 +161,7 @@ class Echo:
             "temperature": 0,
             "seed": 1234,
         }
-        return await self._endpoint.post("/v1/completions", body)
+        return await self._server.post("/v1/completions", body)
 
 
 def _choice(reply: Any) -> Any:
@@ -174,24 +176,36 @@ def _choice(reply: Any) -> Any:
     return choice
 
 
-class SGLang:
-    """SGLang's /generate, which starts its log-probabilities at a given token."""
+class _OwnForm:
+    """A form of one server alone, which takes token ids and is known by its answer."""
 
-    name = "sglang"
     takes_text = False
     notice: str | None = None
+    lacks: ClassVar[str]
+    """completes "the server …" where it is another one"""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
 
     async def probe(self, span: Tokens | Characters, text: str) -> None:
         """Ask for the likelihood of a short text."""
         try:
             await self.score(span)
         except AttemptError as error:
-            if error.kind != "bad_reply":
+            if error.kind != "bad_reply" and error.status != 500:
                 raise
-            raise Unsupported(f"does not answer /generate as SGLang does: {error.message}") from error
+            raise Unsupported(f"{self.lacks}: {error.message}") from error
+
+    async def score(self, span: Tokens | Characters) -> Score:
+        """Return the likelihood of a continuation."""
+        raise NotImplementedError
+
+
+class SGLang(_OwnForm):
+    """SGLang's /generate, which returns the log-probabilities of its input."""
+
+    name = "sglang"
+    lacks = "does not answer /generate as SGLang does"
 
     async def score(self, span: Tokens | Characters) -> Score:
         """Sum the log-probabilities of the continuation's tokens."""
@@ -203,7 +217,7 @@ class SGLang:
             "logprob_start_len": 0,
             "top_logprobs_num": 1,
         }
-        reply = await self._endpoint.post("/generate", body)
+        reply = await self._server.post("/generate", body)
         try:
             meta = reply["meta_info"]
             entries, tops = meta["input_token_logprobs"], meta["input_top_logprobs"]
@@ -219,26 +233,11 @@ class SGLang:
         return _score(values, bests, meta.get("prompt_tokens"), meta.get("completion_tokens"))
 
 
-class LlamaCpp:
+class LlamaCpp(_OwnForm):
     """llama.cpp's /completion: the grammar allows one token at each step, and `n_probs` tells how likely it was."""
 
     name = "llama.cpp"
-    takes_text = False
-    notice: str | None = None
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-
-    async def probe(self, span: Tokens | Characters, text: str) -> None:
-        """Force the model to say a short text."""
-        try:
-            await self.score(span)
-        except AttemptError as error:
-            if error.kind not in ("bad_reply", "server"):
-                raise
-            raise Unsupported(
-                f"does not force tokens by a grammar; llama.cpp does since December 2025: {error.message}"
-            ) from error
+    lacks = "does not force tokens by a grammar, as llama.cpp does since December 2025"
 
     async def score(self, span: Tokens | Characters) -> Score:
         """Sum the log-probabilities of the tokens that the model was forced to say."""
@@ -253,7 +252,7 @@ class LlamaCpp:
             "grammar": "root ::= " + " ".join(f"<[{number}]>" for number in forced),
             "cache_prompt": True,
         }
-        reply = await self._endpoint.post("/completion", body)
+        reply = await self._server.post("/completion", body)
         try:
             steps = reply["completion_probabilities"]
             ids = [step["id"] for step in steps]

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.fingerprint import check_program, is_file
-from holdfast.spec.redact import bare_url, filled
+from holdfast.spec.redact import bare_url, fill_variables
 from holdfast.targets.tools import Tool
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class McpServer:
         self._mcp = block.mcp
         self._folder = folder
         self._name = name
-        self._env = {key: filled(value, f"{where}: env") for key, value in block.mcp.env.items()}
-        self._headers = {key: filled(value, f"{where}: headers") for key, value in block.mcp.headers.items()}
-        self._url = None if block.mcp.url is None else filled(block.mcp.url, f"{where}: url")
+        self._env = {key: fill_variables(value, f"{where}: env") for key, value in block.mcp.env.items()}
+        self._headers = {key: fill_variables(value, f"{where}: headers") for key, value in block.mcp.headers.items()}
+        self._url = None if block.mcp.url is None else fill_variables(block.mcp.url, f"{where}: url")
         if self._url is None:
             check_program(block.mcp.command[0], folder, where, path_variable=self._env.get("PATH"))
         self._shared: Connection | None = None

@@ -135,7 +135,7 @@ class Model(Target):
         offered = [tool.definition() for tool in tools.values()]
         messages: list[Message] = []
         for _ in range(self.block.max_steps):
-            reply = await self.recorded([*turn.messages, *messages], turn.calls, {**turn.params, "tools": offered})
+            reply = await self.answer([*turn.messages, *messages], turn.calls, {**turn.params, "tools": offered})
             messages += reply.messages or []
             calls = messages[-1].get("tool_calls") or []
             if not calls:
@@ -144,7 +144,7 @@ class Model(Target):
                 messages.append(await answer(tools, call, turn))
         return Reply(text=reply.text, messages=messages, stop="max_steps", first_token=reply.first_token)
 
-    async def recorded(self, messages: list[Message], calls: Calls, more: dict[str, Any]) -> Reply:
+    async def answer(self, messages: list[Message], calls: Calls, more: dict[str, Any]) -> Reply:
         """Return the model's answer to a conversation, from the trial's record where it is there."""
 
         async def ask() -> Any:
@@ -208,7 +208,7 @@ class Model(Target):
             except (AttributeError, TypeError) as error:
                 raise AttemptError("bad_reply", f"not an event of a completion: {str(event)[:200]}") from error
         if stop is None:
-            raise AttemptError("bad_reply", "the stream ended before the answer did")
+            raise AttemptError("bad_reply", "the stream ended before the answer was complete")
         text = "".join(parts)
         message: Message = {"role": "assistant", "content": text if parts or not calls else None}
         if calls:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import sys
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,18 +14,17 @@ import msgspec
 from msgspec import UnsetType
 from msgspec.structs import replace
 
-from holdfast.errors import AttemptError, Fault, UsageError
-from holdfast.functions import Function, function_source, load_function, user_error
+from holdfast.errors import AttemptError, ConfigError, Fault, HoldfastError, Problem, UsageError
+from holdfast.functions import Function, describe_error, function_source, load_function, user_error
 from holdfast.spec.schema import ModelTarget, PythonTarget
 from holdfast.store.records import Usage
-from holdfast.targets.lifetime import instance_of, lifetime
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
-from holdfast.targets.tools import Toolbox, as_text, home_of, tools_identity, use
+from holdfast.targets.tools import Toolbox, as_text, find_home, tools_identity, use
 from holdfast.targets.types import PROCESS, Home, Reply, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
     from holdfast.spec.origin import Origin
@@ -121,7 +121,7 @@ class PythonFunction(Target):
         self._prices = spec.prices
         where = spec.document.where(("target", "python"))
         target = load_function(block.python, spec.folder, where, spec.functions)
-        self._object, self._where = instance_of(target, where), where
+        self._object, self._where = _instance_of(target, where), where
         self._function = Function(self._object, OFFERED, where, takes_fields=True)
         self._save = None if block.state is None else load(block.state.save, ("context",), "state", "save")
         restored = ("state", "context")
@@ -159,7 +159,7 @@ class PythonFunction(Target):
                 self._proxy = await opening.enter_async_context(Proxy(self.block, self._prices))
             if self._tools is not None:
                 await opening.enter_async_context(self._tools)
-            await opening.enter_async_context(lifetime(self._object, self.block.params, self._where))
+            await opening.enter_async_context(_lifetime(self._object, self.block.params, self._where))
             self._opened = opening.pop_all()
         return self
 
@@ -212,7 +212,7 @@ class PythonFunction(Target):
             if name not in self._models:
                 block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=self.block.api_key_env)
                 self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
-        return await self._models[name].recorded(messages, turn.calls, params)
+        return await self._models[name].answer(messages, turn.calls, params)
 
     async def use(
         self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: ReplayPolicy
@@ -241,7 +241,7 @@ class PythonFunction(Target):
 
         async def find(past: PastCall) -> Home | None:
             if isinstance(past.function, UnsetType):
-                return home_of(await self._tools_of(turn), past, turn)
+                return find_home(await self._tools_of(turn), past, turn)
             function = None if past.function is None else _look_up(past.function)
             return Home(PROCESS, None if function is None else functools.partial(_repeat, function, past.arguments))
 
@@ -330,3 +330,46 @@ def _from_dict(returned: dict[str, Any]) -> Reply:
         stop=str(returned.get("stop", "stop")),
         state=returned.get("state"),
     )
+
+
+def _instance_of(target: Callable[..., Any], where: str) -> Callable[..., Any]:
+    """Return the object that answers: a class is constructed once, without arguments."""
+    if not inspect.isclass(target):
+        return target
+    if "__call__" not in dir(target):
+        message = f"{target.__name__} has no method __call__, which answers a prompt"
+        raise ConfigError([Problem(where, message)], remedy="Write it as  def __call__(self, prompt): …")
+    try:
+        instance: Any = target()
+    except Exception as error:  # raised by the user's class
+        raise ConfigError([Problem(where, f"{target.__name__}() failed: {describe_error(error)}")]) from error
+    return instance  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def _lifetime(target: Callable[..., Any], params: dict[str, Any], where: str) -> AsyncIterator[None]:
+    """Open the target on the way in and close it on the way out, where it has methods for that."""
+    opening, closing = _method(target, "open", ("params",), where), _method(target, "close", (), where)
+    if opening is not None:
+        try:
+            await opening({"params": params})
+        except HoldfastError:
+            raise
+        except Exception as error:
+            message = f"the target's open() failed: {describe_error(error)}"
+            raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
+    try:
+        yield
+    finally:
+        if closing is not None:
+            try:
+                await closing({})
+            except Exception as error:
+                raise AttemptError("agent", f"the target's close() failed: {describe_error(error)}") from error
+
+
+def _method(target: Callable[..., Any], name: str, offered: tuple[str, ...], where: str) -> Function | None:
+    if inspect.isroutine(target):
+        return None
+    method = getattr(target, name, None)
+    return Function(method, offered, f"{where}: {name}") if callable(method) else None

@@ -120,7 +120,7 @@ class Toolbox:
         assert turn.calls is not None
 
         async def find(past: PastCall) -> Home | None:
-            return home_of(tools, past, turn)
+            return find_home(tools, past, turn)
 
         await turn.calls.restore(find)
 
@@ -155,7 +155,7 @@ def _as_error(error: Exception) -> str:
     return as_text(f"Error: {redact(describe_error(error))}")
 
 
-def home_of(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None:
+def find_home(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None:
     """Return the home of a past call of one of the tools; None unless the tool has `replay: again`."""
     tool = tools.get(past.name)
     if tool is None or tool.replay != "again":

@@ -189,6 +189,8 @@ class Target:
 
     schema: ClassVar[type[TargetBlock]]
     """the keys of the target's block in the eval file"""
+    extra: ClassVar[str | None] = None
+    """the extra of Holdfast that installs what the target needs"""
 
     block: TargetBlock
     """the target's block in the eval file"""

@@ -24,10 +24,10 @@ from holdfast.cluster.config.schema import (
     DeploymentBlock,
     EvaluationBlock,
     ExecutionBlock,
-    ExportBlock,
     LaunchBlock,
+    LaunchExportBlock,
+    LaunchTargetBlock,
     RunBlock,
-    TargetBlock,
 )
 from holdfast.cluster.config.servers import (
     build_server,
@@ -48,9 +48,11 @@ from holdfast.cluster.config.tasks import Endpoint, TaskReader
 from holdfast.cluster.config.variables import WANDB_KEY, EnvVar, read_variables
 from holdfast.cluster.config.walltime import margin, walltime_seconds
 from holdfast.errors import Problem
+from holdfast.formats.suite import find_evals
 from holdfast.spec.findings import Findings
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
+from holdfast.spec.suite import Suite
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ RESERVED_FLAGS = {
 
 
 def compile_launch(
-    config: str | Path,
+    config: str | Path | Suite,
     profile_name: str | None = None,
     overrides: Sequence[str] = (),
     tasks: Sequence[str] = (),
@@ -94,23 +96,24 @@ def compile_launch(
 ) -> Launch:
     """Compile the launch that `holdfast eval -c CONFIG --run PROFILE -t TASK … key=value …` asks for.
 
-    `config` is a path or a name in the configuration folder, `profile_name` a table of env.toml (None: a preview, or a
-    configuration that needs no profile), `detached` is True for --batch rather than --run. `eval_overrides` apply to
-    every eval file, `exports` are destinations beside those of execution.auto_export.
+    `config` is a path or a name in the configuration folder, or a suite; `profile_name` a table of env.toml (None: a
+    preview, or a configuration that needs no profile); `detached` is True for --batch rather than --run.
+    `eval_overrides` apply to every eval file, `exports` are destinations beside those of execution.auto_export.
 
-    If `config` is an eval file, `overrides` apply to the eval, except those of the configuration's sections, and
-    `tasks` are samples, as they are without a cluster. Raises UsageError or ConfigError, the latter with everything
-    that is wrong, by file and line. Has no side effects.
+    If `config` is an eval file or a suite, `overrides` apply to the evals, except those of the configuration's
+    sections, and `tasks` are samples, as they are without a cluster. Raises UsageError or ConfigError, the latter with
+    everything that is wrong, by file and line. Has no side effects.
     """
     cwd = Path.cwd() if cwd is None else cwd
     environ = os.environ if environ is None else environ
-    path = find_config(config, cwd, environ)
+    suite = config if isinstance(config, Suite) else None
+    path = _suite_path(config) if isinstance(config, Suite) else find_config(config, cwd, environ)
     profile = None if profile_name is None else load_profile(profile_name, cwd, environ)
-    if read_lone(path) is not None:
+    if suite is not None or read_lone(path) is not None:
         overrides, inner = split_overrides(overrides)
         selected: list[Override] = [(("dataset", "ids"), list(tasks))] if tasks else []
         eval_overrides, tasks = (*selected, *eval_overrides, *map(parse_override, inner)), ()
-    composed = compose(path, overrides, profile, cwd, environ, detached=detached)
+    composed = compose(path, overrides, profile, cwd, environ, detached=detached, suite=suite)
     findings = Findings(composed.notices)
     tree = move_keys(composed.tree, MOVED, findings)
     _add_exports(tree, exports)
@@ -121,7 +124,7 @@ def compile_launch(
     execution, env = blocks.execution, blocks.run.env
     deployment, auxiliary, server_variables = _read_servers(tree, blocks, executor, findings)
     servers = (*(() if deployment is None else (deployment,)), *auxiliary)
-    if executor.is_local:
+    if not executor.allocates_nodes:
         check_ports(tree, servers, findings)
     fill_references(tree, auxiliary, findings)
     nodes = needed_nodes(execution.num_nodes, servers)
@@ -160,13 +163,14 @@ def compile_launch(
         environ=environ,
     )
     compiled = reader.read(tasks)
-    if deployment is not None and any(key == ("target", "model") for key, _ in eval_overrides):
-        message = "the model that is measured is the one that is served; name it with deployment.served_model_name=…"
+    chosen = (suite is not None and suite.targets) or any(key == ("target", "model") for key, _ in eval_overrides)
+    if deployment is not None and chosen:
+        message = "the served model is the one evaluated; set deployment.served_model_name=…"
         findings.problems.append(Problem("command line: target.model", message))
     _check_flags(tree, execution, findings)
     _check_folders(tree, blocks, shared.options, executor, findings)
     host = _ssh_host(tree, blocks, environ, executor, findings)
-    findings.add_notices(keys_without_effect(tree, composed.used, is_local=executor.is_local))
+    findings.add_notices(keys_without_effect(tree, composed.used, executor))
     if profile is not None and profile.foreign:
         names = ", ".join(profile.foreign)
         findings.add_notices([f"{profile.place}: {names}: no effect here, because it is for dgxcloud and lepton"])
@@ -178,6 +182,7 @@ def compile_launch(
         profile=profile,
         env=env,
         execution=execution,
+        executor=executor,
         host=host,
         nodes=nodes,
         tasks=compiled,
@@ -192,14 +197,19 @@ def compile_launch(
     )
 
 
+def _suite_path(suite: Suite) -> Path:
+    """Return the file that stands for a suite: its own, or that of its first eval."""
+    return find_evals(suite)[0] if suite.document is None or suite.document.path is None else suite.document.path
+
+
 class _Blocks(NamedTuple):
     """The sections of a configuration."""
 
     run: RunBlock
     execution: ExecutionBlock
     deployment: DeploymentBlock
-    target: TargetBlock
-    export: ExportBlock
+    target: LaunchTargetBlock
+    export: LaunchExportBlock
 
 
 def _read_blocks(tree: Tree, findings: Findings) -> _Blocks:
@@ -209,8 +219,8 @@ def _read_blocks(tree: Tree, findings: Findings) -> _Blocks:
     run = _read_block(tree, findings, RunBlock, "run")
     execution = _read_block(tree, findings, ExecutionBlock, "execution")
     deployment = _read_block(tree, findings, DeploymentBlock, "deployment")
-    target = _read_block(tree, findings, TargetBlock, "target")
-    export = _read_block(tree, findings, ExportBlock, "export")
+    target = _read_block(tree, findings, LaunchTargetBlock, "target")
+    export = _read_block(tree, findings, LaunchExportBlock, "export")
     unknown_executor = executor_problem(tree.get("execution", "type"))
     if unknown_executor is not None:
         findings.wrong(tree, ("execution", "type"), unknown_executor)
@@ -221,7 +231,7 @@ def _read_blocks(tree: Tree, findings: Findings) -> _Blocks:
     if run is None or execution is None or deployment is None or unknown_executor is not None:
         findings.raise_problems()
     assert run is not None and execution is not None and deployment is not None
-    return _Blocks(run, execution, deployment, target or TargetBlock(), export or ExportBlock())
+    return _Blocks(run, execution, deployment, target or LaunchTargetBlock(), export or LaunchExportBlock())
 
 
 def _read_block(tree: Tree, findings: Findings, model: type[_Model], section: str) -> _Model | None:
@@ -233,10 +243,10 @@ def _read_block(tree: Tree, findings: Findings, model: type[_Model], section: st
 
 def _settle(tree: Tree, blocks: _Blocks, executor: ExecutorRules, findings: Findings) -> _Blocks:
     """Make numbers of nodes, instances and GPUs fit together, and fill in the output folder."""
-    execution = settle_nodes(tree, blocks.execution, blocks.deployment, findings, is_local=executor.is_local)
+    execution = settle_nodes(tree, blocks.execution, blocks.deployment, executor, findings)
     execution = settle_gpus(tree, execution, findings)
     base = blocks.run.env.remote_job_dir
-    if execution.output_dir is None and base and not executor.is_local:
+    if execution.output_dir is None and base and not executor.shares_files:
         execution = execution.model_copy(update={"output_dir": f"{base}/evaluations"})
     nodes = execution.num_nodes // execution.num_instances
     deployment = spread_over_gpus(tree, blocks.deployment, ("deployment",), execution.gpus_per_node, nodes)
@@ -269,7 +279,7 @@ def _read_servers(
     auxiliary = []
     for name, block, location in read_auxiliary(tree, findings):
         instances, nodes = block.num_instances, block.num_nodes or block.num_instances
-        check_instances(tree, location, block, instances, nodes, findings, is_local=executor.is_local)
+        check_instances(tree, location, block, instances, nodes, executor, findings)
         spread = spread_over_gpus(tree, block, location, execution.gpus_per_node, nodes // instances)
         scope = _read_scope(tree, findings, "auxiliary_deployments", name)
         variables += scope.values()
@@ -308,7 +318,7 @@ def _read_scope(tree: Tree, findings: Findings, scope: str, *inner: str) -> dict
     variables = read_variables(tree, ("run", "env", "env_vars"), findings, bare="lit")
     older = tree.get("execution", "env_vars")
     if isinstance(older, dict):
-        message = "is of the older dialect: write env_vars under deployment, evaluation and export"
+        message = "deprecated: use env_vars under deployment, evaluation and export"
         findings.notice(tree, ("execution", "env_vars"), message)
         for name in sorted(set(older) - set(SCOPES)):
             message = f"unknown key{suggest(name, SCOPES)}; known here: {', '.join(SCOPES)}"
@@ -371,7 +381,7 @@ def _visible_gpus(visible: bool | str | None) -> dict[str, str]:
 
 
 def _resolve_output_path(options: RunOptions, cwd: Path, executor: ExecutorRules) -> RunOptions:
-    if options.output_path is None or not executor.is_local:
+    if options.output_path is None or not executor.shares_files:
         return options
     return msgspec.structs.replace(options, output_path=str(cwd / Path(options.output_path).expanduser()))
 
@@ -391,7 +401,7 @@ def _check_folders(
         (tree.where(("run", "env", "remote_job_dir")), blocks.run.env.remote_job_dir),
         (tree.where(("execution", "output_dir")), blocks.execution.output_dir),
     ):
-        if folder is not None and (message := folder_problem(folder, is_local=executor.is_local)):
+        if folder is not None and (message := folder_problem(folder, executor)):
             findings.problems.append(Problem(place, message))
 
 

@@ -14,20 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.config.executor import EXECUTORS
 from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
-from holdfast.cluster.config.profiles import Profile, ProfileBlock, load_wandb, shown
-from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree_of
+from holdfast.cluster.config.profiles import Profile, ProfileBlock, display_path, load_wandb
+from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree_of, walk
 from holdfast.cluster.config.schema import LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import is_eval
-from holdfast.formats.providers import find_task, installed_providers
-from holdfast.spec.document import Document, Location, dotted, parse_document, read_document, read_text
+from holdfast.formats.providers import find_file, installed_providers
+from holdfast.formats.suite import find_evals
+from holdfast.spec.document import Document, Location, format_location, parse_document, read_document, read_text
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.validation import suggest
+from holdfast.store.durable import slug
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.spec.document import Document
+    from holdfast.spec.suite import Suite
 
 
 GROUPS = Path(__file__).parent / "groups"
@@ -60,7 +63,8 @@ class Composed:
 def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Path:
     """Find a configuration by its path (with a `/` or `.yaml`), or by its name.
 
-    Names are looked up in $HOLDFAST_CONFIG_DIR, else in ./config and here; then among the tasks of installed packages.
+    Names are looked up in $HOLDFAST_CONFIG_DIR, else in ./config and here; then among benchmarks and the
+    tasks of installed packages.
     """
     text = str(config)
     if "/" in text or text.endswith((".yaml", ".yml")):
@@ -74,7 +78,7 @@ def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Pa
         for ending in (".yaml", ".yml"):
             if (folder / f"{text}{ending}").is_file():
                 return folder / f"{text}{ending}"
-    if (task := find_task(text, installed_providers())) is not None:
+    if (task := find_file(text, installed_providers())) is not None:
         return task
     names = sorted({path.stem for folder in folders for path in folder.glob("*.y*ml")})
     raise UsageError(
@@ -91,8 +95,9 @@ def compose(
     environ: Mapping[str, str],
     *,
     detached: bool = False,
+    suite: Suite | None = None,
 ) -> Composed:
-    """Compose the configuration in `path`. An eval file by itself is a configuration of one task.
+    """Compose the configuration in `path`. An eval file by itself is a configuration of one task, a suite of several.
 
     Only reads files; the same input gives the same result.
     """
@@ -101,8 +106,9 @@ def compose(
     edits = [edit for edit in edits if not edit.selects]
 
     files = _Files(path.parent, cwd, choices)
-    if (lone := read_lone(path)) is not None:
-        tree = around(lone, path, cwd)
+    tasks = _suite_tasks(suite) if suite is not None else _lone_task(path)
+    if tasks:
+        tree = _wrap_evals(tasks, path, cwd)
         for section, choice in choices.items():  # a built-in group, which has the name of its type
             tree.put((section, "type"), choice.partition("/")[0], COMMAND_LINE)
     else:
@@ -161,7 +167,7 @@ class _Files:
         """Yield the entries of a `defaults:` list, in order; None for `_self_`."""
         entries = [listed] if isinstance(listed, str) else listed or []
         if not isinstance(entries, list):
-            raise ConfigError([Problem(document.where(("defaults",)), "is a list of groups and files")])
+            raise ConfigError([Problem(document.where(("defaults",)), "must be a list of groups and files")])
         if not self.reading[:-1]:
             named = {str(key) for entry in entries if isinstance(entry, dict) for key in entry}
             entries = [*({key: value} for key, value in self.choices.items() if key not in named), *entries]
@@ -170,7 +176,7 @@ class _Files:
             if entry == "_self_":
                 yield place, None
             elif isinstance(entry, str):
-                layer = self.placed(entry, folder, group, place)
+                layer = self.locate(entry, folder, group, place)
                 if layer is not None:
                     yield place, layer
             elif isinstance(entry, dict) and len(entry) == 1:
@@ -182,9 +188,9 @@ class _Files:
                     if layer is not None:
                         yield place, layer
             else:
-                raise ConfigError([Problem(place, "an entry is a file's name, `group: name` or _self_")])
+                raise ConfigError([Problem(place, "an entry must be a file's name, `group: name` or _self_")])
 
-    def placed(
+    def locate(
         self, entry: str, folder: Path, group: tuple[str, ...], place: str
     ) -> tuple[Path, tuple[str, ...], tuple[str, ...] | None] | None:
         """Return a file to build on. `deployment/vllm@auxiliary_deployments.judge` puts a group under that key."""
@@ -238,7 +244,7 @@ class _Files:
         """Return the name of a file in messages; for a built-in group, the name of the group."""
         if path.is_relative_to(GROUPS):
             return f"{DEFAULT}{path.relative_to(GROUPS).with_suffix('')})"
-        return shown(path, self.cwd)
+        return display_path(path, self.cwd)
 
 
 @dataclass(frozen=True)
@@ -285,7 +291,7 @@ def _locations(tree: Tree, path: tuple[str, ...]) -> list[Location]:
             taken, numbers = _named(node, rest)
             if not numbers:
                 names = [inner.get("name") if isinstance(inner, dict) else inner for inner in node]
-                listed = f"{dotted(places[0])} has {', '.join(map(str, names)) or 'nothing'}"
+                listed = f"{format_location(places[0])} has {', '.join(map(str, names)) or 'nothing'}"
                 raise UsageError(f"{'.'.join(path)}: there is no such entry; {listed}")
             places, rest = [(*place, number) for place in places for number in numbers], rest[taken:]
         else:
@@ -310,7 +316,7 @@ def _choice(path: Path, folder: Path) -> str:
 
 
 def _read(path: Path, name: str) -> Document:
-    shape = "a configuration is a mapping of keys such as defaults, execution, deployment, evaluation"
+    shape = "a configuration must be a mapping of keys such as defaults, execution, deployment, evaluation"
     return parse_document(read_text(path), Path(name), shape)
 
 
@@ -343,7 +349,7 @@ def _check_mapping(tree: Tree, *location: str) -> None:
     """Raise if a section that is merged is not a mapping; the rest is checked when all is composed."""
     block = tree.get(*location)
     if block is not None and not isinstance(block, dict):
-        raise ConfigError([Problem(tree.where(location), f"is a mapping of keys, not {block!r}")])
+        raise ConfigError([Problem(tree.where(location), f"must be a mapping of keys, not {block!r}")])
 
 
 def _add_defaults_of_types(
@@ -474,17 +480,36 @@ def read_lone(path: Path) -> Document | None:
     return None
 
 
-def around(document: Document, path: Path, cwd: Path) -> Tree:
-    """Return the configuration around an eval file by itself."""
-    from holdfast.cluster.config.profiles import (
-        shown,  # not needed to distinguish eval files from configurations, as every command does
-    )
-    from holdfast.cluster.config.provenance import Tree, walk
+def _lone_task(path: Path) -> list[dict[str, Any]]:
+    """Return the task that an eval file stands for; none for a configuration."""
+    if (document := read_lone(path)) is None:
+        return []
+    return [{"name": _name_of(document, path), "eval": str(path.resolve())}]
 
+
+def _suite_tasks(suite: Suite) -> list[dict[str, Any]]:
+    """Return a task for each eval and target of a suite."""
+    tasks = []
+    for path, entry in zip(find_evals(suite), suite.evals, strict=True):
+        document = read_document(path)
+        name, written = entry.name or _name_of(document, path), document.data.get("target")
+        for target in suite.targets or (None,):
+            changes = {} if target is None else {".".join(key): value for key, value in target.overrides(written)}
+            overrides = {**suite.overrides, **entry.overrides, **changes}
+            task = name if target is None or len(suite.targets) == 1 else f"{name}-{slug(target.label)}"
+            tasks.append({"name": task, "eval": str(path.resolve()), "overrides": overrides})
+    return tasks
+
+
+def _name_of(document: Document, path: Path) -> str:
     name = document.data.get("name")
-    task = {"name": name if isinstance(name, str) and name.strip() else path.stem, "eval": str(path.resolve())}
-    data = {"execution": {}, "deployment": {"type": "none"}, "evaluation": {"tasks": [task]}}
-    file = shown(path, cwd)
+    return name if isinstance(name, str) and name.strip() else path.stem
+
+
+def _wrap_evals(tasks: list[dict[str, Any]], path: Path, cwd: Path) -> Tree:
+    """Return the configuration around eval files by themselves."""
+    data = {"execution": {}, "deployment": {"type": "none"}, "evaluation": {"tasks": tasks}}
+    file = display_path(path, cwd)
     return Tree(data, {location: file for location, _ in walk(data, ()) if location})
 
 

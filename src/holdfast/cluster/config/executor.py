@@ -32,7 +32,27 @@ class ExecutorRules(Protocol):
 
     name: str
     is_local: bool
-    """jobs are processes on this machine: they share its files, its ports and its Python"""
+    """jobs are processes on this machine; sets the defaults of the properties below"""
+
+    @property
+    def shares_files(self) -> bool:
+        """True if jobs see the files of this machine, under the same paths."""
+        return self.is_local
+
+    @property
+    def installs_python(self) -> bool:
+        """True if Holdfast is installed for the jobs, unless the profile names an interpreter."""
+        return not self.is_local
+
+    @property
+    def starts_containers(self) -> bool:
+        """True if servers are started in their images, and not as plain processes."""
+        return not self.is_local
+
+    @property
+    def allocates_nodes(self) -> bool:
+        """True if a job has nodes of its own, over which its servers are distributed."""
+        return not self.is_local
 
     def job_options(
         self, execution: ExecutionBlock, env: ProfileBlock, *, nodes: int, serves: bool

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.config.provenance import DEFAULT, Tree, leaves
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.spec.document import Location, dotted
+from holdfast.spec.document import Location, format_location
 from holdfast.spec.redact import looks_secret
 from holdfast.spec.validation import suggest
 
@@ -60,7 +60,7 @@ def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None)
                 unset[name] = None
                 whole = re.fullmatch(r"\$\{[^${}]*\}", text)
                 preview = profile is None and name.startswith("run.")
-                if not whole and not preview and name not in map(dotted, missing):
+                if not whole and not preview and name not in map(format_location, missing):
                     problems.append(Problem(tree.where(location), _not_set(name, text, profile)))
             resolved.put(location, value, _origin(tree, location, text))
     problems.extend(_missing_value(tree, place) for place in missing)
@@ -74,7 +74,7 @@ def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None)
 
 def _missing_value(tree: Tree, location: Location) -> Problem:
     """Return the problem of a `???`, at the user's file if a built-in group requires the value."""
-    name, origin = dotted(location), tree.origin(location)
+    name, origin = format_location(location), tree.origin(location)
     remedy = f"write it, or {name}=… on the command line"
     if not origin.startswith(DEFAULT):
         return Problem(tree.where(location), f"must be given: {remedy}")
@@ -82,7 +82,7 @@ def _missing_value(tree: Tree, location: Location) -> Problem:
     return Problem(": ".join(filter(None, (tree.origin(()), name))), f"must be given, {group} needs it: {remedy}")
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Escape references in a text, so that it is read as it is."""
     return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
 
@@ -113,7 +113,7 @@ class _Lookup:
             elif isinstance(value, str) and "${" in value:
                 text = _VARIABLE.sub(_from_environment, value)
                 _set(data, location, text if self.readable(location, text) else "")
-        data[_ENVIRONMENT] = {name: escaped(value) for name, value in environ.items()}
+        data[_ENVIRONMENT] = {name: escape(value) for name, value in environ.items()}
         self.config = OmegaConf.create(data)
 
     def readable(self, location: Location, text: str) -> bool:
@@ -156,7 +156,7 @@ class _Lookup:
             name = key[1].removeprefix(f"{_ENVIRONMENT}.")
             return f"the environment variable {name} is not set: set it, or write ${{oc.env:{name},default}}"
         if key:
-            names = [dotted(location) for location in self.tree.origins] + [
+            names = [format_location(location) for location in self.tree.origins] + [
                 f"run.env.{name}" for name in self.tree.get("run", "env") or {}
             ]
             return f"{text}: there is no key {key[1]!r}{suggest(key[1], names)}. {_ESCAPE}"
@@ -192,7 +192,7 @@ def _refused(tree: Tree) -> Iterator[Problem]:
             yield Problem(tree.where(location), f"{text}: the variable's name is written out, as in ${{oc.env:NAME}}")
         for name, _ in _VARIABLE.findall(text):
             if "env_vars" in location:
-                message = f"would write the value into files; write host:{name}, which stays a name until it is used"
+                message = f"would write the value into files; write host:{name}, which is resolved only in the job"
                 yield Problem(tree.where(location), f"${{oc.env:{name}}} {message}")
             elif looks_secret(name):
                 message = "would write a secret into files and process lists; pass it as an environment variable"

@@ -14,6 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.cluster.config.executor import ExecutorRules
     from holdfast.cluster.config.profiles import Profile, ProfileBlock
     from holdfast.cluster.config.provenance import Tree
     from holdfast.cluster.config.schema import ExecutionBlock
@@ -32,9 +33,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Run options from the command line; each field matches the `holdfast eval` flag of the same name."""
 
     fresh: bool = False
-    """at the first attempt"""
+    """at the first start"""
     retry_failed: bool = False
-    """at the first attempt"""
+    """at the first start"""
     accept_errors: bool = False
     accept_drift: bool = False
     skip_graders: bool = False
@@ -134,6 +135,8 @@ class Launch:
     """`run.env`: the profile, with what the configuration and the command line override"""
     execution: ExecutionBlock
     """with numbers of nodes and GPUs that fit together"""
+    executor: ExecutorRules
+    """what runs the jobs"""
     host: str | None
     """the login node to connect to through ssh; None: submit from this machine"""
     nodes: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.cluster.config.provenance import Tree
-from holdfast.spec.document import dotted
+from holdfast.spec.document import format_location
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def move_keys(values: Tree, moves: Sequence[Move], findings: Findings) -> Tree:
         value = values.get(*old)
         if value is None:
             continue
-        findings.notice(values, old, f"is of the older dialect: write {dotted(new)}")
+        findings.notice(values, old, f"deprecated: use {format_location(new)}")
         moved = Tree()
         if isinstance(value, dict):
             moved = values.below(old).at(new)
@@ -115,7 +115,7 @@ def adapter_overrides(tree: Tree, location: Location, findings: Findings) -> lis
         findings.notice(tree, location, message)
     for key in block:
         if key in CHANGES and block[key]:
-            message = "NOT supported here, and it may change the answers; put it into the eval file or the server"
+            message = "not supported; may change the answers: put it into the eval file or the server"
             findings.notice(tree, (*location, key), message)
     overrides: list[Override] = []
     if block.get("custom_system_prompt") and block.get("use_system_prompt", True):

@@ -22,13 +22,14 @@ from holdfast.cluster.config.schema import (
     TaskBlock,
 )
 from holdfast.cluster.config.servers import api_root
-from holdfast.spec.document import dotted
+from holdfast.spec.document import format_location
 from holdfast.spec.load_exports import export_schema
 from holdfast.spec.schema import Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.cluster.config.executor import ExecutorRules
     from holdfast.cluster.config.provenance import Tree
     from holdfast.spec.document import Location
 
@@ -36,13 +37,13 @@ Rule = tuple[str, str]
 """a key as users write it, and why it has no effect"""
 
 
-def keys_without_effect(tree: Tree, referenced: frozenset[str], *, is_local: bool) -> Iterator[str]:
+def keys_without_effect(tree: Tree, referenced: frozenset[str], executor: ExecutorRules) -> Iterator[str]:
     """Yield a line for each reason, with the keys and the place of the first one."""
     rules = (
-        *_marked_keys(tree, is_local=is_local),
-        *_executor_rules(tree, is_local=is_local),
+        *_marked_keys(tree, executor),
+        *_executor_rules(tree, executor),
         *_server_rules(tree),
-        *_image_rules(tree, referenced, is_local=is_local),
+        *_image_rules(tree, referenced, executor),
         *_task_rules(tree),
         *_export_rules(tree),
     )
@@ -53,11 +54,11 @@ def keys_without_effect(tree: Tree, referenced: frozenset[str], *, is_local: boo
         if tree.get(*location) not in (None, {}, []) and not is_default and key not in referenced:
             reasons.setdefault(why, []).append(location)
     for why, locations in reasons.items():
-        names = ", ".join(dict.fromkeys(map(dotted, locations)))
+        names = ", ".join(dict.fromkeys(map(format_location, locations)))
         yield f"{tree.origin(locations[0])}: {names}: no effect here, because {why}"
 
 
-def _marked_keys(tree: Tree, *, is_local: bool) -> Iterator[Rule]:
+def _marked_keys(tree: Tree, executor: ExecutorRules) -> Iterator[Rule]:
     """Yield keys by the marks of their fields."""
     models: list[tuple[str, type[Block]]] = [
         ("run", RunBlock),
@@ -70,7 +71,7 @@ def _marked_keys(tree: Tree, *, is_local: bool) -> Iterator[Rule]:
     models += [(f"evaluation.tasks.{number}", TaskBlock) for number in range(_task_count(tree))]
     for place, model in models:
         for key, mark in _marks(model, place):
-            if isinstance(mark, NoEffect) and mark.where in ("everywhere", "local" if is_local else "cluster"):
+            if isinstance(mark, NoEffect) and mark.where in ("everywhere", "local" if executor.is_local else "cluster"):
                 yield key, mark.why
 
 
@@ -88,8 +89,8 @@ def _task_count(tree: Tree) -> int:
     return len(tasks) if isinstance(tasks, list) else 0
 
 
-def _executor_rules(tree: Tree, *, is_local: bool) -> Iterator[Rule]:
-    if is_local:
+def _executor_rules(tree: Tree, executor: ExecutorRules) -> Iterator[Rule]:
+    if executor.is_local:
         return
     if not tree.get("run", "env", "build_include_gpus"):
         yield "run.env.build_gpus_per_node", "build_include_gpus is not set"
@@ -132,7 +133,7 @@ def _server_rules(tree: Tree) -> Iterator[Rule]:
             yield from ((f"execution.{name}", why) for name in ("cpu_partition", "endpoint_readiness_timeout"))
         yield "execution.env_vars.deployment", why
         return
-    why = "the model that is measured is the one that is served"
+    why = "the served model is the one evaluated"
     yield "target.api_endpoint.url", why
     yield "target.api_endpoint.model_id", why
     if tree.get("execution", "workers") in (None, 1):
@@ -155,13 +156,13 @@ def _command_rules(place: str, block: dict[str, Any], model: type[DeploymentBloc
         yield f"{place}.hf_model_handle", "checkpoint_path is given, and that is the model"
 
 
-def _image_rules(tree: Tree, referenced: frozenset[str], *, is_local: bool) -> Iterator[Rule]:
+def _image_rules(tree: Tree, referenced: frozenset[str], executor: ExecutorRules) -> Iterator[Rule]:
     """Yield keys of containers that are not started."""
     serves = tree.get("deployment", "type") != "none"
-    if is_local and serves:
+    if serves and not executor.starts_containers:
         yield "deployment.image", "on this machine the server is a plain process"
-    image = tree.get("deployment", "image") if serves and not is_local else None
-    others = [] if is_local else [block.get("image") for block in _auxiliary(tree).values()]
+    image = tree.get("deployment", "image") if serves and executor.starts_containers else None
+    others = [block.get("image") for block in _auxiliary(tree).values()] if executor.starts_containers else []
     images = [name for name in (image, *others) if name]
     why = "no container is started"
     if image is None:
@@ -184,7 +185,7 @@ def _task_rules(tree: Tree) -> Iterator[Rule]:
         for place in ("evaluation", *numbers):
             for name in ("nemo_evaluator_config", "config"):
                 key = f"{place}.{name}.target.api_endpoint.url"
-                yield key, "the model that is measured is the one that is served"
+                yield key, "the served model is the one evaluated"
 
 
 def _export_rules(tree: Tree) -> Iterator[Rule]:

@@ -21,6 +21,8 @@ from holdfast.spec.validation import suggest, validate_block
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from holdfast.cluster.config.executor import ExecutorRules
+
 FILE_VARIABLES = ("HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE")
 RESERVED = ("wandb", "cli", "cache", "artifacts")
 """tables of env.toml that are not profiles"""
@@ -204,13 +206,13 @@ def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
             remedy=f'Write one with a table [{name}] and executor = "slurm" or "local", '
             f"or name the file in ${FILE_VARIABLES[0]}.",
         )
-    return read_profile(path, name, shown(path, cwd))
+    return read_profile(path, name, display_path(path, cwd))
 
 
 def load_wandb(cwd: Path, environ: Mapping[str, str]) -> tuple[WandbBlock, dict[str, str]]:
     """Load `[wandb]` alone, for a configuration that is run without a profile."""
     path = find_env_file(cwd, environ)
-    return (WandbBlock(), {}) if path is None else _wandb(_read(path, shown(path, cwd)))
+    return (WandbBlock(), {}) if path is None else _wandb(_read(path, display_path(path, cwd)))
 
 
 def read_profile(path: Path, name: str, file: str) -> Profile:
@@ -246,11 +248,11 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
     return Profile(name, file, line, block, supported, origins, wandb, wandb_origins, foreign)
 
 
-def folder_problem(folder: str, *, is_local: bool) -> str | None:
+def folder_problem(folder: str, executor: ExecutorRules) -> str | None:
     """Return what is wrong with a folder, or None. Jobs start elsewhere, and no shell expands `~name` for them."""
-    if re.match(r"/|~(/|$)", folder) or (is_local and not folder.startswith("~")):
+    if re.match(r"/|~(/|$)", folder) or (executor.shares_files and not folder.startswith("~")):
         return None
-    where = "" if is_local else " is a folder of the cluster"
+    where = "" if executor.shares_files else " is a folder of the cluster"
     return f"{folder!r}{where}: give an absolute path, or one that begins with ~/"
 
 
@@ -269,7 +271,7 @@ def squash_problem(profile: Profile | None) -> str | None:
     return f"{profile.place}: [{profile.name}] cannot import images: it lacks {', '.join(missing)}"
 
 
-def shown(path: Path, cwd: Path) -> str:
+def display_path(path: Path, cwd: Path) -> str:
     """Return a path for messages: relative to `cwd` if it is below."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 

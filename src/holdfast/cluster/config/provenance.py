@@ -10,7 +10,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.spec.document import Document, Location, dotted
+from holdfast.spec.document import Document, Location, format_location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Tree:
 
     def where(self, location: Location) -> str:
         """Return `file:line: key`, with which messages begin."""
-        place, name = self.origin(location), dotted(location)
+        place, name = self.origin(location), format_location(location)
         return f"{place}: {name}" if place and name else place or name
 
     def put(self, location: Location, value: Any, origin: str) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cluster.config.interpolate import escaped
+from holdfast.cluster.config.interpolate import escape
 from holdfast.cluster.config.provenance import Tree
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _lines(tree: Tree, node: Any, location: Location, depth: int, *, places: boo
 def _scalar(value: Any) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
-    text = escaped(value)
+    text = escape(value)
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
     return json.dumps(text, ensure_ascii=False)

@@ -293,7 +293,7 @@ class ApiEndpoint(Block):
     """Settings of the launcher's adapter, of which `custom_system_prompt` and `params_to_add` are used."""
 
 
-class TargetBlock(Block):
+class LaunchTargetBlock(Block):
     """`target:`."""
 
     api_endpoint: ApiEndpoint = ApiEndpoint()
@@ -343,7 +343,7 @@ class EvaluatorConfig(Block):
 
     config: TaskConfig = TaskConfig()
     """Values that override keys of the eval file."""
-    target: TargetBlock = TargetBlock()
+    target: LaunchTargetBlock = LaunchTargetBlock()
     """Settings of the endpoint."""
     metadata: Annotated[dict[str, Any] | None, SET_BY_EVAL] = None
     """No effect: the eval file defines what is asked."""
@@ -405,7 +405,7 @@ class _Destination(Block):
     job_dirs: list[str] | None = None
 
 
-class WandbExport(_Destination):
+class LaunchWandbExport(_Destination):
     """`export.wandb`."""
 
     entity: str | None = None
@@ -420,7 +420,7 @@ class WandbExport(_Destination):
     run_id: str | None = None
 
 
-class MlflowExport(_Destination):
+class LaunchMlflowExport(_Destination):
     """`export.mlflow`."""
 
     tracking_uri: str | None = None
@@ -443,11 +443,11 @@ class LocalExport(_Destination):
     output_filename: str | None = None
 
 
-class ExportBlock(_Destination):
+class LaunchExportBlock(_Destination):
     """`export:`."""
 
-    wandb: WandbExport | None = None
-    mlflow: MlflowExport | None = None
+    wandb: LaunchWandbExport | None = None
+    mlflow: LaunchMlflowExport | None = None
     local: LocalExport | None = None
     gsheets: dict[str, Any] | None = None
     env_vars: dict[str, Any] | None = None

@@ -21,6 +21,7 @@ from holdfast.spec.validation import suggest, validate_block
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from holdfast.cluster.config.executor import ExecutorRules
     from holdfast.cluster.config.profiles import ProfileBlock
     from holdfast.cluster.config.provenance import Tree
     from holdfast.cluster.config.schema import ExecutionBlock
@@ -270,7 +271,7 @@ def check_ports(tree: Tree, servers: Sequence[Server], findings: Findings) -> No
     for server in servers:
         ports = [server.port + number for number in range(server.instances)]
         for port in [port for port in ports if port in owners][:1]:
-            message = f"{port} is the port of {owners[port]} too, on this machine; give each its own"
+            message = f"port {port} is also used by {owners[port]} on this machine; give each its own"
             findings.wrong(tree, (SECTION, server.name, "port"), message)
         owners |= dict.fromkeys(ports, server.name if server.prefix else "the model")
 
@@ -322,22 +323,22 @@ _Deployment = TypeVar("_Deployment", bound=DeploymentBlock)
 
 
 def settle_nodes(
-    tree: Tree, execution: ExecutionBlock, block: DeploymentBlock, findings: Findings, *, is_local: bool
+    tree: Tree, execution: ExecutionBlock, block: DeploymentBlock, executor: ExecutorRules, findings: Findings
 ) -> ExecutionBlock:
     """Return the execution with its numbers of instances and nodes; by default each instance has one node."""
     instances = execution.num_instances
     if block.multiple_instances is not None:
         if block.multiple_instances and instances == 1:
             instances = max(1, execution.num_nodes // (block.nodes_per_instance or 1))
-        message = f"is of the older dialect: read as execution.num_instances={instances}"
+        message = f"deprecated: use execution.num_instances={instances}"
         findings.notice(tree, ("deployment", "multiple_instances"), message)
     nodes, location = execution.num_nodes, ("execution", "num_nodes")
     unset = tree.get(*location) is None or (_is_default(tree, location) and "←" not in tree.origin(location))
-    if instances > 1 and unset and not is_local:
+    if instances > 1 and unset and executor.allocates_nodes:
         nodes = instances
         tree.put(location, nodes, tree.origin(("execution", "num_instances")))
     execution = execution.model_copy(update={"num_instances": instances, "num_nodes": nodes})
-    check_instances(tree, ("execution",), block, instances, nodes, findings, is_local=is_local)
+    check_instances(tree, ("execution",), block, instances, nodes, executor, findings)
     return execution
 
 
@@ -347,13 +348,12 @@ def check_instances(
     block: DeploymentBlock,
     instances: int,
     nodes: int,
+    executor: ExecutorRules,
     findings: Findings,
-    *,
-    is_local: bool,
 ) -> None:
     """Report a problem if this many instances do not fit on this many nodes, or not on this machine."""
     message = None
-    if is_local:
+    if not executor.allocates_nodes:
         if instances > 1 and block.type not in ("none", "generic") and block.command is None:
             message = "several instances on this machine need a command: type generic, with $HOLDFAST_PORT in it"
     elif block.type != "none" and nodes % instances:

@@ -54,7 +54,7 @@ def read_variables(
     if block is None:
         return {}
     if not isinstance(block, dict):
-        findings.wrong(tree, location, "is a mapping of names to host:NAME, lit:VALUE or runtime:NAME")
+        findings.wrong(tree, location, "must be a mapping of names to host:NAME, lit:VALUE or runtime:NAME")
         return {}
     variables: dict[str, EnvVar] = {}
     for name, value in block.items():

@@ -24,7 +24,7 @@ def walltime_seconds(value: str | int) -> int:
     parts = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if parts is None:
         if not re.fullmatch(r"[\d.\s]+[hms][\d.\shmin]*s?", text):
-            raise ValueError('a time is written as "HH:MM:SS", "D-HH:MM:SS", a number of minutes, or 4h')
+            raise ValueError('a time must be written as "HH:MM:SS", "D-HH:MM:SS", a number of minutes, or 4h')
         seconds = int(parse_duration(text))
     elif parts[1] is not None:  # after days come hours
         days, hours, minutes, rest = (int(part or 0) for part in parts.groups())

@@ -40,9 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
             from holdfast.cluster.job.worker import run_worker
 
             return run_worker(job)
-        from holdfast.cluster.job.main import run_attempts
+        from holdfast.cluster.job.main import run_main
 
-        return run_attempts(job)
+        return run_main(job)
     except HoldfastError as error:
         say(str(error))
         return error.exit_code

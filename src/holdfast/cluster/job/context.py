@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.executor import Executor, executor_named
-from holdfast.cluster.remote.invocation import TaskPlace
+from holdfast.cluster.remote.executor import Executor, find_executor
+from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.transport import Here
 from holdfast.engine.ended import Ended
 from holdfast.errors import HoldfastError
@@ -46,7 +46,7 @@ class StopRequested(Exception):
 class JobContext:
     """The job that this process runs in."""
 
-    place: TaskPlace
+    place: TaskFolder
     task: TaskFile
     executor: Executor
     role: str
@@ -63,9 +63,9 @@ class JobContext:
     @classmethod
     def detect(cls, folder: Path, role: str, index: int | None) -> JobContext:
         """Read the task, and find out from the environment which job this is."""
-        place = TaskPlace.of(folder)
+        place = TaskFolder.of(folder)
         task = layout.read_task(Here(pauses=()), place)
-        executor = executor_named(task.executor)
+        executor = find_executor(task.executor)
         environ = os.environ
         return cls(
             place=place,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.cluster.job.context import POLL_SECONDS, say
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import active_main_jobs, job_command
-from holdfast.cluster.remote.invocation import TaskPlace
+from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.transport import Here
 
@@ -28,7 +28,7 @@ def await_turn(job: JobContext) -> None:
     transport = Here(pauses=())
     ledger = Ledger(transport, job.place.invocation)
     for number in range(job.task.number):
-        earlier = TaskPlace(job.place.invocation, number)
+        earlier = TaskFolder(job.place.invocation, number)
         while layout.read_state(transport, earlier).phase not in layout.OVER and active_main_jobs(
             job.executor, ledger, job.task.invocation, number
         ):
@@ -54,6 +54,6 @@ def child_workers(job: JobContext) -> Iterator[None]:
             try:
                 worker.wait(30)
             except subprocess.TimeoutExpired:
-                say(f"worker {worker.pid} does not stop, and is killed")
+                say(f"worker {worker.pid} did not stop; killing it")
                 worker.kill()
                 worker.wait()

@@ -1,17 +1,16 @@
-"""The main job of a task: serve the model, share out the work, do a part of it, and end so that nothing is lost.
+"""The main job of a task: serve the model, divide the work, do a part of it, and end so that nothing is lost.
 
-Before anything else the job queues its successor, which continues if this job fails. So an end that must not be
-continued counts as success for Slurm, with the reason in state.json: a fault that would hit every trial, a budget, an
-attempt that added nothing.
+Before anything else the job queues its successor. The successor starts only if this job fails. So where nothing may
+continue (a fault, a budget, no progress) the job exits with 0, and state.json has the reason.
 
-    waiting     the attempt is recorded, and the successor is queued
+    waiting     the start of the job is recorded, and the successor is queued
     deploying   servers start
     running     the work is offered to all workers, of which this job is one
     draining    asked to stop: requests in flight are cancelled, and repeated by the next job
     finishing   exports, hooks, report
     done, stopped; or waiting again, in the next job
 
-Preparing and working repeat until nothing is left, or an attempt adds nothing.
+Preparing and working repeat until nothing is left, or a round makes no progress.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import job_command
 from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared
 from holdfast.cluster.remote.transport import Here
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, with_hint
 from holdfast.store.index import Index
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
@@ -58,32 +57,32 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.cluster.job.context import JobContext
-    from holdfast.cluster.remote.invocation import AttemptRecord
+    from holdfast.cluster.remote.invocation import StartRecord
     from holdfast.engine.ended import Ended
 
 _STATE_SECONDS: Final = 1.0
 _QUEUE_SECONDS: Final = 60.0
 """how often the job checks that its successor and its workers exist, at most"""
-_DEAD_ATTEMPTS: Final = 3
-"""attempts in a row that were killed without having added anything, after which there are no more"""
+_DEAD_STARTS: Final = 3
+"""starts in a row that were killed without progress, after which there are no more"""
 _HELD: Final = 4
 """exit code of `holdfast work` when another process holds the run"""
 
 
-def run_attempts(job: JobContext) -> int:
-    """Make one attempt in a job that has a successor; else all attempts, one after the other."""
+def run_main(job: JobContext) -> int:
+    """Run the job once if it has a successor; else again and again, until nothing continues."""
     if job.executor.queues_successors:
-        return Attempt(job).run()
+        return JobRun(job).run()
     await_turn(job)
     with child_workers(job):
         while True:
-            code = Attempt(job).run()
+            code = JobRun(job).run()
             if code != CONTINUES or job.signal is not None:
                 return code
 
 
 class Ending(NamedTuple):
-    """How an attempt ends."""
+    """How a run of the job ends."""
 
     phase: layout.Phase
     """`done` or `stopped`: nothing continues by itself; `waiting`: the next job continues"""
@@ -96,30 +95,30 @@ def _stopped(reason: str) -> Ending:
     return Ending("stopped", reason)
 
 
-class Attempt:
-    """One attempt at a task."""
+class JobRun:
+    """One run of a task's main job, from its start to its end."""
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
         self._task = job.task
         self._place = job.place
         self._state = layout.read_state(Here(pauses=()), job.place)
-        self._attempts = layout.read_attempts(Here(pauses=()), job.place)
-        self._number = sum(isinstance(record, Begin) for record in self._attempts) + 1
+        self._starts = layout.read_starts(Here(pauses=()), job.place)
+        self._number = sum(isinstance(record, Begin) for record in self._starts) + 1
         self._queued = QueuedJobs(job) if job.executor.queues_successors else None
         self._servers = Servers(job)
         self._rounds = 0
         self._size = journal_size(self._state.run_dir)
-        """of the run's journals when the attempt began: more is progress"""
+        """of the run's journals when the job began: more is progress"""
 
     def run(self) -> int:
-        """Make the attempt, and return the exit code of the job."""
+        """Do the work, and return the exit code of the job."""
         if reason := self._not_needed():
             say(f"nothing to do: {reason}")
             return 0
         if self._task.served:
-            Path(self._place.endpoint).unlink(missing_ok=True)  # of a killed attempt, whose server is gone
-        if reason := attempts_exhausted(self._attempts, self._task.walltime, self._task.max_walltime, self._size):
+            Path(self._place.endpoint).unlink(missing_ok=True)  # of a killed job, whose server is gone
+        if reason := starts_exhausted(self._starts, self._task.walltime, self._task.max_walltime, self._size):
             self._set(phase="stopped", reason=reason, exit_code=3)
             return 0
         self._begin()
@@ -140,7 +139,7 @@ class Attempt:
             return None
         if self._queued.is_disowned():
             return "another process has taken over this submission"
-        begun = any(isinstance(record, Begin) and record.job == self._job.id for record in self._attempts)
+        begun = any(isinstance(record, Begin) and record.job == self._job.id for record in self._starts)
         if not begun and (job := self._queued.cancelled_predecessor()):
             self._set(phase="stopped", reason=self._cancelled(job), exit_code=3)
             return f"job {job} was cancelled"
@@ -156,8 +155,8 @@ class Attempt:
             done=self._state.done,
             records=self._size,
         )
-        layout.append_attempt(self._place, begin)
-        say(f"attempt {self._number}: job {self._job.id} on {self._job.node}, Holdfast of {sys.prefix}")
+        layout.append_start(self._place, begin)
+        say(f"start {self._number}: job {self._job.id} on {self._job.node}, Holdfast of {sys.prefix}")
         self._set(phase="waiting", reason="", attempt=self._number, job=self._job.id, exit_code=None)
         if self._queued is not None:
             self._queued.ensure()
@@ -187,13 +186,13 @@ class Attempt:
                 return self._finish(prepared)
             size = journal_size(self._state.run_dir)
             if size == last_size:
-                return _stopped(f"an attempt added nothing: {last_error(self._state.run_dir)}")
+                return _stopped(f"no progress in this job: {last_error(self._state.run_dir)}")
             self._serve()
             ended, code = self._work(prepared)
             if ended.kind == "refused":
                 self._servers.await_death()
             if ended.kind and ended.kind != "lease_lost":
-                return _stopped(f"{ended.message}\nhint: {ended.remedy}" if ended.remedy else ended.message)
+                return _stopped(with_hint(ended.message, ended.remedy))
             last_size = size
             if code == _HELD or ended.kind == "lease_lost":  # another process worked, so no progress is expected of us
                 last_size = -1
@@ -202,7 +201,7 @@ class Attempt:
     # Prepare
 
     def _prepare(self) -> Prepared:
-        """Open the run and share out what is left, in a child process."""
+        """Open the run and divide what is left, in a child process."""
         urls, env = self._servers.addresses("127.0.0.1")
         process = subprocess.Popen(
             [
@@ -256,7 +255,7 @@ class Attempt:
         self._rounds += 1
         self._offer(prepared)
         self._set(phase="running", reason="")
-        progress = Progress(prepared)
+        progress = JobProgress(prepared)
         process = WorkProcess(self._job, prepared.run_dir, "main", *self._servers.addresses("127.0.0.1"))
         updated = queued = time.monotonic()
         # Workers that began before this job end before it: in a short job, too, new ones must be queued in time.
@@ -338,12 +337,12 @@ class Attempt:
         if self._job.signal != signal.SIGUSR2:
             return self._continue(name)
         if not self._has_progressed():
-            return _stopped("an attempt added nothing in the whole time of its job")
+            return _stopped("no progress in this job, in all its time")
         return self._continue("the time limit is near")
 
     def _after_server_failure(self, error: ServerFailed) -> Ending:
         if not self._has_progressed():
-            return _stopped(f"an attempt added nothing: {error}")
+            return _stopped(f"no progress in this job: {error}")
         say(str(error))
         return self._continue(error.message.splitlines()[0])
 
@@ -359,7 +358,7 @@ class Attempt:
         return Ending("waiting", reason, None)
 
     def _end(self, ending: Ending) -> int:
-        """Record the end of the attempt, and return the exit code by which Slurm starts the successor, or not."""
+        """Record the end, and return the exit code by which Slurm starts the successor, or not."""
         continues = ending.phase == "waiting"
         end = End(
             attempt=self._number,
@@ -370,7 +369,7 @@ class Attempt:
             why="finished" if ending.phase == "done" else ending.reason,
             goes_on=continues,
         )
-        layout.append_attempt(self._place, end)
+        layout.append_start(self._place, end)
         reason = f"continues in the next job: {ending.reason}" if continues else ending.reason
         if reason:  # in the log before state.json says that this was all: whoever follows the log stops then
             say(reason if continues else f"{ending.phase}: {reason}")
@@ -397,28 +396,28 @@ class Attempt:
         layout.write_state(self._place, self._state)
 
 
-def attempts_exhausted(
-    attempts: Sequence[AttemptRecord], walltime: float, max_walltime: float | None, size: int
+def starts_exhausted(
+    starts: Sequence[StartRecord], walltime: float, max_walltime: float | None, size: int
 ) -> str | None:
-    """Return why there are no more attempts, or None. `size` is that of the run's journals now."""
-    used = time_used(attempts, walltime, time.time())
+    """Return why the job does not start again, or None. `size` is that of the run's journals now."""
+    used = time_used(starts, walltime, time.time())
     if max_walltime is not None and used >= max_walltime:
         return f"max_walltime: all jobs together took {used:.0f} s of {max_walltime:.0f} s"
-    ended = {record.attempt for record in attempts if isinstance(record, End)}
+    ended = {record.attempt for record in starts if isinstance(record, End)}
     dead = 0
-    for record in reversed([record for record in attempts if isinstance(record, Begin)]):
+    for record in reversed([record for record in starts if isinstance(record, Begin)]):
         if record.attempt in ended or record.records != size:
             break
         dead += 1
-    if dead >= _DEAD_ATTEMPTS:
-        return f"the last {dead} attempts were killed before they added anything; see their logs"
+    if dead >= _DEAD_STARTS:
+        return f"the last {dead} jobs were killed before they made any progress; see their logs"
     return None
 
 
-def time_used(attempts: Sequence[AttemptRecord], walltime: float, now: float) -> float:
-    """Return the seconds of all attempts. A killed attempt lasted until the next one began, `walltime` at most."""
-    ends = {record.attempt: record.time for record in attempts if isinstance(record, End)}
-    begins = [record for record in attempts if isinstance(record, Begin)]
+def time_used(starts: Sequence[StartRecord], walltime: float, now: float) -> float:
+    """Return the seconds of all starts. A killed job lasted until the next one began, `walltime` at most."""
+    ends = {record.attempt: record.time for record in starts if isinstance(record, End)}
+    begins = [record for record in starts if isinstance(record, Begin)]
     later = [*(begin.time for begin in begins[1:]), now]
     return sum(
         min(ends.get(begin.attempt, after) - begin.time, walltime) for begin, after in zip(begins, later, strict=False)
@@ -444,7 +443,7 @@ def last_error(run_dir: str | None) -> str:
     return "no trial failed" if last is None else f"{last.where}: {last.kind}: {last.message}"
 
 
-class Progress:
+class JobProgress:
     """The progress of all workers of a run together."""
 
     def __init__(self, prepared: Prepared) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.bundle import load_sent
-from holdfast.cluster.remote.invocation import Prepared, TaskPlace
+from holdfast.cluster.remote.invocation import Prepared, TaskFolder
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.text import Plain, say
 from holdfast.engine.options import Options
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 def prepare_task(folder: Path, base_urls: Sequence[str], *, first: bool = False) -> int:
-    """Share out what is left of a task's run, and write a `Prepared` to standard output.
+    """Divide what is left of a task's run among workers, and write a `Prepared` to standard output.
 
-    `first` is True at the first attempt, the only one that --fresh and --retry-failed apply to.
+    `first` is True at the first start, the only one that --fresh and --retry-failed apply to.
     """
     try:
         prepared = _prepare(folder, base_urls, first=first)
@@ -49,7 +49,7 @@ def prepare_task(folder: Path, base_urls: Sequence[str], *, first: bool = False)
 
 
 def _prepare(folder: Path, base_urls: Sequence[str], *, first: bool) -> Prepared:
-    task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
+    task = layout.read_task(Here(pauses=()), TaskFolder.of(folder))
     overrides = list(task.overrides)
     spec = load_sent(Path(task.eval_file), overrides)
     if base_urls and isinstance(spec.target, ModelTarget):
@@ -92,7 +92,7 @@ def _describe(spec: Eval, shared: Outcome | SharedRun, task: TaskFile) -> Prepar
             exit_code=shared.exit_code,
             total=plan.total,
             done=done,
-            copies=bool(spec.exports or spec.output.nat or task.options.log_samples or task.options.output_path),
+            copies=bool(spec.exports or spec.live_exports or task.options.log_samples or task.options.output_path),
             report="" if shared.metrics is None else _report(shared),
             missed=shared.missed_gates,
             error=error,
@@ -116,7 +116,7 @@ def copy_task(folder: Path, run_dir: Path) -> int:
     """Write what the eval file and the command ask for of a run; return 3 when some of it failed."""
     from holdfast.export.after_run import export_after_run
 
-    task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
+    task = layout.read_task(Here(pauses=()), TaskFolder.of(folder))
     failures: list[str] = []
     spec = load_sent(Path(task.eval_file), task.overrides)
     place = Path(task.options.output_path) if task.options.output_path else None

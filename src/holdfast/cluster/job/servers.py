@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.job.context import JobContext
 
 _PORT_SECONDS: Final = 20.0
-"""how long the server of an attempt that has just ended may take to release its port"""
+"""how long the server of a job that has just ended may take to release its port"""
 _LAST_LINES: Final = 15
 
 
@@ -63,7 +63,7 @@ class Servers:
     def spots(self) -> list[Spot]:
         """The place of each server."""
         task = self._job.task
-        nodes = job_nodes() if task.served and not self._job.executor.is_local else []
+        nodes = job_nodes() if task.served and self._job.executor.allocates_nodes else []
         return spots(task.served, nodes, self._job.node)
 
     @property

@@ -36,7 +36,7 @@ class QueuedJobs:
 
     def is_disowned(self) -> bool:
         """Return True if another process has given this job up, and submitted another one."""
-        return self._submitter.ledger.disowned(os.environ.get(INTENT, ""))
+        return self._submitter.ledger.is_disowned(os.environ.get(INTENT, ""))
 
     def cancelled_predecessor(self) -> str | None:
         """Return the id of the job that this one was queued to continue, if a user cancelled that job."""
@@ -52,7 +52,9 @@ class QueuedJobs:
         return cancelled[0] if cancelled else None
 
     def ensure(self) -> bool:
-        """Queue a successor, and workers if the task has any, unless they are; return True if there is a successor.
+        """Queue a successor, and workers if the task has any, unless they are queued already.
+
+        Returns True if there is a successor.
 
         Jobs that a user cancelled are not replaced: otherwise new ones would appear without end.
         """
@@ -103,7 +105,7 @@ class QueuedJobs:
         self._arrays += 1
 
     def cancel_successor(self) -> None:
-        """Cancel the successor. If Slurm does not answer, it removes the successor itself once this job succeeds."""
+        """Cancel the successor. Where that fails, Slurm removes the successor once this job has succeeded."""
         try:
             for state in self._chain.live("main"):
                 if state.id != self._job.id:

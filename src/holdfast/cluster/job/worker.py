@@ -31,7 +31,7 @@ _ALONE_SECONDS: Final = 120.0
 def run_worker(job: JobContext) -> int:
     """Work until the run is done or stopped, or its main job has ended for good."""
     ledger = Ledger(Here(pauses=()), job.place.invocation)
-    if job.executor.queues_successors and ledger.disowned(os.environ.get(INTENT, "")):
+    if job.executor.queues_successors and ledger.is_disowned(os.environ.get(INTENT, "")):
         say("another process has taken over this submission; nothing to do")
         return 0
     run_hook(job, job.task.pre_cmd, "pre_cmd")

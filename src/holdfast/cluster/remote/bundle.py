@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.remote.transport import File
+from holdfast.cluster.remote.transport import SourceFile
 from holdfast.display.format import byte_count
 from holdfast.errors import UsageError
 from holdfast.formats import load_any
@@ -69,7 +69,7 @@ class LeftOut(NamedTuple):
 class Bundle:
     """The files of an eval, by their names in the bundle."""
 
-    files: dict[str, File]
+    files: dict[str, SourceFile]
     eval_file: str
     moved: dict[str, str]
     """absolute paths of data, and their names in the bundle"""
@@ -116,7 +116,7 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
     sent, left_out = _inside(folder, _named(spec, eval_file, folder))
     root = Path(os.path.commonpath([folder, *outside])) if outside else folder
     paths = {str(path.relative_to(root)): path for path in [*sent, *outside]}
-    files = {name: File(path) for name, path in paths.items()}
+    files = {name: SourceFile(path) for name, path in paths.items()}
     sizes = {name: path.stat().st_size for name, path in paths.items()}
     if (size := sum(sizes.values())) > MAX_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
@@ -131,7 +131,7 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
     if translated:  # whose task files, fixtures and skills may lie anywhere in a project; their content is in the rows
         name += TRANSLATED
         content = msgspec.json.encode(spec.document.data)
-        files[name], sizes[name] = File(content, 0o644), len(content)
+        files[name], sizes[name] = SourceFile(content, 0o644), len(content)
     return Bundle(files, name, absolute, translated, sizes, tuple(left_out))
 
 
@@ -209,8 +209,8 @@ def copies_in(spec: Eval, folder: Path) -> list[Override]:
     Only their names are used: the folder may be on a cluster, where links of this machine do not apply.
     """
     overrides: list[Override] = []
-    if spec.output.nat is not None:
-        overrides.append((("output", "nat", "dir"), os.path.normpath(folder / spec.output.nat.dir)))
+    for name, live in spec.live_exports.items():
+        overrides.append((("output", name, "dir"), os.path.normpath(folder / live.dir)))
     blocks = [block.model_dump(exclude_unset=True) for block in spec.exports]
     named = [block for block in blocks if block.get("dir")]
     for block in named:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.launch import TaskFile
     from holdfast.cluster.config.profiles import ProfileBlock
     from holdfast.cluster.config.schema import ExecutionBlock
-    from holdfast.cluster.remote.invocation import TaskPlace
+    from holdfast.cluster.remote.invocation import TaskFolder
     from holdfast.cluster.remote.ledger import Job
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Transport
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Chain:
     """The jobs of one task."""
 
-    def __init__(self, submitter: Submitter, invocation: str, place: TaskPlace) -> None:
+    def __init__(self, submitter: Submitter, invocation: str, place: TaskFolder) -> None:
         self.submitter = submitter
         self.invocation = invocation
         self.place = place
@@ -70,7 +70,7 @@ class Chain:
         """Return True if a user cancelled this job, as far as Slurm knows; preemption and time limits do not count."""
         states = [state for state in self.states("main") if (state.name, state.id) == (job.intent.name, job.id)]
         if not states:
-            accounted = self.submitter.slurm.accounted([job.intent.name], since=job.intent.time) or []
+            accounted = self.submitter.slurm.query_accounting([job.intent.name], since=job.intent.time) or []
             states = [state for state in accounted if state.id == job.id]
         return any(state.state == "cancelled" for state in states)
 
@@ -99,7 +99,7 @@ class SlurmExecutor(Executor):
         """Return the options of sbatch for the main job and for worker jobs."""
         return sbatch_options(execution, env, nodes=nodes, serves=serves)
 
-    def start(self, ledger: Ledger, task: TaskFile, place: TaskPlace) -> list[Job]:
+    def start(self, ledger: Ledger, task: TaskFile, place: TaskFolder) -> list[Job]:
         """Queue the workers, then the main job, which would queue workers itself if it started and found none."""
         chain = Chain(Submitter(Slurm(ledger.transport), ledger), task.invocation, place)
         workers = [chain.submit_workers()] if task.workers > 1 and not chain.live("workers") else []
@@ -115,7 +115,7 @@ class SlurmExecutor(Executor):
         forgotten = [job for job in jobs if job.id is not None and (job.intent.name, job.id) not in listed]
         if history and forgotten:
             names = sorted({job.intent.name for job in forgotten})
-            older = slurm.accounted(names, since=min(job.intent.time for job in forgotten)) or []
+            older = slurm.query_accounting(names, since=min(job.intent.time for job in forgotten)) or []
             states += [state for state in older if (state.name, state.id) not in listed]
         return states
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from holdfast.cluster.config.profiles import find_env_file, folder_problem, load_profile, shown, squash_problem
+from holdfast.cluster.config.profiles import display_path, find_env_file, folder_problem, load_profile, squash_problem
 from holdfast.cluster.remote.chain import SlurmExecutor
-from holdfast.cluster.remote.executor import executor_named
+from holdfast.cluster.remote.executor import find_executor
 from holdfast.cluster.remote.ledger import Ledger, Submitter
 from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm, explain
 from holdfast.cluster.remote.transport import Here, connect
-from holdfast.errors import ClusterError, HoldfastError, Unreachable
+from holdfast.errors import ClusterError, HoldfastError, Unreachable, with_hint
 from holdfast.graders.sandbox import CONFINE, Isolation, isolation
 
 if TYPE_CHECKING:
@@ -41,37 +41,37 @@ _SLOW_SYNCS: Final = 5.0
 _SLOW_MB: Final = 20.0
 
 
-class Check(msgspec.Struct, frozen=True):
+class DoctorCheck(msgspec.Struct, frozen=True):
     """The result of one check."""
 
     name: str
     state: Literal["ok", "failed", "skipped"]
-    said: str
+    message: str = msgspec.field(name="said")
     remedy: str = ""
 
     def __str__(self) -> str:
         sign = {"ok": "✓", "failed": "✗", "skipped": "–"}[self.state]
-        return f"{sign} {self.name}: {self.said}" + (f"\n    {self.remedy}" if self.remedy else "")
+        return with_hint(f"{sign} {self.name}: {self.message}", self.remedy, indent="    ")
 
 
-def ok(name: str, message: str, advice: str = "") -> Check:
+def ok(name: str, message: str, advice: str = "") -> DoctorCheck:
     """Return a passed check, perhaps with advice."""
-    return Check(name, "ok", message, advice)
+    return DoctorCheck(name, "ok", message, advice)
 
 
-def failed(name: str, message: str, remedy: str) -> Check:
+def failed(name: str, message: str, remedy: str) -> DoctorCheck:
     """Return a failed check with its remedy."""
-    return Check(name, "failed", message, remedy)
+    return DoctorCheck(name, "failed", message, remedy)
 
 
-def skipped(name: str, message: str, advice: str = "") -> Check:
+def skipped(name: str, message: str, advice: str = "") -> DoctorCheck:
     """Return a check that was not made, or that is not needed."""
-    return Check(name, "skipped", message, advice)
+    return DoctorCheck(name, "skipped", message, advice)
 
 
 def diagnose(
     name: str, cwd: Path, environ: Mapping[str, str], *, job: bool = True, transport: Transport | None = None
-) -> Iterator[Check]:
+) -> Iterator[DoctorCheck]:
     """Yield the checks of a profile, each as soon as it is done. Checks that depend on a failed one are left out."""
     try:
         profile = load_profile(name, cwd, environ)
@@ -80,9 +80,11 @@ def diagnose(
         yield failed("env.toml", error.message, error.remedy or "Correct the file there.")
         return
     assert file is not None
-    yield ok("env.toml", f"{shown(file, cwd)}, [{name}] in line {profile.line}, executor {profile.fields.executor}")
+    yield ok(
+        "env.toml", f"{display_path(file, cwd)}, [{name}] in line {profile.line}, executor {profile.fields.executor}"
+    )
     fields = profile.fields
-    executor = executor_named(fields.executor or "slurm")
+    executor = find_executor(fields.executor or "slurm")
     slurm = isinstance(executor, SlurmExecutor)
     remote = not executor.is_local and fields.tunnel == "ssh"
     transport = transport or connect(fields.host if remote else None, fields.user, fields.identity)
@@ -99,7 +101,7 @@ def diagnose(
     yield _wandb(profile, environ)
 
 
-def _connection_check(transport: Transport) -> Iterator[Check]:
+def _connection_check(transport: Transport) -> Iterator[DoctorCheck]:
     if isinstance(transport, Here):
         yield skipped("ssh", "not needed: everything is on this machine")
         return
@@ -108,7 +110,7 @@ def _connection_check(transport: Transport) -> Iterator[Check]:
     first = time.monotonic() - begun
     begun = time.monotonic()
     transport.check(["true"])
-    yield ok("ssh", f"{transport.place} answers: first {first:.1f} s, then {time.monotonic() - begun:.2f} s a command")
+    yield ok("ssh", f"{transport.host} answers: first {first:.1f} s, then {time.monotonic() - begun:.2f} s a command")
 
 
 class _Doctor:
@@ -127,13 +129,13 @@ class _Doctor:
 
     # Slurm
 
-    def slurm_checks(self) -> Iterator[Check]:
+    def slurm_checks(self) -> Iterator[DoctorCheck]:
         """Check sbatch, the partitions, and whether Slurm would accept a job of this profile."""
         answer = self.transport.run(["sbatch", "--version"])
         if answer.code != 0:
             yield failed(
                 "sbatch",
-                f"not found on {self.transport.place}" if answer.code == 127 else answer.stderr.strip(),
+                f"not found on {self.transport.host}" if answer.code == 127 else answer.stderr.strip(),
                 "Slurm's programs must be on the PATH of a non-login shell: add them in ~/.bashrc, "
                 "before it returns for such shells.",
             )
@@ -147,12 +149,12 @@ class _Doctor:
         yield from self._partitions()
         yield self._test_only()
 
-    def _partitions(self) -> Iterator[Check]:
+    def _partitions(self) -> Iterator[DoctorCheck]:
         listing = self.transport.run(["sinfo", "--noheader", "--format=%R|%a|%l|%D|%T"])
         if listing.code != 0:
             message = listing.stderr.strip()
             if "contact" in message:
-                raise Unreachable(f"{self.transport.place}: {message}", remedy="Slurm's controller does not answer.")
+                raise Unreachable(f"{self.transport.host}: {message}", remedy="Slurm's controller does not answer.")
             yield skipped("partition", f"sinfo failed: {message}")
             return
         partitions: dict[str, list[list[str]]] = {}
@@ -168,7 +170,7 @@ class _Doctor:
             for name in names.split(","):
                 yield self._partition(key, name, partitions)
 
-    def _partition(self, key: str, name: str, partitions: Mapping[str, list[list[str]]]) -> Check:
+    def _partition(self, key: str, name: str, partitions: Mapping[str, list[list[str]]]) -> DoctorCheck:
         place = self.profile.origins.get(key, self.profile.place)
         if name not in partitions:
             return failed(key, f"there is no {name}", f"{place}: there are {', '.join(sorted(partitions))}.")
@@ -183,7 +185,7 @@ class _Doctor:
         values = {"account": fields.account, "partition": fields.run_partition or fields.partition, "time": fields.time}
         return [f"--{key}={value}" for key, value in values.items() if value]
 
-    def _test_only(self) -> Check:
+    def _test_only(self) -> DoctorCheck:
         """Check account, partition and time together, as Slurm itself sees them."""
         name = "account, partition and time"
         shape = [f"--nodes={self.fields.nodes or 1}"]
@@ -212,14 +214,14 @@ class _Doctor:
 
     # The shared directory
 
-    def directory_checks(self) -> Iterator[Check]:
+    def directory_checks(self) -> Iterator[DoctorCheck]:
         """Check that it can be written, fast enough, in the ways that are needed, and from a node."""
         folder = self.fields.remote_job_dir
         where = self.profile.origins.get("remote_job_dir", self.profile.place)
         if folder is None:
             yield skipped("remote_job_dir", "none is named: ./.holdfast is used")
             folder = os.path.abspath(".holdfast")  # noqa: PTH100 - it may be another machine's
-        if problem := folder_problem(folder, is_local=self.executor.is_local):
+        if problem := folder_problem(folder, self.executor):
             yield failed("remote_job_dir", problem, f"{where}: correct it.")
             return
         answer = self.transport.run(["sh", "-c", _WRITE, "sh", folder], timeout=180)
@@ -230,7 +232,7 @@ class _Doctor:
             if created:
                 self.transport.run(["rmdir", "--", *created])  # a directory that is in use by now stays
 
-    def _directory(self, folder: str, where: str, answer: Completed) -> Iterator[Check]:
+    def _directory(self, folder: str, where: str, answer: Completed) -> Iterator[DoctorCheck]:
         if answer.code != 0:
             yield failed(
                 "remote_job_dir", f"{folder}: {_last(answer.stderr)}", f"{where}: name a directory that you may write."
@@ -254,7 +256,7 @@ class _Doctor:
             if self.isolation is not None:
                 yield _sandbox(self.isolation)
 
-    def _speed(self, facts: Mapping[str, str]) -> Check:
+    def _speed(self, facts: Mapping[str, str]) -> DoctorCheck:
         megabytes = 16 / max(0.001, float(facts["write"]))
         syncs = 20 / max(0.001, float(facts["sync"]))
         message = f"{megabytes:,.0f} MB/s, {syncs:,.0f} synced writes a second"
@@ -262,7 +264,7 @@ class _Doctor:
         advice = "That is slow: many workers will wait. Choose another file system if there is one."
         return ok("write speed", message, advice if slow else "")
 
-    def _node(self) -> Check:
+    def _node(self) -> DoctorCheck:
         """Run a tiny job, to check that a node sees the directory and what is installed there."""
         name = "compute node"
         if not self.job:
@@ -324,7 +326,7 @@ class _Doctor:
 
     # Containers
 
-    def container_checks(self) -> Iterator[Check]:
+    def container_checks(self) -> Iterator[DoctorCheck]:
         """Check what images need: pyxis to run them, enroot to import them."""
         image = self.fields.container_image or self.fields.container
         count = self.transport.run(["sh", "-c", "srun --help 2>/dev/null | grep -c -- --container-image"]).text.strip()
@@ -348,7 +350,7 @@ class _Doctor:
             yield ok("auto-squash", f"{image} is imported below {self.fields.remote_job_dir}/containers")
 
 
-def _sandbox(able: Isolation) -> Check:
+def _sandbox(able: Isolation) -> DoctorCheck:
     """Report how programs of graders are confined; evals without such programs need nothing of it."""
     whole = able.writes and able.read_only and able.processes and able.network == "namespace"
     return ok(
@@ -358,7 +360,7 @@ def _sandbox(able: Isolation) -> Check:
     )
 
 
-def _wandb(profile: Profile, environ: Mapping[str, str]) -> Check:
+def _wandb(profile: Profile, environ: Mapping[str, str]) -> DoctorCheck:
     project = profile.wandb.project
     message = f"project {project}" if project else "no [wandb] project in env.toml"
     from holdfast.export.wandb import detect

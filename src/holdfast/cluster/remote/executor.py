@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.cluster.config.launch import TaskFile
-    from holdfast.cluster.remote.invocation import TaskPlace
+    from holdfast.cluster.remote.invocation import TaskFolder
     from holdfast.cluster.remote.ledger import Job, Ledger
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Transport
@@ -30,11 +30,11 @@ class Executor(ExecutorRules, Protocol):
 
     is_local: bool = False
     queues_successors: bool = False
-    """a main job queues the job that continues it, and jobs of workers; else one process makes all attempts at a task,
+    """a main job queues the job that continues it, and jobs of workers; else one process does all of a task,
     and starts its workers itself"""
 
     @abstractmethod
-    def start(self, ledger: Ledger, task: TaskFile, place: TaskPlace) -> list[Job]:
+    def start(self, ledger: Ledger, task: TaskFile, place: TaskFolder) -> list[Job]:
         """Start the jobs of a task that has no active main job, and record them in the ledger."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Executor(ExecutorRules, Protocol):
         return []
 
 
-def executor_named(name: str) -> Executor:
+def find_executor(name: str) -> Executor:
     """Return the executor of that name."""
     return cast("Executor", load_executor(name))
 
@@ -72,6 +72,6 @@ def active_main_jobs(executor: Executor, ledger: Ledger, invocation: str, task: 
     return [state for state, name in names if name is not None and name.task == task and name.role.startswith("main")]
 
 
-def job_command(task: TaskFile, place: TaskPlace, role: str = "main") -> list[str]:
+def job_command(task: TaskFile, place: TaskFolder, role: str = "main") -> list[str]:
     """Return the command of a job, for the interpreter of the task."""
     return [task.python, "-m", "holdfast.cluster.job", place.path, "--role", role]

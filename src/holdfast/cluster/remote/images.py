@@ -57,7 +57,7 @@ class Squashed(msgspec.Struct, frozen=True):
     """the job that imported it, which distinguishes imports of the same second"""
 
 
-class Reference(msgspec.Struct, frozen=True):
+class ImageReference(msgspec.Struct, frozen=True):
     """A Docker reference in its parts."""
 
     text: str
@@ -68,7 +68,7 @@ class Reference(msgspec.Struct, frozen=True):
     """or a digest, which begins with sha256:"""
 
     @classmethod
-    def parse(cls, image: str) -> Reference:
+    def parse(cls, image: str) -> ImageReference:
         """`nvcr.io/nvidia/nemo:25.01`, `ubuntu`, `docker://host:5000#team/image:tag`."""
         rest = re.sub(r"^docker://", "", image)
         first, sign, name = rest.partition("#") if "#" in rest else rest.partition("/")
@@ -125,7 +125,7 @@ def ensure_image(
     """
     if not is_reference(image):
         return image
-    reference = Reference.parse(image)
+    reference = ImageReference.parse(image)
     shelf = _Shelf(transport, f"{base.rstrip('/')}/containers", reference)
     version, squashed = shelf.read()
     digest = registry_digest(transport, reference)
@@ -172,7 +172,7 @@ def _import_reason(shelf: _Shelf, squashed: Squashed | None, digest: str | None,
 class _Shelf:
     """The files of one image."""
 
-    def __init__(self, transport: Transport, folder: str, reference: Reference) -> None:
+    def __init__(self, transport: Transport, folder: str, reference: ImageReference) -> None:
         self.transport = transport
         self.folder = folder
         self.reference = reference
@@ -326,7 +326,7 @@ def _failed(
     )
 
 
-def registry_digest(transport: Transport, reference: Reference) -> str | None:
+def registry_digest(transport: Transport, reference: ImageReference) -> str | None:
     """Return the digest of the manifest that a tag names now, as seen from the cluster; None if unknown."""
     if reference.tag.startswith("sha256:"):
         return reference.tag
@@ -341,7 +341,7 @@ def registry_digest(transport: Transport, reference: Reference) -> str | None:
     return _digest_over_http(transport, reference)
 
 
-def _digest_over_http(transport: Transport, reference: Reference) -> str | None:
+def _digest_over_http(transport: Transport, reference: ImageReference) -> str | None:
     """Ask a public registry over HTTP."""
     registry, name = reference.registry or "registry-1.docker.io", reference.name
     if reference.registry in (None, "docker.io"):

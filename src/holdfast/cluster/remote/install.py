@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 import holdfast
 from holdfast.canonical import digest
 from holdfast.cluster.remote.bundle import dataset_paths
-from holdfast.cluster.remote.transport import File
+from holdfast.cluster.remote.transport import SourceFile
 from holdfast.errors import ClusterError
 from holdfast.graders.build import grader_class
-from holdfast.spec.schema import ModelTarget, NatTarget, is_embedded
+from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.targets.build import target_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -63,17 +64,17 @@ def ensure_python(
 ) -> str:
     """Return an interpreter on the cluster that has this version of Holdfast, installed there once per version."""
     name, wheel = build_wheel()
-    code = transport.put({name: File(wheel)}, f"{base}/holdfast/code")
+    code = transport.put({name: SourceFile(wheel)}, f"{base}/holdfast/code")
     key = digest([code.rpartition("/")[2], sorted(extras)]).removeprefix("sha256:")
     place = f"{base}/holdfast/env/{key[:32]}"
     requirement = f"{code}/{name}" + (f"[{','.join(sorted(extras))}]" if extras else "")
     if transport.run(["test", "-e", f"{place}/.ready"]).code != 0:
-        say(f"[info] Installing Holdfast {holdfast.__version__} on {transport.place} (once per version)")
+        say(f"note: installing Holdfast {holdfast.__version__} on {transport.host} (once per version)")
     completed = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, requirement], timeout=_INSTALL_SECONDS)
     if completed.code != 0:
         output = "\n".join((completed.stderr.strip() or completed.text.strip()).splitlines()[-8:])
         raise ClusterError(
-            f"{transport.place}: Holdfast could not be installed in {place}:\n{output}",
+            f"{transport.host}: Holdfast could not be installed in {place}:\n{output}",
             remedy='Install it there yourself, and name the interpreter in the profile: python = "/path/to/bin/python"',
         )
     return f"{place}/bin/python"
@@ -127,13 +128,12 @@ def needed_extras(specs: Sequence[Eval], destinations: Iterable[str]) -> list[st
             extras.add("local")
         if getattr(spec.target, "mcp", None) or "mcp" in str(getattr(spec.target, "tools", "")):
             extras.add("mcp")
-        if isinstance(spec.target, NatTarget):
-            extras.add("nat")
-        for _, grader in spec.placed_graders():
-            if grader.type in ("nat", "ifeval"):
-                extras.add(grader.type)
-            elif (required := grader_class(grader).requires) is not None:
-                extras |= _extras_with(required[1])
+        graders = [grader_class(block) for _, block in spec.placed_graders()]
+        named = [target_class(spec).extra, *(kind.extra for kind in graders)]
+        extras |= {extra for extra in named if extra is not None}
+        for kind in graders:
+            if kind.requires is not None:
+                extras |= _extras_with(kind.requires[1])
     return sorted(extras)
 
 

@@ -8,7 +8,7 @@
         <n>/                           a task
             task.json                  `TaskFile`: everything that its jobs need to know
             job.sh, worker.sh          the batch scripts
-            attempts.jsonl             `Begin` and `End` of each attempt, sealed lines
+            attempts.jsonl             `Begin` and `End` of each start, sealed lines
             state.json                 `State`: its progress
             stop                       present: no job continues this task
             endpoint.json              `EndpointFile`: there is work, and where the model is; else absent
@@ -73,7 +73,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     """None: not known yet"""
     errors: int = 0
-    """trials that failed in this attempt"""
+    """trials that failed in this job"""
     rate: float = 0.0
     """trials per second"""
     reason: str = ""
@@ -89,7 +89,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="kind"):
-    """A job has begun an attempt."""
+    """A job has begun."""
 
     attempt: int
     job: str
@@ -102,7 +102,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="k
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="kind"):
-    """A job has ended an attempt. A killed attempt has no such line."""
+    """A job has ended. A killed job has no such line."""
 
     attempt: int
     job: str
@@ -111,14 +111,14 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="kind"
     records: int = 0
     why: str
     goes_on: bool = False
-    """True if another attempt follows without a user"""
+    """True if another job follows without a user"""
 
 
-AttemptRecord = Begin | End
+StartRecord = Begin | End
 
 
 class EndpointFile(msgspec.Struct, frozen=True, kw_only=True):
-    """There is work to share in `run_dir`; `base_url` is where this attempt serves the model, if it does."""
+    """There is work to divide in `run_dir`; `base_url` is where this job serves the model, if it does."""
 
     serial: int
     """grows whenever work is offered again"""
@@ -134,7 +134,7 @@ class EndpointFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def base_urls(self) -> tuple[str, ...]:
-        """The URLs of the model; none if this attempt does not serve it."""
+        """The URLs of the model; none if this job does not serve it."""
         return (self.base_url,) if isinstance(self.base_url, str) else self.base_url or ()
 
 
@@ -158,7 +158,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """why there can be no work"""
 
 
-class TaskPlace:
+class TaskFolder:
     """The folder of a task, and the paths of its files. Nothing is read or written."""
 
     def __init__(self, directory: str | Path, number: int) -> None:
@@ -168,7 +168,7 @@ class TaskPlace:
         self.task = f"{self.path}/task.json"
         self.script = f"{self.path}/job.sh"
         self.worker_script = f"{self.path}/worker.sh"
-        self.attempts = f"{self.path}/attempts.jsonl"
+        self.starts = f"{self.path}/attempts.jsonl"
         self.state = f"{self.path}/state.json"
         self.endpoint = f"{self.path}/endpoint.json"
         self.logs = f"{self.path}/logs"
@@ -176,7 +176,7 @@ class TaskPlace:
         self.stops = (f"{self.invocation}/stop", f"{self.path}/stop")
 
     @classmethod
-    def of(cls, folder: str | Path) -> TaskPlace:
+    def of(cls, folder: str | Path) -> TaskFolder:
         """Return the place of a folder."""
         path = Path(folder).absolute()
         if not path.name.isdigit():
@@ -194,12 +194,12 @@ def read_invocation(transport: Transport, directory: str) -> InvocationFile:
     return decode(transport.read(invocation_path(directory)), InvocationFile, invocation_path(directory))
 
 
-def read_task(transport: Transport, place: TaskPlace) -> TaskFile:
+def read_task(transport: Transport, place: TaskFolder) -> TaskFile:
     """Read a task."""
     return decode(transport.read(place.task), TaskFile, place.task)
 
 
-def read_state(transport: Transport, place: TaskPlace) -> State:
+def read_state(transport: Transport, place: TaskFolder) -> State:
     """Read the progress of a task; a task without a job so far is waiting."""
     try:
         return decode(transport.read(place.state), State, place.state)
@@ -207,17 +207,17 @@ def read_state(transport: Transport, place: TaskPlace) -> State:
         return State()
 
 
-def read_attempts(transport: Transport, place: TaskPlace) -> list[AttemptRecord]:
-    """Read the attempts so far. Torn and damaged lines do not count."""
+def read_starts(transport: Transport, place: TaskFolder) -> list[StartRecord]:
+    """Read the starts so far. Torn and damaged lines do not count."""
     try:
-        return decode_attempts(transport.read(place.attempts))
+        return decode_starts(transport.read(place.starts))
     except FileNotFoundError:
         return []
 
 
-def decode_attempts(data: bytes) -> list[AttemptRecord]:
+def decode_starts(data: bytes) -> list[StartRecord]:
     """Decode attempts.jsonl, without torn and damaged lines."""
-    return [msgspec.json.decode(line, type=AttemptRecord) for line in data.split(b"\n") if is_sound(line)]
+    return [msgspec.json.decode(line, type=StartRecord) for line in data.split(b"\n") if is_sound(line)]
 
 
 def write_stop(transport: Transport, directory: str, why: str) -> None:
@@ -230,16 +230,16 @@ def remove_stop(transport: Transport, directory: str) -> None:
     transport.check(["rm", "-f", "--", f"{directory.rstrip('/')}/stop"])
 
 
-def write_state(place: TaskPlace, state: State) -> None:
+def write_state(place: TaskFolder, state: State) -> None:
     """Replace state.json in one step, from a job."""
     write(Path(place.state), msgspec.structs.replace(state, updated=time.time()))
 
 
-def append_attempt(place: TaskPlace, record: AttemptRecord) -> None:
+def append_start(place: TaskFolder, record: StartRecord) -> None:
     """Add a line, on the medium when this returns. Only the main job of a task writes this file."""
     from holdfast.cluster.remote.transport import Here
 
-    Here(pauses=()).append(place.attempts, seal(msgspec.json.encode(record)))
+    Here(pauses=()).append(place.starts, seal(msgspec.json.encode(record)))
 
 
 def write(path: Path, content: msgspec.Struct) -> None:

@@ -9,7 +9,7 @@ process writes a file of its own, because appending from two machines to one fil
     disowned    a later process found no such job: it does not count, and must not work if it appears after all
 
 `sbatch` gets the intent's id as the job's comment, so `reconcile` finds out what became of an intent without an answer.
-A job that was still in transit when it was disowned learns so at its start: `Ledger.disowned(os.environ[INTENT])`.
+A job that was still in transit when it was disowned learns so at its start: `Ledger.is_disowned(os.environ[INTENT])`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Ledger:
         """Return every job that was intended."""
         return fold(self.records())
 
-    def disowned(self, intent: str) -> bool:
+    def is_disowned(self, intent: str) -> bool:
         """Return True if an intent was disowned. A job asks this at its start, and ends if so."""
         return any(isinstance(record, Disowned) and record.intent == intent for record in self.records())
 
@@ -204,7 +204,7 @@ class Submitter:
             self.ledger.write(Disowned(intent.intent, time.time(), error.message))
             raise
         self.ledger.write(Submitted(intent.intent, job, time.time()))
-        if self.ledger.disowned(intent.intent):  # too slow: another process has disowned it, and its own job counts
+        if self.ledger.is_disowned(intent.intent):  # too slow: another process has disowned it, and its own job counts
             self.slurm.cancel(ids={job: intent.name})
             raise ClusterError(
                 f"job {job} was cancelled: another process has taken over the submission of {intent.name}"
@@ -244,7 +244,7 @@ class Submitter:
             return []
         names = sorted({job.intent.name for job in waiting})
         since = min(job.intent.time for job in waiting)
-        states = [*self.slurm.jobs(names=names), *(self.slurm.accounted(names, since=since) or [])]
+        states = [*self.slurm.jobs(names=names), *(self.slurm.query_accounting(names, since=since) or [])]
         adopted = []
         for job in waiting:
             matches = [state for state in states if job.matches(state) and (state.name, state.id) not in others]

@@ -1,6 +1,6 @@
 """The `local` executor: jobs are processes on this machine that outlive the command.
 
-Folders, files and code are those of a cluster; instead of queueing successors the main process makes its attempts
+Folders, files and code are those of a cluster; instead of queueing successors the main process repeats its work
 itself. A process is identified by its id and its start.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.cluster.config.launch import TaskFile
-    from holdfast.cluster.remote.invocation import TaskPlace
+    from holdfast.cluster.remote.invocation import TaskFolder
     from holdfast.cluster.remote.transport import Transport
 
 
@@ -35,11 +35,11 @@ class LocalExecutor(Executor):
     name = "local"
     is_local = True
 
-    def command(self, task: TaskFile, place: TaskPlace) -> list[str]:
+    def command(self, task: TaskFile, place: TaskFolder) -> list[str]:
         """Return the command of a task's main process."""
         return job_command(task, place)
 
-    def start(self, ledger: Ledger, task: TaskFile, place: TaskPlace) -> list[Job]:
+    def start(self, ledger: Ledger, task: TaskFile, place: TaskFolder) -> list[Job]:
         """Start the main process of a task."""
         names = (JobName.parse(job.intent.name) for job in ledger.jobs())
         number = 1 + sum(name is not None and name.task == task.number for name in names)

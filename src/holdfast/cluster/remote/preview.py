@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.cluster.remote.executor import executor_named
-from holdfast.cluster.remote.invocation import TaskPlace
+from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.scripts import main_script, worker_script
 from holdfast.cluster.remote.submit import base_folder, connect_launch, place_task, runs_folder
 from holdfast.engine.options import Options
 from holdfast.engine.session import preview_run
 from holdfast.errors import ClusterError, DataError, HoldfastError, Unreachable
-from holdfast.plan.changes import counted
+from holdfast.plan.changes import format_count
 from holdfast.plan.identity import identify
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ _LOOK_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Preview:
+class JobPreview:
     """A task file and the scripts that would be submitted."""
 
     task: TaskFile
@@ -35,12 +34,12 @@ class Preview:
     worker: str | None
 
 
-def preview(launch: Launch) -> list[Preview]:
+def preview(launch: Launch) -> list[JobPreview]:
     """Return task files and scripts, with what is only known at submission in angle brackets."""
     base = base_folder(launch)
     previews = []
     for number, task in enumerate(launch.tasks):
-        place = TaskPlace(f"{base}/holdfast/<id>", number)
+        place = TaskFolder(f"{base}/holdfast/<id>", number)
         file = place_task(
             task.file,
             place,
@@ -50,7 +49,7 @@ def preview(launch: Launch) -> list[Preview]:
             runs_dir=runs_folder(launch, base),
         )
         worker = worker_script(file, place) if file.workers > 1 else None
-        previews.append(Preview(file, main_script(file, place), worker))
+        previews.append(JobPreview(file, main_script(file, place), worker))
     return previews
 
 
@@ -70,7 +69,7 @@ class RunPreview:
     def lines(self) -> Iterator[str]:
         """Yield the lines that people see."""
         if self.samples is not None:
-            yield f"{counted(self.samples, 'sample')} × {counted(self.trials, 'trial')}"
+            yield f"{format_count(self.samples, 'sample')} × {format_count(self.trials, 'trial')}"
         if self.run_dir:
             yield f"run: {self.run_dir}{' (finished)' if self.finished else ''}"
         if self.plan is not None:
@@ -103,7 +102,7 @@ class RunPreviews:
         spec, options = task.spec, file.options
         engine = Options(runs_dir=Path(file.runs_dir), fresh=options.fresh, accept_drift=options.accept_drift)
         try:
-            if executor_named(file.executor).is_local:
+            if self._launch.executor.shares_files:
                 identity, rundir, plan = preview_run(spec, engine)
                 return RunPreview(identity.survey.count, spec.trials, str(rundir.path), plan, rundir.finished)
             identity = identify(spec)
@@ -131,8 +130,8 @@ class RunPreviews:
         state, _, count = answer.text.strip().rpartition("\n")[2].partition(" ")
         if state == "none":
             note = "there is no such run yet; outputs of other runs there are reused where their keys match"
-            return False, f"{transport.place}: {note}"
-        note = f"{transport.place}: {int(count):,} outputs are there"
+            return False, f"{transport.host}: {note}"
+        note = f"{transport.host}: {int(count):,} outputs are there"
         return state == "finished", note if state == "finished" else f"{note}, and the run continues from there"
 
 

@@ -47,7 +47,7 @@ class Invocation(msgspec.Struct, frozen=True):
     """a copy of the records written from this machine"""
 
 
-class Registry:
+class InvocationRegistry:
     """The invocations that this user submitted from this machine, one file each."""
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.launch import TaskFile
     from holdfast.cluster.config.profiles import ProfileBlock
     from holdfast.cluster.config.schema import ExecutionBlock
-    from holdfast.cluster.remote.invocation import TaskPlace
+    from holdfast.cluster.remote.invocation import TaskFolder
 
 _GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "exclusive")
 
 
-def main_script(task: TaskFile, place: TaskPlace) -> str:
+def main_script(task: TaskFile, place: TaskFolder) -> str:
     """Return the script of the main job, which serves the model, if the task does so, and works."""
     return _script(task, place, "main", f"{place.logs}/slurm-%j.log", task.main_options)
 
 
-def worker_script(task: TaskFile, place: TaskPlace) -> str:
+def worker_script(task: TaskFile, place: TaskFolder) -> str:
     """Return the script of the array of worker jobs, members 1, 2 …"""
     array = f"--array=1-{max(1, task.workers - 1)}"
     return _script(task, place, "worker", f"{place.logs}/slurm-%A_%a.log", (array, "--requeue", *task.worker_options))
 
 
-def _script(task: TaskFile, place: TaskPlace, role: str, log: str, options: Iterable[str]) -> str:
+def _script(task: TaskFile, place: TaskFolder, role: str, log: str, options: Iterable[str]) -> str:
     pattern = "/".join(part.replace("%", "%%") for part in log.split("/")[:-1]) + "/" + log.rpartition("/")[2]
     lines = [
         "#!/bin/bash",

@@ -76,7 +76,7 @@ _REASONS: Final = (
     ("QOSMaxJobsPerUser", "you run as many jobs as your QOS allows; it starts when one of them ends"),
     ("QOSMaxSubmitJobPerUser", "you have submitted as many jobs as your QOS allows"),
     ("QOSMaxWallDuration", "its time limit is longer than your QOS allows; ask for less time"),
-    ("QOS", "it would pass a limit of its QOS; it waits until other jobs of that QOS end"),
+    ("QOS", "it exceeds a limit of its QOS; it waits until other jobs of that QOS end"),
     ("AssocMaxJobs", "your account runs as many jobs as it may; it starts when one of them ends"),
     ("AssocMaxWallDuration", "its time limit is longer than your account allows; ask for less time"),
     ("AssocGrpCPUMinutes", "your account has used up its CPU time"),
@@ -100,17 +100,17 @@ _REASONS: Final = (
         "a job it depends on ended in another way than required; it will never start, so cancel it",
     ),
     ("Dependency", "it waits for another job to end"),
-    ("JobHeldUser", "its owner holds it; `scontrol release` lets it go"),
-    ("JobHeldAdmin", "an administrator holds it; ask them"),
-    ("launch failed requeued held", "it could not be started, and Slurm holds it; `scontrol release` lets it go"),
-    ("job requeued in held state", "it was requeued, and Slurm holds it; `scontrol release` lets it go"),
-    ("JobHoldMaxRequeue", "it was requeued too often, and Slurm holds it; `scontrol release` lets it go"),
+    ("JobHeldUser", "held by its owner; release with `scontrol release`"),
+    ("JobHeldAdmin", "held by an administrator; ask them"),
+    ("launch failed requeued held", "it could not be started, and is held by Slurm; release with `scontrol release`"),
+    ("job requeued in held state", "it was requeued, and is held by Slurm; release with `scontrol release`"),
+    ("JobHoldMaxRequeue", "it was requeued too often, and is held by Slurm; release with `scontrol release`"),
     ("BeginTime", "it starts at its time; after a requeue that is some two minutes later"),
     ("JobArrayTaskLimit", "as many members of its array run as are allowed at once"),
     ("Licenses", "it waits for a licence to become free"),
     ("NodeDown", "a node it needs is down"),
     ("Prolog", "its node is being prepared"),
-    ("Cleaning", "it is being requeued, and its last attempt is still being cleaned up"),
+    ("Cleaning", "it is being requeued, and its last start is still being cleaned up"),
     ("None", "Slurm has not looked at it yet"),
 )
 
@@ -234,7 +234,7 @@ class Slurm:
         output = completed.text.strip()
         job = re.search(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
         if job is None:
-            raise Unreachable(f"{self.transport.place}: sbatch succeeded, but named no job: {output!r}")
+            raise Unreachable(f"{self.transport.host}: sbatch succeeded, but named no job: {output!r}")
         return job[1]
 
     def jobs(
@@ -276,7 +276,7 @@ class Slurm:
             for job in jobs
         ]
 
-    def accounted(self, names: Collection[str], *, since: float) -> list[JobState] | None:
+    def query_accounting(self, names: Collection[str], *, since: float) -> list[JobState] | None:
         """List the jobs of these names with `sacct`, also long after their end; None without accounting.
 
         Accounting learns of a job's end some seconds late, and of its comment only if the cluster stores comments.
@@ -316,7 +316,7 @@ class Slurm:
             return completed
         lines = (line.strip() for line in completed.stderr.splitlines())
         message = " ".join(filter(None, lines)) or f"exit code {completed.code}"
-        place = self.transport.place
+        place = self.transport.host
         if completed.code == 127:
             raise ClusterError(
                 f"{place}: there is no {program}",

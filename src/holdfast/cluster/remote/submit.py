@@ -1,6 +1,6 @@
 """Submit a compiled configuration: put everything on the cluster, then start the jobs, and nothing twice.
 
-`submit` begins an invocation, `start_attempt` continues one, from its files alone.
+`submit` begins an invocation, `start_jobs` continues one, from its files alone.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from holdfast.cluster.config.provenance import DEFAULT
 from holdfast.cluster.config.variables import check_environment, host_value
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.bundle import collect, copies_in
-from holdfast.cluster.remote.executor import active_main_jobs, executor_named
+from holdfast.cluster.remote.executor import active_main_jobs, find_executor
 from holdfast.cluster.remote.images import ensure_image, import_options
 from holdfast.cluster.remote.install import ensure_python, needed_extras
-from holdfast.cluster.remote.invocation import InvocationFile, State, TaskPlace
+from holdfast.cluster.remote.invocation import InvocationFile, State, TaskFolder
 from holdfast.cluster.remote.ledger import Ledger, fold
-from holdfast.cluster.remote.registry import Invocation, Registry, new_invocation
+from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.cluster.remote.scripts import main_script, worker_script
 from holdfast.cluster.remote.slurm import Slurm
-from holdfast.cluster.remote.transport import File, Ssh, Transport, connect
+from holdfast.cluster.remote.transport import SourceFile, Ssh, Transport, connect
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.durable import slug
 
@@ -53,12 +53,12 @@ def submit(
     say: Callable[[str], None] = lambda _: None,
     force_squash: bool = False,
     transport: Transport | None = None,
-    registry: Registry | None = None,
+    registry: InvocationRegistry | None = None,
 ) -> Invocation:
     """Put everything in place, submit every task, and return the registry's entry."""
     check_environment(launch.variables, environ)
     transport = transport or connect_launch(launch)
-    registry = registry or Registry()
+    registry = registry or InvocationRegistry()
     base = _make_base(launch, transport)
     launch = _expand_home(launch, transport)
     python = _find_python(launch, transport, base, say)
@@ -66,12 +66,12 @@ def submit(
         server.name: _find_image(launch, server, transport, base, say, force=force_squash) for server in launch.servers
     }
     if force_squash and not launch.servers:
-        say("[info] --force-squash: no image is imported, because no server is started in a container")
+        say("note: --force-squash: no image is imported, because no server is started in a container")
     number = new_invocation()
     directory = f"{base}/holdfast/{number}"
     tasks = []
     for index, task in enumerate(launch.tasks):
-        place = TaskPlace(directory, index)
+        place = TaskFolder(directory, index)
         tasks.append((place, _send_task(launch, task, place, number, python, images, transport, base)))
     invocation_file = _invocation_file(launch, number, base)
     _put_invocation(transport, directory, invocation_file, tasks, _secrets(launch, environ))
@@ -89,7 +89,7 @@ def submit(
     )
     registry.add(invocation)
     try:
-        start_attempt(transport, directory, mirror=registry.mirror(number))
+        start_jobs(transport, directory, mirror=registry.mirror(number))
     except Unreachable as error:
         error.remedy = f"Everything is in place in {directory}; `holdfast resume {number}` submits the rest."
         raise
@@ -129,7 +129,7 @@ def _describe_request(launch: Launch) -> str:
     return f"Slurm was asked for {', '.join(parts) or 'nothing in particular'}{check}."
 
 
-def start_attempt(
+def start_jobs(
     transport: Transport,
     directory: str,
     *,
@@ -141,17 +141,17 @@ def start_attempt(
     Submissions without an answer are settled first. ClusterError while another process may still be submitting.
     """
     invocation = _read_invocation(transport, directory)
-    executor = executor_named(invocation.executor)
+    executor = find_executor(invocation.executor)
     ledger = Ledger(transport, directory, mirror=mirror)
     if any(job.open for job in ledger.jobs()) and (doubtful := executor.settle(ledger)):
         processes = ", ".join(f"{job.intent.host} (pid {job.intent.pid})" for job in doubtful)
         raise ClusterError(
-            f"{invocation.id} may be being submitted just now, by {processes}",
+            f"{invocation.id}: another process may be submitting it: {processes}",
             remedy="Wait two minutes, then run the same command again.",
         )
     started: list[Job] = []
     for number in range(len(invocation.tasks)) if tasks is None else tasks:
-        place = TaskPlace(directory, number)
+        place = TaskFolder(directory, number)
         state = layout.read_state(transport, place)
         if state.phase == "done" or active_main_jobs(executor, ledger, invocation.id, number):
             continue
@@ -164,10 +164,10 @@ def _read_invocation(transport: Transport, directory: str) -> InvocationFile:
     try:
         return layout.read_invocation(transport, directory)
     except FileNotFoundError:
-        raise UsageError(f"{transport.place}: {directory} is not an invocation: it has no invocation.json") from None
+        raise UsageError(f"{transport.host}: {directory} is not an invocation: it has no invocation.json") from None
 
 
-def _reset(transport: Transport, place: TaskPlace, state: State) -> None:
+def _reset(transport: Transport, place: TaskFolder, state: State) -> None:
     """Let a task that has ended begin again."""
     if state.phase in layout.OVER:
         fresh = msgspec.structs.replace(state, phase="waiting", reason="", exit_code=None, updated=time.time())
@@ -192,7 +192,7 @@ def _expand_home(launch: Launch, transport: Transport) -> Launch:
     """Expand `~` in folders on the cluster, which nothing does later."""
 
     def expand(path: str | None) -> str | None:
-        if path is None or not path.startswith("~") or executor_named(launch.execution.type).is_local:
+        if path is None or not path.startswith("~") or launch.executor.shares_files:
             return path
         return transport.check(["sh", "-c", _EXPAND_HOME + 'printf %s "$1"', "sh", path]).text
 
@@ -213,11 +213,11 @@ def _find_python(launch: Launch, transport: Transport, base: str, say: Callable[
         completed = transport.run([python, "-c", "import holdfast; print(holdfast.__version__)"])
         if completed.code != 0:
             reason = completed.stderr.strip().splitlines()[-1:]
-            raise ClusterError(f"{transport.place}: {python} has no Holdfast: {reason}")
+            raise ClusterError(f"{transport.host}: Holdfast is not installed in {python}: {reason}")
         if (version := completed.text.strip()) != holdfast.__version__:
-            say(f"[info] {python} has Holdfast {version}, this is {holdfast.__version__}")
+            say(f"note: {python} has Holdfast {version}, this is {holdfast.__version__}")
         return python
-    if executor_named(launch.execution.type).is_local:
+    if not launch.executor.installs_python:
         return sys.executable
     extras = needed_extras([task.spec for task in launch.tasks], launch.shared.export)
     return ensure_python(transport, base, extras, say)
@@ -228,17 +228,17 @@ def _find_image(
 ) -> str | None:
     """Return the image of a server: imported to a .sqsh file if it is a Docker reference and the cluster has pyxis."""
     image = server.image
-    if image is None or executor_named(launch.execution.type).is_local:
+    if image is None or not launch.executor.starts_containers:
         if force:
-            say("[info] --force-squash: no image is imported, because no server is started in a container")
+            say("note: --force-squash: no image is imported, because no server is started in a container")
         return image
     if image.endswith(".sqsh"):
         if force:
-            say(f"[info] --force-squash: {image} is a .sqsh file already; only Docker references are imported again")
+            say(f"note: --force-squash: {image} is a .sqsh file already; only Docker references are imported again")
         return image
     if transport.run(["sh", "-c", "srun --help | grep -q -e --container-image"]).code != 0:
         say(
-            f"[info] no pyxis on {transport.place} (srun has no --container-image): {image} is neither imported nor "
+            f"note: no pyxis on {transport.host} (srun has no --container-image): {image} is neither imported nor "
             "used, the server runs as a plain process of the node, with what is installed there"
         )
         return None
@@ -255,7 +255,7 @@ def _secrets(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
 def _send_task(
     launch: Launch,
     task: Task,
-    place: TaskPlace,
+    place: TaskFolder,
     invocation: str,
     python: str,
     images: Mapping[str, str | None],
@@ -266,8 +266,7 @@ def _send_task(
     bundle = collect(task.spec, task.eval_file, translated=task.translated)
     folder = bundle.send(transport, base)
     runs_dir = runs_folder(launch, base)
-    is_local = executor_named(launch.execution.type).is_local
-    copies = task.spec.folder.resolve() if is_local else Path(runs_dir, slug(task.spec.name))
+    copies = task.spec.folder.resolve() if launch.executor.shares_files else Path(runs_dir, slug(task.spec.name))
     # An eval that was translated from another tool's file has its overrides applied already.
     overrides = () if bundle.translated else task.file.overrides
     return place_task(
@@ -282,7 +281,7 @@ def _send_task(
     )
 
 
-def place_task(file: TaskFile, place: TaskPlace, images: Mapping[str, str | None], **fields: Any) -> TaskFile:
+def place_task(file: TaskFile, place: TaskFolder, images: Mapping[str, str | None], **fields: Any) -> TaskFile:
     """Add to a compiled task what is only known at submission."""
 
     def with_image(server: Server) -> Server:
@@ -300,7 +299,7 @@ def place_task(file: TaskFile, place: TaskPlace, images: Mapping[str, str | None
 def runs_folder(launch: Launch, base: str) -> str:
     """Return where runs go: `output_dir`, else `runs` in the base folder, or the runs directory of this machine."""
     output_dir = launch.execution.output_dir
-    if not executor_named(launch.execution.type).is_local:
+    if not launch.executor.shares_files:
         return output_dir or f"{base}/runs"
     default = f"{base}/runs" if launch.env.remote_job_dir else os.environ.get("HOLDFAST_RUNS_DIR") or "runs"
     return str(Path.cwd() / Path(output_dir or default).expanduser())
@@ -325,19 +324,19 @@ def _put_invocation(
     transport: Transport,
     directory: str,
     invocation: InvocationFile,
-    tasks: Sequence[tuple[TaskPlace, TaskFile]],
+    tasks: Sequence[tuple[TaskFolder, TaskFile]],
     secrets: Mapping[str, str],
 ) -> None:
     """Create the directory of an invocation. It appears with everything in it, or not at all."""
     files = {
-        "invocation.json": File(layout.encode(invocation)),
-        "secrets.env": File(layout.write_secrets(secrets), 0o600),
+        "invocation.json": SourceFile(layout.encode(invocation)),
+        "secrets.env": SourceFile(layout.write_secrets(secrets), 0o600),
     }
     for place, task in tasks:
-        files[f"{place.number}/task.json"] = File(layout.encode(task))
-        files[f"{place.number}/job.sh"] = File(main_script(task, place).encode(), 0o755)
-        files[f"{place.number}/logs/.keep"] = File(b"")
+        files[f"{place.number}/task.json"] = SourceFile(layout.encode(task))
+        files[f"{place.number}/job.sh"] = SourceFile(main_script(task, place).encode(), 0o755)
+        files[f"{place.number}/logs/.keep"] = SourceFile(b"")
         if task.workers > 1:
-            files[f"{place.number}/worker.sh"] = File(worker_script(task, place).encode(), 0o755)
+            files[f"{place.number}/worker.sh"] = SourceFile(worker_script(task, place).encode(), 0o755)
     arrived = transport.put(files, f"{Path(directory).parent}/arriving")
     transport.check(["sh", "-c", 'rm -f -- "$1/.whole" && mv -- "$1" "$2"', "sh", arrived, directory])

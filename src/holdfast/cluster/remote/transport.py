@@ -62,7 +62,7 @@ class Completed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class File:
+class SourceFile:
     """A file to put on the cluster: bytes, or the path of a local file, whose mode it keeps unless one is given."""
 
     content: bytes | Path
@@ -79,7 +79,7 @@ class File:
 class Transport(ABC):
     """A connection to a machine. Methods raise `Unreachable` if it fails, `ClusterError` if something is refused."""
 
-    place: str
+    host: str
     """the machine's name in messages"""
 
     def __init__(self, *, pauses: Sequence[float] = PAUSES) -> None:
@@ -124,7 +124,7 @@ class Transport(ABC):
         done = self.run(argv, input=input, timeout=timeout, once=once)
         if done.code != 0:
             reason = done.stderr.strip() or f"exit code {done.code}"
-            raise ClusterError(f"{self.place}: {_shown(argv)}: {reason}")
+            raise ClusterError(f"{self.host}: {_shown(argv)}: {reason}")
         return done
 
     def exists(self, path: str) -> bool:
@@ -137,9 +137,9 @@ class Transport(ABC):
         script = f'test -e "$1" || exit {_MISSING}; exec <"$1" || exit; tail -c +{offset + 1:d} | {cut}'
         done = self.run(["sh", "-c", script, "sh", path])
         if done.code == _MISSING:
-            raise FileNotFoundError(f"{self.place}: {path}")
+            raise FileNotFoundError(f"{self.host}: {path}")
         if done.code != 0:
-            raise ClusterError(f"{self.place}: cannot read {path}: {done.stderr.strip()}")
+            raise ClusterError(f"{self.host}: cannot read {path}: {done.stderr.strip()}")
         return done.stdout
 
     def append(self, path: str, data: bytes) -> None:
@@ -152,7 +152,7 @@ class Transport(ABC):
             raise ValueError("append is for a few lines")
         self.check(["sh", "-c", _APPEND, "sh", path], input=data)
 
-    def put(self, files: Mapping[str, File], directory: str) -> str:
+    def put(self, files: Mapping[str, SourceFile], directory: str) -> str:
         """Put files, by their relative names, into `<directory>/<digest>`, and return that path.
 
         The digest is that of names, modes and contents, so what is there already is not sent again. The directory
@@ -198,7 +198,7 @@ class Transport(ABC):
         names = " -o ".join(f"-name {shlex.quote(pattern)}" for pattern in patterns)
         completed = self.run(["sh", "-c", _READ_TREE % names, "sh", directory])
         if completed.code == _MISSING:
-            raise FileNotFoundError(f"{self.place}: {directory}")
+            raise FileNotFoundError(f"{self.host}: {directory}")
         user, owner, packed = completed.stdout.split(b"\n", 2)
         files: dict[str, bytes] = {}
         with suppress(tarfile.TarError), tarfile.open(fileobj=BytesIO(packed)) as tar:
@@ -253,7 +253,7 @@ sync -- "$folder"
 )
 
 
-def _digest(files: Mapping[str, File]) -> str:
+def _digest(files: Mapping[str, SourceFile]) -> str:
     described = {}
     for name, file in files.items():
         if name.startswith("/") or ".." in name.split("/") or name in ("", ".whole"):
@@ -267,9 +267,9 @@ def _digest(files: Mapping[str, File]) -> str:
     return digest(described).removeprefix("sha256:")
 
 
-def _pack(files: Mapping[str, File], archive: BinaryIO) -> None:
+def _pack(files: Mapping[str, SourceFile], archive: BinaryIO) -> None:
     with tarfile.open(fileobj=archive, mode="w|", format=tarfile.GNU_FORMAT) as tar:
-        for name, file in [*sorted(files.items()), (".whole", File(b""))]:
+        for name, file in [*sorted(files.items()), (".whole", SourceFile(b""))]:
             info = tarfile.TarInfo(name)
             stream, info.size, info.mode = file.open()
             with stream:
@@ -279,7 +279,7 @@ def _pack(files: Mapping[str, File], archive: BinaryIO) -> None:
 class Here(Transport):
     """This machine: the cluster's login node, a node in a job, or the machine of local jobs."""
 
-    place = "this machine"
+    host = "this machine"
 
     def __init__(self, *, env: Mapping[str, str] | None = None, pauses: Sequence[float] = PAUSES) -> None:
         super().__init__(pauses=pauses)
@@ -343,7 +343,7 @@ class Here(Transport):
             is_mine = root.stat().st_uid == os.getuid()
             folders = [root, *(path for path in sorted(root.iterdir()) if path.is_dir())]
         except (FileNotFoundError, PermissionError) as error:
-            raise FileNotFoundError(f"{self.place}: {directory}") from error
+            raise FileNotFoundError(f"{self.host}: {directory}") from error
         files: dict[str, bytes] = {}
         for folder in folders:
             for pattern in patterns:
@@ -366,7 +366,7 @@ class Here(Transport):
                     for member in tar:
                         _unpack(tar, member, stage)
                 if not (stage / ".whole").is_file():
-                    raise ClusterError(f"{self.place}: {target}: the files did not arrive completely")
+                    raise ClusterError(f"{self.host}: {target}: the files did not arrive completely")
                 stage.chmod(0o755)
                 if Path(target).exists() and not self._is_whole(target, count):
                     Path(target).rename(stage.with_suffix(".old"))
@@ -388,7 +388,7 @@ class Here(Transport):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise ClusterError(f"{self.place}: {what}: {error.strerror or error}") from error
+            raise ClusterError(f"{self.host}: {what}: {error.strerror or error}") from error
 
 
 def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
@@ -426,8 +426,8 @@ class Ssh(Transport):
         super().__init__(pauses=pauses)
         if host.startswith("-") or (user or "").startswith("-"):
             raise ValueError(f"not a host: {host!r}, or not a user: {user!r}")
-        self.host = host
-        self.place = host if user is None else f"{user}@{host}"
+        self._host = host
+        self.host = host if user is None else f"{user}@{host}"
         self._config = _defaults(config)
         self._options = [
             *("-F", str(self._config), "-o", "BatchMode=yes", "-T"),
@@ -439,17 +439,17 @@ class Ssh(Transport):
         # 255 is ssh's own failure, so a program's 255 is reported as 254.
         command = _for_any_shell(["sh", "-c", '"$@"; code=$?; exit $((code < 255 ? code : 254))', "sh", *argv])
         try:
-            done = _run(argv, ["ssh", *self._options, "--", self.host, command], source, timeout)
+            done = _run(argv, ["ssh", *self._options, "--", self._host, command], source, timeout)
         except FileNotFoundError:
             raise ClusterError("ssh is not installed here", remedy="Install OpenSSH's client.") from None
         except subprocess.TimeoutExpired:
-            raise Unreachable(f"{self.place}: no answer within {timeout:.0f} s to {_shown(argv)}") from None
+            raise Unreachable(f"{self.host}: no answer within {timeout:.0f} s to {_shown(argv)}") from None
         if done.code != 255:
             return done
         lines = done.stderr.strip().splitlines() or ["the connection broke"]
         raise Unreachable(
-            f"{self.place}: {lines[-1]}",
-            remedy=f"`ssh {self.place} true` must work without a question; jobs there are not affected by this.",
+            f"{self.host}: {lines[-1]}",
+            remedy=f"`ssh {self.host} true` must work without a password prompt; jobs there are not affected by this.",
         )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.cluster.remote.invocation import State
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.transport import Here, connect
 from holdfast.errors import ClusterError, UsageError
 
@@ -46,7 +46,7 @@ class Subject(NamedTuple):
 
 
 def _full_path(transport: Transport, directory: str) -> str:
-    return directory if isinstance(transport, Here) else f"{transport.place}:{directory}"
+    return directory if isinstance(transport, Here) else f"{transport.host}:{directory}"
 
 
 def subject_from(entry: Invocation, task: int | None = None) -> Subject:
@@ -54,7 +54,7 @@ def subject_from(entry: Invocation, task: int | None = None) -> Subject:
     return Subject(connect(entry.host, entry.user, entry.identity), entry.directory, task, entry)
 
 
-def find(text: str, registry: Registry | None = None) -> Subject | Path:
+def find(text: str, registry: InvocationRegistry | None = None) -> Subject | Path:
     """Return an invocation or one of its tasks, else the path of a run on this machine.
 
     UsageError if there is no such thing, or several; `Unreachable` if that cannot be found out.
@@ -71,7 +71,7 @@ def find(text: str, registry: Registry | None = None) -> Subject | Path:
         return subject
     if "/" in text or text in (".", ".."):
         return _find_at(Here(), str(Path(text).absolute()))
-    registry = registry or Registry()
+    registry = registry or InvocationRegistry()
     digits = re.fullmatch(r"([0-9a-f]{1,16})(\.\d+)?", text)
     if digits and any(registry.folder.glob(f"{digits[1]}*.json")):
         return subject_from(*registry.resolve(text))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdfast.cluster.remote.executor import executor_named
-from holdfast.cluster.remote.invocation import TaskPlace, write_stop
+from holdfast.cluster.remote.executor import find_executor
+from holdfast.cluster.remote.invocation import TaskFolder, write_stop
 from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.slurm import JobName
 from holdfast.cluster.watch.status import jobs_of, read_files
@@ -51,7 +51,7 @@ def kill(
         raise UsageError(
             f"{subject.name} is an invocation of {files.invocation.user}", remedy="Only they can cancel its jobs."
         )
-    marked = subject.directory if subject.task is None else TaskPlace(subject.directory, subject.task).path
+    marked = subject.directory if subject.task is None else TaskFolder(subject.directory, subject.task).path
     write_stop(subject.transport, marked, why)
     try:
         return _end_jobs(subject, patience, poll, say)
@@ -72,7 +72,7 @@ def _end_jobs(subject: Subject, patience: float, poll: float, say: Callable[[str
         fresh = [state for state in live if (state.name, state.handle) not in cancelled]
         fresh.sort(key=lambda state: state.state != "pending")  # a successor, before the job fails that it waits for
         if fresh:
-            executor_named(files.invocation.executor).cancel(subject.transport, fresh)
+            find_executor(files.invocation.executor).cancel(subject.transport, fresh)
         for state in fresh:
             cancelled[state.name, state.handle] = _describe(state)
             say(f"cancelling {_describe(state)}")
@@ -80,7 +80,7 @@ def _end_jobs(subject: Subject, patience: float, poll: float, say: Callable[[str
             break
         time.sleep(poll)
     # A job that was being submitted when the mark was set is adopted, or disowned, which it learns at its start.
-    executor_named(files.invocation.executor).settle(Ledger(subject.transport, subject.directory))
+    find_executor(files.invocation.executor).settle(Ledger(subject.transport, subject.directory))
     remain = {(state.name, state.handle) for state in live}
     return Killed(
         [shown for key, shown in cancelled.items() if key not in remain],

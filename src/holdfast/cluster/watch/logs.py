@@ -1,6 +1,6 @@
 """Read and follow the logs of an invocation, across jobs.
 
-Every attempt at a task writes its own log file, so following a task means following a folder: whatever is appended to
+Every start of a job writes its own log file, so following a task means following a folder: whatever is appended to
 its files is shown, in the order in which the files were last written. A requeued job, or a successor, is the next file.
 """
 
@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.executor import active_main_jobs, executor_named
-from holdfast.cluster.remote.invocation import TaskPlace
+from holdfast.cluster.remote.executor import active_main_jobs, find_executor
+from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.ledger import Ledger
 from holdfast.errors import ClusterError, Unreachable
 
@@ -55,20 +55,20 @@ class Logs:
     def _sizes(self) -> list[tuple[str, int]]:
         return self._transport.list_files(self.folder, self._pattern)
 
-    def skip_earlier_attempts(self) -> None:
-        """Begin with the newest attempt. An attempt may have several logs of a kind: one per instance."""
+    def skip_earlier_starts(self) -> None:
+        """Begin with the newest start. One start may have several logs of a kind: one per instance."""
         sizes = self._sizes()
-        newest = self._attempt(sizes[-1][0]) if sizes else []
-        self._offsets.update((name, size) for name, size in sizes if self._attempt(name) != newest)
+        newest = self._start_of(sizes[-1][0]) if sizes else []
+        self._offsets.update((name, size) for name, size in sizes if self._start_of(name) != newest)
 
-    def _attempt(self, name: str) -> list[str]:
+    def _start_of(self, name: str) -> list[str]:
         """Return job and restart of a log: `12` and `0` of `deployment-12-0-1.log`."""
         return name.removeprefix(self._pattern.partition("*")[0]).removesuffix(".log").split("-")[:2]
 
     def read(self) -> Iterator[LogLine]:
         """Yield the lines that were completed since the last call.
 
-        An attempt that was killed may leave half a line behind. Once a newer attempt writes, that half is a line.
+        A job that was killed may leave half a line behind. Once a newer start writes, that half is a line.
         """
         sizes = self._sizes()
         for name, size in sizes:
@@ -83,7 +83,7 @@ class Logs:
                 self._offsets[name] = offset
                 *lines, self._unfinished[name] = (self._unfinished.get(name, b"") + data).split(b"\n")
                 yield from (_line(name, line) for line in lines)
-            if self._attempt(name) != self._attempt(sizes[-1][0]):
+            if self._start_of(name) != self._start_of(sizes[-1][0]):
                 yield from self._end(name)
 
     def end(self) -> Iterator[LogLine]:
@@ -133,7 +133,7 @@ def follow(transport: Transport, invocation: Invocation, write: Callable[[str], 
             task.show()
         return all(task.over for task in tasks)
 
-    repeat(show, lambda message: write(f"[info] {message}"))
+    repeat(show, lambda message: write(f"warning: {message}"))
     return max((task.exit_code for task in tasks), default=0)
 
 
@@ -143,7 +143,7 @@ class _FollowedTask:
     def __init__(self, transport: Transport, invocation: Invocation, number: int, write: Callable[[str], None]) -> None:
         self._transport = transport
         self._invocation = invocation
-        self._place = TaskPlace(invocation.directory, number)
+        self._place = TaskFolder(invocation.directory, number)
         self._logs = Logs(transport, self._place.logs, "main-*.log")
         self._prefix = task_prefix(invocation.tasks, number)
         self._write_line = write
@@ -186,7 +186,7 @@ class _FollowedTask:
         try:
             live = self._active_jobs()
         except ClusterError as error:
-            self._write(f"[info] cannot ask why it is pending: {error.message}")
+            self._write(f"warning: cannot ask why it is pending: {error.message}")
             self._asked = float("inf")
             return
         pending = bool(live) and all(job.state == "pending" for job in live)
@@ -194,18 +194,18 @@ class _FollowedTask:
         first = min(live, key=lambda job: int(job.id)) if pending else None
         reason = f"job {first.handle} is pending: {first.why}" if first and first.why else ""
         if reason and reason != self._reason:
-            self._write(f"[info] {reason}")
+            self._write(f"note: {reason}")
         self._reason = reason or self._reason
 
     def _active_jobs(self) -> list[JobState]:
-        executor = executor_named(self._invocation.executor)
+        executor = find_executor(self._invocation.executor)
         ledger = Ledger(self._transport, self._invocation.directory)
         return active_main_jobs(executor, ledger, self._invocation.id, self._place.number)
 
     def _give_up(self) -> None:
         """Report that no job is left, with the last output of the batch script: Python may never have started."""
         logs = Logs(self._transport, self._place.logs, "slurm-*.log")
-        logs.skip_earlier_attempts()
+        logs.skip_earlier_starts()
         for line in [*logs.read(), *logs.end()][-_LAST_LINES:]:
             self._write(f"| {line.text}")
         self._write(f"no job of it is left; `holdfast resume {self._invocation.id}` continues it")

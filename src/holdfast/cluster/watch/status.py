@@ -15,10 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.executor import executor_named
-from holdfast.cluster.remote.invocation import AttemptRecord, End, InvocationFile, State, TaskPlace
+from holdfast.cluster.remote.executor import find_executor
+from holdfast.cluster.remote.invocation import End, InvocationFile, StartRecord, State, TaskFolder
 from holdfast.cluster.remote.ledger import NOT_FOUND, Record, fold
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import ACTIVE, JobName
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.durable import make_directory, replacing
@@ -120,7 +120,7 @@ class Files(msgspec.Struct, frozen=True):
 
     invocation: InvocationFile
     states: dict[int, State]
-    attempts: dict[int, list[AttemptRecord]]
+    starts: dict[int, list[StartRecord]]
     jobs: list[Job]
     stop: str | None
     stopped: frozenset[int]
@@ -137,16 +137,16 @@ def read_files(transport: Transport, directory: str) -> Files:
     try:
         mine, contents = transport.read_tree(directory, _SMALL_FILES)
     except FileNotFoundError:
-        raise UsageError(f"{transport.place}: {directory} is gone, or may not be entered") from None
+        raise UsageError(f"{transport.host}: {directory} does not exist or is not accessible") from None
     path = layout.invocation_path(directory)
     if "invocation.json" not in contents:
-        raise UsageError(f"{transport.place}: {path} does not exist, or cannot be read")
+        raise UsageError(f"{transport.host}: {path} does not exist, or cannot be read")
     invocation = layout.decode(contents["invocation.json"], InvocationFile, path)
     numbers = range(len(invocation.tasks))
     states: dict[int, State] = {}
     for number in numbers:
         if (data := contents.get(f"{number}/state.json")) is not None:
-            states[number] = layout.decode(data, State, TaskPlace(directory, number).state)
+            states[number] = layout.decode(data, State, TaskFolder(directory, number).state)
     records = [
         msgspec.json.decode(line, type=Record)
         for name, data in contents.items()
@@ -158,7 +158,7 @@ def read_files(transport: Transport, directory: str) -> Files:
     return Files(
         invocation,
         states,
-        {number: layout.decode_attempts(contents.get(f"{number}/attempts.jsonl", b"")) for number in numbers},
+        {number: layout.decode_starts(contents.get(f"{number}/attempts.jsonl", b"")) for number in numbers},
         fold(records),
         None if stop is None else stop.decode(errors="replace").strip(),
         frozenset(number for number in numbers if f"{number}/stop" in contents),
@@ -166,7 +166,7 @@ def read_files(transport: Transport, directory: str) -> Files:
     )
 
 
-def look(subject: Subject, registry: Registry | None = None) -> Picture:
+def look(subject: Subject, registry: InvocationRegistry | None = None) -> Picture:
     """Return the status now; if the cluster does not answer, what was known last, and why."""
     try:
         files = read_files(subject.transport, subject.directory)
@@ -180,7 +180,7 @@ def look(subject: Subject, registry: Registry | None = None) -> Picture:
         unreachable = error.message
     picture = describe(subject, files, states, unreachable)
     if unreachable is None:
-        _Cache(registry or Registry()).put(picture)
+        _Cache(registry or InvocationRegistry()).put(picture)
     return _select_task(picture, subject.task)
 
 
@@ -193,7 +193,7 @@ def _select_task(picture: Picture, task: int | None) -> Picture:
 
 def jobs_of(transport: Transport, files: Files) -> list[JobState]:
     """Return the jobs of an invocation as its executor sees them."""
-    executor = executor_named(files.invocation.executor)
+    executor = find_executor(files.invocation.executor)
     return executor.states(transport, files.invocation.id, files.jobs, mine=files.mine, history=True)
 
 
@@ -230,7 +230,7 @@ def describe(
         )
     return Picture(
         id=invocation.id,
-        place=subject.transport.place,
+        place=subject.transport.host,
         directory=subject.directory,
         tasks=tuple(tasks),
         executor=invocation.executor,
@@ -313,9 +313,9 @@ def _why_unsubmitted(files: Files, number: int) -> str:
 
 def _why_interrupted(files: Files, number: int, main: Sequence[JobPicture]) -> str:
     """Return why no job is left, as far as this is known."""
-    last = files.attempts[number][-1] if files.attempts[number] else None
+    last = files.starts[number][-1] if files.starts[number] else None
     if isinstance(last, End):
-        return f"the last attempt ended: {last.why}"
+        return f"the last job ended: {last.why}"
     words = [job.state.replace("_", " ") for job in main if job.state != "gone"]
     return f"no job is left; the last one: {words[-1]}" if words else "no job is left"
 
@@ -323,7 +323,7 @@ def _why_interrupted(files: Files, number: int, main: Sequence[JobPicture]) -> s
 class _Cache:
     """The last status of each invocation, for when the cluster does not answer."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: InvocationRegistry) -> None:
         self._folder: Path = registry.folder.parent / "seen"
 
     def put(self, picture: Picture) -> None:
@@ -338,22 +338,24 @@ class _Cache:
         return None
 
 
-def final_status(subject: Subject, registry: Registry | None = None) -> Picture | None:
+def final_status(subject: Subject, registry: InvocationRegistry | None = None) -> Picture | None:
     """Return the last status if all tasks are done, so that nothing can have changed. The cluster is not asked."""
-    last = None if subject.entry is None else _Cache(registry or Registry()).get(subject.entry.id)
+    last = None if subject.entry is None else _Cache(registry or InvocationRegistry()).get(subject.entry.id)
     return last if last is not None and all(task.status == "done" for task in last.tasks) else None
 
 
-def last_status(subject: Subject, why: str, registry: Registry | None = None, *, reached: bool = False) -> Picture:
+def last_status(
+    subject: Subject, why: str, registry: InvocationRegistry | None = None, *, reached: bool = False
+) -> Picture:
     """Return the last status, all of which may be out of date, and why there is nothing newer."""
     entry = subject.entry
     invocation = entry.id if entry else subject.directory.rstrip("/").rpartition("/")[2]
-    last = _Cache(registry or Registry()).get(invocation)
+    last = _Cache(registry or InvocationRegistry()).get(invocation)
     if last is None:
         names = entry.tasks if entry else ()
         last = Picture(
             id=invocation,
-            place=subject.transport.place,
+            place=subject.transport.host,
             directory=subject.directory,
             tasks=tuple(TaskPicture(f"{invocation}.{n}", name, "unknown", why) for n, name in enumerate(names)),
             executor=entry.executor if entry else "slurm",

@@ -1,7 +1,8 @@
 """NeMo Agent Toolkit (NAT): reads its configurations, and runs its workflows and evaluators in this process.
 
-`config`    a configuration, and the parts of it that a workflow or an evaluator uses
-`sources`   the local Python modules in which components are registered
+`schema`    the blocks of the eval file: target, grader and `output.nat`
+`config`    a configuration, and the parts of it that a workflow or an evaluator uses, and their code
+`stream`    the inner steps that `nat serve` reports in its streams
 `trace`     tool calls out of the steps that a workflow reports, and steps out of messages
 `library`   everything that imports NAT itself
 `target`    a workflow as the target, and `grader`, an evaluator as a grader

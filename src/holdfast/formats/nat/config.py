@@ -2,6 +2,10 @@
 
 Only the used parts are loaded: a model that only evaluators name is not part of the workflow, so that another judge
 reruns no trial. Secrets, addresses and retries are loaded, but are in no key.
+
+NAT finds components through the entry points of installed packages. A package that is installed from a folder, as
+`pip install -e` does, is local code and may change between two runs: it is fingerprinted like other local code.
+Other installed packages are not. Modules are read, never imported.
 """
 
 from __future__ import annotations
@@ -9,20 +13,22 @@ from __future__ import annotations
 import copy
 import os
 import re
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, Problem
-from holdfast.formats.nat.sources import component_sources
 from holdfast.spec.document import parse_document, read_text
+from holdfast.spec.fingerprint import local_module, source_files, source_fingerprint
 from holdfast.spec.template import texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from holdfast.spec.document import Document, Location
 
+_GROUPS: Final = ("nat.components", "nat.plugins", "nat.evaluators", "nat.authentication_providers")
 COMPONENTS: Final = (
     "functions",
     "function_groups",
@@ -104,7 +110,7 @@ def identity_of(part: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     names = sorted({name for text in texts(config) for name in _VARIABLE.findall(text)})
     shown = [name for name in names if not _SECRET_VARIABLE.search(name.upper())]
     environment = {name: digest_bytes(os.environ.get(name, "").encode()) for name in shown}
-    source = component_sources(_types(config), folder)
+    source = _component_sources(_types(config), folder)
     return {"config": config, "source": source, **({"environment": environment} if environment else {})}
 
 
@@ -203,3 +209,25 @@ def _types(value: Any) -> Iterator[str]:
             yield value["_type"]
         for inner in value.values():
             yield from _types(inner)
+
+
+def _component_sources(types: Iterable[str], folder: Path) -> dict[str, str]:
+    """Return digests of the local modules that register components of these types, and of their imports."""
+    names = {kind.rpartition("/")[2] for kind in types}  # `package/name` names a component exactly
+    installed = entry_points()
+    modules = sorted({point.module for group in _GROUPS for point in installed.select(group=group)})
+    digests: dict[str, str] = {}
+    for module in modules:
+        if module.partition(".")[0] == "nat" or (entry := local_module(module)) is None:
+            continue
+        if not any(_registers(path, names) for path in source_files(entry, folder)):
+            continue
+        for name, digest in source_fingerprint(entry, folder).items():
+            digests[f"{module.replace('.', '/')}.py" if name == entry.name else name] = digest
+    return dict(sorted(digests.items()))
+
+
+def _registers(path: Path, names: Iterable[str]) -> bool:
+    """True if a file holds one of the names as a literal, as the class of a component's configuration does."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return any(f"{quote}{name}{quote}" in text for name in names for quote in "\"'")

@@ -118,7 +118,7 @@ class Reader:
         if value is None or isinstance(value, dict):
             return value or {}
         if not any(problem.where == self._where((*_DATASET, *location)) for problem in self.problems):
-            self._wrong(location, "is a mapping of keys to values")
+            self._wrong(location, "must be a mapping of keys to values")
         return {}
 
     def _field(self, location: Location, name: Any) -> str:

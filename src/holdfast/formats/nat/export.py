@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from holdfast.report.run_view import RunView, Trial
+    from holdfast.report.run_view import GradedTrial, RunView
     from holdfast.store.records import Output, Step
 
 DEFAULT_STEPS: Final = ("LLM_END", "TOOL_END")
@@ -82,7 +82,7 @@ class NatFolder:
         self.lines = path / _LINES
         self._claim = path / ".holdfast.json"
 
-    def claim(self, run: str, graders: Iterable[str]) -> None:
+    def take_over(self, run: str, graders: Iterable[str]) -> None:
         """Make the folder a run's, which is going on and has no whole files yet: those of other runs are removed.
 
         A file that this folder's claim does not list may be NAT's, or of an earlier version: a copy of it is kept.
@@ -154,7 +154,7 @@ def write_nat(view: RunView, folder: Path, steps: Iterable[str] = DEFAULT_STEPS,
     return written
 
 
-def _note(trial: Trial, row_id: str, verdicts: dict[str, list[dict[str, Any]]]) -> None:
+def _note(trial: GradedTrial, row_id: str, verdicts: dict[str, list[dict[str, Any]]]) -> None:
     for grade in trial.grades:
         failed = grade.status == "error"
         item = {

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.errors import AttemptError, Fault, HoldfastError
+from holdfast.errors import AttemptError, Fault, HoldfastError, Problem
 from holdfast.formats.nat.config import evaluator_part, identity_of, read_config
 from holdfast.formats.nat.library import Evaluator, load_evaluator_config
+from holdfast.formats.nat.schema import NatGrader
 from holdfast.formats.nat.trace import steps_of
 from holdfast.functions import describe_error
-from holdfast.graders.text import rendered
+from holdfast.graders.text import render_text
 from holdfast.graders.types import Verdict, WaitingGrader
-from holdfast.spec.grader_schema import NatGrader
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.graders.types import Case
+    from holdfast.spec.document import Document, Location
     from holdfast.spec.origin import Origin
 
 _FAILED = ("Error in evaluator", "Evaluator error")
@@ -28,6 +31,7 @@ class NatEvaluator(WaitingGrader):
 
     schema = NatGrader
     default_threshold = 0.5
+    extra = "nat"
     block: NatGrader
 
     def __init__(self, block: NatGrader, origin: Origin) -> None:
@@ -35,6 +39,20 @@ class NatEvaluator(WaitingGrader):
         assert block.evaluator is not None
         path = None if block.config_file is None else origin.folder / block.config_file
         self._evaluator = Evaluator(load_evaluator_config(path, block.evaluator, block.override, origin.where()))
+
+    @classmethod
+    def resolve(
+        cls, block: NatGrader, document: Document, location: Location, folder: Path, problems: list[Problem]
+    ) -> NatGrader:
+        """Default to the target's configuration, and to the evaluator of the grader's name."""
+        target = document.data.get("target")
+        update: dict[str, Any] = {} if block.evaluator is not None else {"evaluator": block.name}
+        if block.config_file is None and isinstance(target, dict) and isinstance(target.get("nat"), str):
+            update |= {"config_file": target["nat"], "override": {**(target.get("override") or {}), **block.override}}
+        elif block.config_file is None and not isinstance(block.evaluator, dict):
+            message = "needs a `config_file` that has the evaluator, or the evaluator's own block"
+            problems.append(Problem(document.where(location), message))
+        return block.model_copy(update=update)
 
     @classmethod
     def identity(cls, block: NatGrader, origin: Origin) -> dict[str, Any]:
@@ -90,12 +108,12 @@ class NatEvaluator(WaitingGrader):
 
     def _question(self, case: Case) -> Any:
         if self.block.question is not None:
-            return rendered(self.block.question, case.sample.fields)
+            return render_text(self.block.question, case.sample.fields)
         return next((message["content"] for message in case.output.messages if message.get("role") == "user"), "")
 
     def _expected(self, fields: dict[str, Any]) -> Any:
         if self.block.expected is not None:
-            return rendered(self.block.expected, fields)
+            return render_text(self.block.expected, fields)
         return fields.get("expected", fields.get("answer"))
 
     def _verdict(self, value: Any, reasoning: Any) -> Verdict:

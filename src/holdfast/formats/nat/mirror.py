@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.formats.nat.export import NatFolder, workflow_line
+from holdfast.export.live import LiveExporter
+from holdfast.formats.nat.export import NatFolder, workflow_line, write_nat
+from holdfast.formats.nat.schema import NatOutput
 from holdfast.graders.build import grader_places
 from holdfast.spec.schema import ModelTarget
 from holdfast.store.durable import replacing
@@ -23,12 +25,13 @@ from holdfast.store.index import read_output, read_output_head, read_steps
 from holdfast.store.lines import LineRef, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from holdfast.data.dataset import Dataset
+    from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Work
-    from holdfast.spec.load import Eval
+    from holdfast.report.run_view import RunView
     from holdfast.store.index import OutputRef
     from holdfast.store.rundir import RunDir
 
@@ -37,17 +40,17 @@ _PATIENCE_SECONDS: Final = 30.0
 """how long the end of a run waits for a folder that does not answer"""
 
 
-class NatMirror:
+class NatMirror(LiveExporter):
     """Copies the outputs of a run, in the order in which they finish."""
 
-    def __init__(
-        self, rundir: RunDir, run: str, spec: Eval, dataset: Dataset, work: Work, notice: Callable[[str], None]
-    ) -> None:
-        assert spec.output.nat is not None
-        self._folder = NatFolder(spec.folder / spec.output.nat.dir)
-        self._run = run
+    schema = NatOutput
+
+    def __init__(self, block: NatOutput, identity: RunIdentity, rundir: RunDir, notice: Callable[[str], None]) -> None:
+        spec, dataset, work = identity.spec, identity.dataset, identity.work
+        self._folder = NatFolder(spec.folder / block.dir)
+        self._run = identity.id
         self._graders = [place.name for place in grader_places(spec)]
-        self._wanted = frozenset(spec.output.nat.step_filter)
+        self._filter = frozenset(block.step_filter)
         self._model = spec.target.model if isinstance(spec.target, ModelTarget) else None
         self._trials = spec.trials
         self._work = work
@@ -71,6 +74,11 @@ class NatMirror:
         """Copy what has finished meanwhile, and stop."""
         self._over.set()
         self._thread.join(_PATIENCE_SECONDS)
+
+    @classmethod
+    def write(cls, view: RunView, folder: Path, block: NatOutput) -> Iterable[Path]:
+        """Write all of NAT's files, and the lines again."""
+        return write_nat(view, folder, block.step_filter, lines=True)
 
     def _follow(self) -> None:
         try:
@@ -110,7 +118,7 @@ class NatMirror:
 
     def _begin(self) -> None:
         """Take the folder over, with what has finished already: readers see a whole file, or the one before."""
-        self._folder.claim(self._run, self._graders)
+        self._folder.take_over(self._run, self._graders)
         rows = self._rows = _Rows(self._dataset, self._work)  # from the first row on, also after a failure
         with replacing(self._folder.lines) as file:
             for ref, key in self._waiting:
@@ -130,7 +138,7 @@ class NatMirror:
 
     def _line(self, ref: OutputRef, key: str) -> bytes:
         recorded = read_steps(self._journals.steps.get(key, ()))
-        return workflow_line(self._rows.of(key), read_output(ref), recorded, self._model, self._trials, self._wanted)
+        return workflow_line(self._rows.of(key), read_output(ref), recorded, self._model, self._trials, self._filter)
 
 
 class _StepKey(msgspec.Struct):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import ConfigError, Problem
 from holdfast.formats.nat.config import SECTIONS, read_config
 from holdfast.formats.nat.dataset import Reader
-from holdfast.spec.document import Document, dotted
+from holdfast.spec.document import Document, format_location
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.validation import suggest
 
@@ -55,7 +55,7 @@ def translate(document: Document, overrides: Sequence[Override]) -> tuple[Docume
     Overrides of NAT's own keys, as `llms.main.temperature=0` or `eval.general.max_concurrency=2`, change its file.
     """
     assert document.path is not None
-    nat_values = {dotted(key): value for key, value in overrides if key[0] in SECTIONS}
+    nat_values = {format_location(key): value for key, value in overrides if key[0] in SECTIONS}
     remaining = [(key, value) for key, value in overrides if key[0] not in SECTIONS]
     return _Translation(document, nat_values).document(), remaining
 
@@ -144,7 +144,7 @@ class _Translation:
         for name, block in self._block(("eval", "evaluators")).items():
             place: Location = ("eval", "evaluators", name)
             if not isinstance(block, dict) or not isinstance(block.get("_type"), str):
-                self._wrong(place, "is an evaluator's block with a `_type`")
+                self._wrong(place, "must be an evaluator's block with a `_type`")
                 continue
             grader: dict[str, Any] = {"type": "nat", "name": name, "evaluator": name, "config_file": self._name}
             grader["question"] = f"{{{{ {rows.question} }}}}"
@@ -181,7 +181,7 @@ class _Translation:
         for key, value in block.items():
             if key in refused:
                 if value not in (None, {}, [], ""):
-                    unset = f"{dotted((*location, key))}=null"
+                    unset = f"{format_location((*location, key))}=null"
                     message = (
                         f"not supported: {refused[key]}. To run without: holdfast eval {self._document.path} {unset}"
                     )
@@ -197,7 +197,7 @@ class _Translation:
         for part in location:
             node = node.get(part) if isinstance(node, dict) else None
         if node is not None and not isinstance(node, dict):
-            self._wrong(location, "is a mapping of keys to values")
+            self._wrong(location, "must be a mapping of keys to values")
         return node if isinstance(node, dict) else {}
 
     def _wrong(self, location: Location, message: str) -> None:

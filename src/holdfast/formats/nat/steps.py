@@ -89,7 +89,7 @@ class _Records:
 
     def __init__(self, output: Output, recorded: Iterable[Step]) -> None:
         self._output = output
-        self._left = list(recorded)
+        self._remaining = list(recorded)
         marks = () if isinstance(output.marks, UnsetType) else output.marks
         self._ends = [mark.end for mark in marks] or [len(output.messages)]
         timing = output.timing
@@ -98,11 +98,11 @@ class _Records:
     def model(self, number: int) -> _Call:
         """Find the model call that gave a message."""
         turn, message = self._turn(number), self._output.messages[number]
-        for step in self._left:
+        for step in self._remaining:
             if (step.kind, step.turn) == ("model", turn) and _answer(step) == message:
                 return self._take(step, step.usage)
         if self._is_only_call(turn):
-            for step in self._left:
+            for step in self._remaining:
                 if (step.kind, step.turn) == ("turn", turn) and isinstance(step.response, dict):
                     return self._take(step, _usage(step.response))
             if len(self._ends) == 1:
@@ -112,13 +112,13 @@ class _Records:
     def tool(self, number: int, name: Any, arguments: Any) -> _Call:
         """Find the tool call that a message answers."""
         request, turn = digest([name, arguments]), self._turn(number)
-        for step in self._left:
+        for step in self._remaining:
             if (step.kind, step.turn, step.request) == ("tool", turn, request):
                 return self._take(step, None)
         return self._whole
 
     def _take(self, step: Step, usage: Usage | None) -> _Call:
-        self._left.remove(step)
+        self._remaining.remove(step)
         return _Call(round(step.time - step.seconds, 6), step.time, usage)
 
     def _turn(self, number: int) -> int:

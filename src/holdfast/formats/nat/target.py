@@ -10,10 +10,10 @@ import msgspec
 from holdfast.errors import AttemptError, Fault, HoldfastError
 from holdfast.formats.nat.config import identity_of, read_config, workflow_part
 from holdfast.formats.nat.library import Workflow, load_workflow_config
+from holdfast.formats.nat.schema import NatTarget
+from holdfast.formats.nat.stream import usage_of
 from holdfast.formats.nat.trace import messages_of
 from holdfast.functions import describe_error
-from holdfast.spec.schema import NatTarget
-from holdfast.targets.nat_stream import usage_of
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class NatWorkflow(Target):
     """Builds the workflow once per process and runs it for each turn."""
 
     schema = NatTarget
+    extra = "nat"
 
     def __init__(self, block: NatTarget, origin: Origin) -> None:
         super().__init__(block, origin)

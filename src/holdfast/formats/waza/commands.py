@@ -14,8 +14,8 @@ from holdfast.formats.waza.repos import is_below
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.formats.waza.findings import Findings
-    from holdfast.formats.waza.tasks import Task
+    from holdfast.formats.waza.findings import WazaFindings
+    from holdfast.formats.waza.tasks import WazaTask
     from holdfast.spec.document import Document, Location
 
 FOLDER: Final = ".command-mocks"
@@ -66,12 +66,12 @@ sys.exit(count != int(sys.argv[2]))
 """
 
 
-def mock_commands(findings: Findings, document: Document, task: Task) -> None:
+def mock_commands(findings: WazaFindings, document: Document, task: WazaTask) -> None:
     """Put the mocked programs of a task into its workspace; the task's mocks replace the eval's."""
     source = task.document if task.document.data.get("command_mocks") is not None else document
     listed = source.data.get("command_mocks") or []
     if not isinstance(listed, list):
-        findings.wrong(source, ("command_mocks",), "is a list of {name: …, responses: …}")
+        findings.wrong(source, ("command_mocks",), "must be a list of {name: …, responses: …}")
         return
     for number in range(len(listed)):
         place: Location = ("command_mocks", number)
@@ -82,7 +82,7 @@ def mock_commands(findings: Findings, document: Document, task: Task) -> None:
         if not _NAME.fullmatch(name) or name in ("env", "python3"):
             findings.wrong(source, (*place, "name"), "names a program, and not env or python3, which run the mocks")
         elif f"{FOLDER}/{name}" in task.checkout:
-            findings.wrong(source, (*place, "name"), f"a second program called {name!r}")
+            findings.wrong(source, (*place, "name"), f"duplicate program name {name!r}")
         elif not responses:
             findings.wrong(source, place, "needs `responses`, a list of {args: …, stdout: …}")
         else:
@@ -94,10 +94,10 @@ def mock_commands(findings: Findings, document: Document, task: Task) -> None:
                 TranslatedGrader({**fields, "args": ["-c", _COUNT, name, str(expected)]}, source, place, {})
             )
         elif expected is not None:
-            findings.wrong(source, (*place, "expect_calls"), f"is a number from 0, not {expected!r}")
+            findings.wrong(source, (*place, "expect_calls"), f"must be a number from 0, not {expected!r}")
 
 
-def _responses(findings: Findings, source: Document, mock: Location) -> Iterator[dict[str, Any]]:
+def _responses(findings: WazaFindings, source: Document, mock: Location) -> Iterator[dict[str, Any]]:
     listed = at(source, mock).get("responses")
     for number in range(len(listed) if isinstance(listed, list) else 0):
         place: Location = (*mock, "responses", number)
@@ -109,7 +109,7 @@ def _responses(findings: Findings, source: Document, mock: Location) -> Iterator
             findings.wrong(source, place, "needs either args or args_regex")
             continue
         if type(code) is not int or not 0 <= code <= 255:
-            findings.wrong(source, (*place, "exit_code"), f"is a number from 0 to 255, not {code!r}")
+            findings.wrong(source, (*place, "exit_code"), f"must be a number from 0 to 255, not {code!r}")
             continue
         if workdir is not None and not is_below(str(workdir)):
             findings.wrong(source, (*place, "workdir"), "names a folder of the workspace, without `..`")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document
 
 _KNOWN: Final = (
@@ -94,7 +94,7 @@ def project_folder(folder: Path) -> Path:
     return folder
 
 
-def read_config(findings: Findings, document: Document) -> Config:
+def read_config(findings: WazaFindings, document: Document) -> Config:
     """Read the block and check each key."""
     block = findings.block(document, (), "config")
     findings.keys(document, ("config",), (*_KNOWN, "max_attempts"), ignored=_IGNORED)
@@ -108,7 +108,7 @@ def read_config(findings: Findings, document: Document) -> Config:
         value = values.get(key)
         if value is None or (type(value) is int and value >= least):
             return value
-        findings.wrong(document, ("config", key), f"is a number from {least}, not {value!r}")
+        findings.wrong(document, ("config", key), f"must be a number from {least}, not {value!r}")
         return None
 
     workers = number("workers", 0) or None
@@ -130,7 +130,7 @@ def read_config(findings: Findings, document: Document) -> Config:
     )
 
 
-def _defaults(findings: Findings) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _defaults(findings: WazaFindings) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Read from `.waza.yaml` defaults for keys of `config`, and the folders of skills."""
     path = findings.root / ".waza.yaml"
     if not path.is_file() or re.fullmatch(rb"(\s*(#.*|---)?\n?)*", path.read_bytes()):
@@ -139,7 +139,7 @@ def _defaults(findings: Findings) -> tuple[dict[str, Any], tuple[str, ...]]:
     block = findings.block(project, (), "defaults")
     values = {key: block[name] for name, key in _DEFAULTS.items() if block.get(name) is not None}
     if values:
-        findings.notice(project, ("defaults",), f"taken where the eval says nothing: {', '.join(values)}")
+        findings.notice(project, ("defaults",), f"defaults taken from .waza.yaml: {', '.join(values)}")
     if findings.block(project, (), "graders"):
         findings.notice(project, ("graders",), "is not read; a program grader has its own timeout")
     skills = findings.block(project, (), "paths").get("skills")

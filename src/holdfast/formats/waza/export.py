@@ -17,7 +17,7 @@ from msgspec import UnsetType
 from holdfast.formats.waza.statistics import deviation, mean, suite_statistics, task_stats
 from holdfast.formats.waza.triggers import SHOULD
 from holdfast.graders.build import grader_places
-from holdfast.report.run_view import Trial
+from holdfast.report.run_view import GradedTrial
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.store.durable import replacing
 
@@ -91,7 +91,7 @@ class _Whole:
         """Every sample, in the dataset's order."""
         for sample, trials in groupby(self._view.everything(), key=_sample):
             sample_trials = list(trials)
-            if any(isinstance(trial, Trial) and "should_trigger" in trial.fields for trial in sample_trials):
+            if any(isinstance(trial, GradedTrial) and "should_trigger" in trial.fields for trial in sample_trials):
                 self._note_triggers(sample_trials)
             else:
                 yield self._task(sample, sample_trials)
@@ -111,9 +111,9 @@ class _Whole:
             },
         }
 
-    def _task(self, sample: str, trials: list[Trial | Pending]) -> dict[str, Any]:
-        runs = [self._run(trial) if isinstance(trial, Trial) else _pending(trial) for trial in trials]
-        row = next((trial.fields for trial in trials if isinstance(trial, Trial)), {})
+    def _task(self, sample: str, trials: list[GradedTrial | Pending]) -> dict[str, Any]:
+        runs = [self._run(trial) if isinstance(trial, GradedTrial) else _pending(trial) for trial in trials]
+        row = next((trial.fields for trial in trials if isinstance(trial, GradedTrial)), {})
         stats, status = task_stats(runs), _overall([run["status"] for run in runs])
         self._stats.append(stats)
         self._statuses.append(status)
@@ -131,7 +131,7 @@ class _Whole:
             "runs": [{key: value for key, value in run.items() if not key.startswith("_")} for run in runs],
         }
 
-    def _run(self, trial: Trial) -> dict[str, Any]:
+    def _run(self, trial: GradedTrial) -> dict[str, Any]:
         output = trial.output
         stopped = not isinstance(output.stopped_by, UnsetType)
         skipped = bool(trial.panel.graders) and not trial.grades
@@ -170,7 +170,7 @@ class _Whole:
             "_plain": mean([grade.score for grade in final if grade.score is not None]),
         }
 
-    def _responder(self, trial: Trial) -> dict[str, Any]:
+    def _responder(self, trial: GradedTrial) -> dict[str, Any]:
         """Return how the simulated user of a trial ended the conversation; nothing where there is none."""
         block, output = self._spec.responder, trial.output
         if block is None:
@@ -188,7 +188,7 @@ class _Whole:
         reason = {"reason": f"checkpoint after_turn={output.turns}"} if stopped else {}
         return {"responder": {"followups_sent": output.turns - 1, "outcome": outcome, **reason}}
 
-    def _checkpoints(self, trial: Trial) -> Iterator[dict[str, Any]]:
+    def _checkpoints(self, trial: GradedTrial) -> Iterator[dict[str, Any]]:
         """Return the checkpoints of a trial, those that it never reached too."""
         by_turn: dict[int, list[GraderPlace]] = defaultdict(list)
         for number in trial.panel.graders:
@@ -214,9 +214,9 @@ class _Whole:
                 **({"stopped": True} if stopped else {}),
             }
 
-    def _note_triggers(self, trials: list[Trial | Pending]) -> None:
+    def _note_triggers(self, trials: list[GradedTrial | Pending]) -> None:
         for trial in trials:
-            if isinstance(trial, Trial) and trial.status in ("passed", "failed"):
+            if isinstance(trial, GradedTrial) and trial.status in ("passed", "failed"):
                 weight = _CONFIDENCE.get(str(trial.fields.get("confidence")), 1.0)
                 self._triggers.append((weight, trial.status == "passed"))
 
@@ -263,8 +263,8 @@ class _Whole:
         }
 
 
-def _sample(trial: Trial | Pending) -> str:
-    return trial.output.sample if isinstance(trial, Trial) else trial.sample
+def _sample(trial: GradedTrial | Pending) -> str:
+    return trial.output.sample if isinstance(trial, GradedTrial) else trial.sample
 
 
 def _pending(trial: Pending) -> dict[str, Any]:

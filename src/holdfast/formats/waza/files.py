@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document, Location
 
 Content = str | dict[str, str]
@@ -26,7 +26,7 @@ LARGEST: Final = 16 << 20
 _FRONT_MATTER: Final = re.compile(r"\A---\s*\n.*?\n---\s*\n", re.DOTALL)
 
 
-def task_files(findings: Findings, task: Document, fixtures: Path) -> dict[str, Content]:
+def task_files(findings: WazaFindings, task: Document, fixtures: Path) -> dict[str, Content]:
     """Return the files of a task's workspace: path to content."""
     contents: dict[str, bytes] = {}
     fixture = findings.block(task, ("inputs",), "context").get("fixture")
@@ -39,14 +39,14 @@ def task_files(findings: Findings, task: Document, fixtures: Path) -> dict[str, 
     for number in range(len(listed) if isinstance(listed, list) else 0):
         contents |= _listed(findings, task, ("inputs", "files", number), fixtures)
     if not isinstance(listed, list):
-        findings.wrong(task, ("inputs", "files"), "is a list of {path: …} or {path: …, content: …}")
+        findings.wrong(task, ("inputs", "files"), "must be a list of {path: …} or {path: …, content: …}")
     if sum(map(len, contents.values())) > LARGEST:
         findings.wrong(task, ("inputs",), f"its files are larger than {LARGEST >> 20} MB together")
         return {}
     return {name: content(data) for name, data in contents.items()}
 
 
-def _listed(findings: Findings, task: Document, place: Location, fixtures: Path) -> dict[str, bytes]:
+def _listed(findings: WazaFindings, task: Document, place: Location, fixtures: Path) -> dict[str, bytes]:
     entry = at(task, place)
     name, content = entry.get("path"), entry.get("content")
     findings.keys(task, place, ("path", "content"))
@@ -68,7 +68,7 @@ def _listed(findings: Findings, task: Document, place: Location, fixtures: Path)
     return {name: path.read_bytes()}
 
 
-def _tree(findings: Findings, task: Document, place: Location, path: Path) -> dict[str, bytes]:
+def _tree(findings: WazaFindings, task: Document, place: Location, path: Path) -> dict[str, bytes]:
     if path.is_file():
         return {path.name: path.read_bytes()}
     if not path.is_dir():
@@ -129,7 +129,7 @@ def _named(path: Path) -> Any:
     return match[1].strip() if match else None
 
 
-def instructions(findings: Findings, document: Document, location: Location) -> list[str]:
+def instructions(findings: WazaFindings, document: Document, location: Location) -> list[str]:
     """Return the texts of `instruction_files`."""
     texts = []
     for name in findings.texts(document, location):

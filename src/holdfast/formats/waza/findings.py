@@ -22,7 +22,7 @@ _ALIKE: Final = 0.8
 """similarity from which an unknown key counts as a typing error; other unknown keys are common"""
 
 
-class Findings(findings.Findings):
+class WazaFindings(findings.Findings):
     """Problems and notices, each with its place, and the files that an eval names."""
 
     def __init__(self, root: Path, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Findings(findings.Findings):
         """Return a mapping inside a mapping; an empty one if there is none."""
         value = at(document, location).get(key)
         if value is not None and not isinstance(value, dict):
-            self.wrong(document, (*location, key), "is a mapping of keys to values")
+            self.wrong(document, (*location, key), "must be a mapping of keys to values")
         return value if isinstance(value, dict) else {}
 
     def texts(self, document: Document, location: Location) -> list[str]:
@@ -55,7 +55,7 @@ class Findings(findings.Findings):
             return []
         if isinstance(value, list) and all(isinstance(text, str | int | float) for text in value):
             return [str(text) for text in value]
-        self.wrong(document, location, "is a list of texts")
+        self.wrong(document, location, "must be a list of texts")
         return []
 
     def keys(

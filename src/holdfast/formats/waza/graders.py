@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document, Location
     from holdfast.spec.grader_schema import GraderBlock
 
@@ -68,7 +68,7 @@ class TranslatedGrader(NamedTuple):
 class Graders:
     """Translates graders one by one."""
 
-    def __init__(self, findings: Findings, folder: Path, judge: str | None, *, own_judge: bool) -> None:
+    def __init__(self, findings: WazaFindings, folder: Path, judge: str | None, *, own_judge: bool) -> None:
         self._findings = findings
         self._folder = folder
         self._judge = judge
@@ -81,7 +81,7 @@ class Graders:
         if blocks is None:
             return []
         if not isinstance(blocks, list):
-            self._findings.wrong(document, location, "is a list of graders")
+            self._findings.wrong(document, location, "must be a list of graders")
             return []
         graders = [self._translate(document, (*location, number)) for number in range(len(blocks))]
         return [grader for grader in graders if grader is not None]
@@ -101,7 +101,7 @@ class Graders:
         raw = at(document, location)
         config = raw.get("config") or {}
         if not raw or not isinstance(config, dict):
-            wrong(document, location, "a grader is a mapping with a type, a name and a config")
+            wrong(document, location, "a grader must be a mapping with a type, a name and a config")
             return None
         parameters = {key: (value, (*location, key)) for key, value in raw.items() if key != "config"}
         parameters |= {key: (value, (*location, "config", key)) for key, value in config.items()}
@@ -265,7 +265,7 @@ class Graders:
         for entry in listed:
             name = entry.get("tool") if isinstance(entry, dict) else entry
             if not isinstance(name, str) or not name.strip() or (isinstance(entry, dict) and entry.keys() != {"tool"}):
-                message = f"is a list of tools' names, as in [{{tool: bash}}], not {entry!r}"
+                message = f"must be a list of tools' names, as in [{{tool: bash}}], not {entry!r}"
                 self._findings.wrong(grader.document, grader.origins["allow_only"], message)
                 return False
             names.append(name.strip())

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document, Location
 
 
-def translate_hooks(findings: Findings, document: Document, folder: Path) -> dict[str, Any]:
+def translate_hooks(findings: WazaFindings, document: Document, folder: Path) -> dict[str, Any]:
     """Return the hooks of an eval.
 
     A hook runs in its working directory. Without one it runs where its program is found, if that is named by a path,
@@ -28,7 +28,7 @@ def translate_hooks(findings: Findings, document: Document, folder: Path) -> dic
     return hooks
 
 
-def _place(findings: Findings, document: Document, location: Location, hook: dict[str, Any]) -> Path | None:
+def _place(findings: WazaFindings, document: Document, location: Location, hook: dict[str, Any]) -> Path | None:
     name = hook.get("working_directory")
     if isinstance(name, str) and name:
         place = findings.find(name)

@@ -10,18 +10,18 @@ from holdfast.formats.waza.findings import at
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document, Location
 
 _TOOL: Final = ("description", "input_schema", "responses")
 _RESPONSE: Final = ("match", "match_schema", "match_regex", "return", "error")
 
 
-def mocked_tools(findings: Findings, document: Document) -> list[dict[str, Any]]:
+def mocked_tools(findings: WazaFindings, document: Document) -> list[dict[str, Any]]:
     """Return the tools of all mocked servers, each named as agents see it: `server-tool`."""
     listed = document.data.get("mcp_mocks") or []
     if not isinstance(listed, list):
-        findings.wrong(document, ("mcp_mocks",), "is a list of {name: …, tools: …}")
+        findings.wrong(document, ("mcp_mocks",), "must be a list of {name: …, tools: …}")
         return []
     tools: list[dict[str, Any]] = []
     servers: set[str] = set()
@@ -32,7 +32,7 @@ def mocked_tools(findings: Findings, document: Document) -> list[dict[str, Any]]
         if not server:
             findings.wrong(document, (*place, "name"), "is missing")
         elif server in servers:
-            findings.wrong(document, (*place, "name"), f"a second server called {server!r}")
+            findings.wrong(document, (*place, "name"), f"duplicate server name {server!r}")
         servers.add(server)
         blocks = {**_fixtures(findings, document, place), **findings.block(document, place, "tools")}
         if not blocks:
@@ -43,7 +43,7 @@ def mocked_tools(findings: Findings, document: Document) -> list[dict[str, Any]]
     return tools
 
 
-def _tool(findings: Findings, document: Document, place: Location, name: str, tool: Any) -> dict[str, Any] | None:
+def _tool(findings: WazaFindings, document: Document, place: Location, name: str, tool: Any) -> dict[str, Any] | None:
     responses = tool.get("responses") if isinstance(tool, dict) else None
     if not isinstance(responses, list) or not responses or not all(isinstance(part, dict) for part in responses):
         findings.wrong(document, place, "needs `responses`, a list of {match: …, return: …}")
@@ -71,7 +71,7 @@ def _response(block: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fixtures(findings: Findings, document: Document, place: Location) -> dict[str, Any]:
+def _fixtures(findings: WazaFindings, document: Document, place: Location) -> dict[str, Any]:
     """Return the tools of a folder of .json files: one tool in each, or several under `tools`."""
     name = at(document, place).get("fixtures")
     if not name:
@@ -90,7 +90,7 @@ def _fixtures(findings: Findings, document: Document, place: Location) -> dict[s
     return tools
 
 
-def _decode(findings: Findings, document: Document, place: Location, path: Path) -> Any:
+def _decode(findings: WazaFindings, document: Document, place: Location, path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

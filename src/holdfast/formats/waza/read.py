@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import ConfigError, UsageError
 from holdfast.formats.waza.config import project_folder, read_config, version_problem
 from holdfast.formats.waza.files import agent_file, instructions, skill_text
-from holdfast.formats.waza.findings import Findings
+from holdfast.formats.waza.findings import WazaFindings
 from holdfast.formats.waza.graders import Graders, TranslatedGrader, allow_only, unique_names, where_task
 from holdfast.formats.waza.hooks import translate_hooks
 from holdfast.formats.waza.target import target_fields
-from holdfast.formats.waza.tasks import Task, Tasks
+from holdfast.formats.waza.tasks import Tasks, WazaTask
 from holdfast.formats.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
 from holdfast.spec.document import Document
 from holdfast.spec.load import limit_of
@@ -104,7 +104,7 @@ class _Translation:
         self._folder = document.path.resolve().parent
         self._kind = kind
         self._selection = selection
-        self._findings = Findings(project_folder(self._folder), self._folder)
+        self._findings = WazaFindings(project_folder(self._folder), self._folder)
         self._origins: dict[Location, tuple[Document, Location]] = {}
         self._samples: list[dict[str, Any]] = []
         self.target: dict[str, Any] = {}
@@ -166,7 +166,7 @@ class _Translation:
         if data.get("scenario"):
             self._findings.strict = self._document.path
 
-    def _workspace_files(self, tasks: list[Task]) -> str:
+    def _workspace_files(self, tasks: list[WazaTask]) -> str:
         """Return the expression for a row's files; those of repositories are apart, as the mock executor shows."""
         if not any(task.checkout for task in tasks):
             return "files"
@@ -198,7 +198,7 @@ class _Translation:
         self._findings.wrong(self._document, place, message)
         return {}
 
-    def _select(self, tasks: list[Task]) -> list[Task]:
+    def _select(self, tasks: list[WazaTask]) -> list[WazaTask]:
         """Return the tasks that the command line selects."""
         selection = Selection.of(**{key: self._selection[key] for key in ("ids", "tags") if key in self._selection})
         selected = [task for task in tasks if selection.takes(task.row, task.id)]
@@ -207,12 +207,12 @@ class _Translation:
             raise UsageError(f"no task matches {patterns}", remedy=f"Tasks: {', '.join(task.id for task in tasks)}.")
         return selected[: limit_of(self._selection["limit"])] if "limit" in self._selection else selected
 
-    def _add_rows(self, tasks: list[Task]) -> None:
+    def _add_rows(self, tasks: list[WazaTask]) -> None:
         for number, task in enumerate(tasks):
             self._samples.append(task.row)
             self._origins[("samples", number)] = (task.document, ())
 
-    def _graders(self, common: list[TranslatedGrader], tasks: list[Task]) -> list[dict[str, Any]]:
+    def _graders(self, common: list[TranslatedGrader], tasks: list[WazaTask]) -> list[dict[str, Any]]:
         """Return the graders of the final output: the eval's for all rows, each task's for its own row."""
         graders: list[tuple[str | None, TranslatedGrader]] = [(None, grader) for grader in common]
         graders += [(task.id, grader) for task in tasks for grader in task.graders]
@@ -229,7 +229,7 @@ class _Translation:
         where = {} if task is None else {"where": where_task(task)}
         return {**grader.fields, "name": name, **where}
 
-    def _checkpoints(self, tasks: list[Task]) -> list[dict[str, Any]]:
+    def _checkpoints(self, tasks: list[WazaTask]) -> list[dict[str, Any]]:
         checkpoints = [(task, checkpoint) for task in tasks for checkpoint in task.checkpoints]
         names: dict[int, list[str]] = {}
         for turn in {checkpoint.after_turn for _, checkpoint in checkpoints}:
@@ -258,7 +258,7 @@ class _Translation:
             )
         return blocks
 
-    def _conversation(self, tasks: list[Task], config: Config, kind: str) -> dict[str, Any]:
+    def _conversation(self, tasks: list[WazaTask], config: Config, kind: str) -> dict[str, Any]:
         conversation: dict[str, Any] = {"prompt": "{{ prompt }}", "follow_ups": "follow_ups"}
         if kind == "model":
             self._put_before(tasks, config)
@@ -299,7 +299,7 @@ class _Translation:
         fields = {"type": "tool_constraint", "name": "agent_tools_implicit", "allow_only": allow_only(agent.tools)}
         return [TranslatedGrader(fields, self._document, place, {})]
 
-    def _put_before(self, tasks: list[Task], config: Config) -> None:
+    def _put_before(self, tasks: list[WazaTask], config: Config) -> None:
         """Put the skill's text before the conversation, since a model has no skills. So the text is part of the key."""
         findings, source = self._findings, self._document
         skill = str(source.data.get("skill") or "")
@@ -365,11 +365,11 @@ class _Translation:
             else:
                 unmeasured.append(name)
         if unmeasured:
-            message = f"waza measures none of these, and they are not here: {', '.join(unmeasured)}"
+            message = f"not measured (nor by waza): {', '.join(unmeasured)}"
             self._findings.notice(self._document, ("metrics",), message)
         return gate
 
-    def _limits(self, config: Config, tasks: list[Task]) -> dict[str, Any]:
+    def _limits(self, config: Config, tasks: list[WazaTask]) -> dict[str, Any]:
         limits: dict[str, Any] = {}
         timeouts = [task.timeout for task in tasks if task.timeout is not None]
         seconds = max([*timeouts, *([config.turn_timeout] if config.turn_timeout else [])], default=None)
@@ -396,7 +396,7 @@ class _Translation:
         }
         return {**texts, **{key: value for key, value in values.items() if value}}
 
-    def _notice_ungraded(self, common: list[TranslatedGrader], tasks: list[Task]) -> None:
+    def _notice_ungraded(self, common: list[TranslatedGrader], tasks: list[WazaTask]) -> None:
         for task in tasks:
             if not common and not task.graders and not task.checkpoints:
                 message = "has no graders: it is run and not graded, while waza would pass it"

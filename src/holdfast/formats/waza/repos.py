@@ -17,19 +17,19 @@ from holdfast.formats.waza.findings import at
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document, Location
 
 _PLAIN: Final = ("100644", "100664")
 _EXECUTABLE: Final = "100755"
 
 
-def read_repos(findings: Findings, task: Document) -> dict[str, Any]:
+def read_repos(findings: WazaFindings, task: Document) -> dict[str, Any]:
     """Return the files of all repositories of a task by their paths in the workspace."""
     place: Location = ("inputs", "repos")
     listed = at(task, ("inputs",)).get("repos") or []
     if not isinstance(listed, list):
-        findings.wrong(task, place, "is a list of {type: worktree, source: …, commit: …, dest: …}")
+        findings.wrong(task, place, "must be a list of {type: worktree, source: …, commit: …, dest: …}")
         return {}
     files: dict[str, Any] = {}
     for number in range(len(listed)):
@@ -37,7 +37,7 @@ def read_repos(findings: Findings, task: Document) -> dict[str, Any]:
     return files
 
 
-def _files(findings: Findings, task: Document, place: Location) -> dict[str, Any]:
+def _files(findings: WazaFindings, task: Document, place: Location) -> dict[str, Any]:
     block = at(task, place)
     findings.keys(task, place, ("type", "source", "commit", "dest"))
     if block.get("type") != "worktree":

@@ -15,14 +15,14 @@ from holdfast.formats.waza.mocks import mocked_tools
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.formats.waza.findings import Findings
-    from holdfast.formats.waza.tasks import Task
+    from holdfast.formats.waza.findings import WazaFindings
+    from holdfast.formats.waza.tasks import WazaTask
     from holdfast.spec.document import Document
 
 _SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
-def target_fields(findings: Findings, document: Document, tasks: Sequence[Task], kind: str) -> dict[str, Any]:
+def target_fields(findings: WazaFindings, document: Document, tasks: Sequence[WazaTask], kind: str) -> dict[str, Any]:
     """Return the fields of the target; values that differ between tasks are put into the rows."""
     fields: dict[str, Any] = {}
     if document.data.get("mcp_mocks") and (tools := _tools(findings, document, kind)):
@@ -42,7 +42,7 @@ def target_fields(findings: Findings, document: Document, tasks: Sequence[Task],
     return fields
 
 
-def _tools(findings: Findings, document: Document, kind: str) -> list[dict[str, Any]]:
+def _tools(findings: WazaFindings, document: Document, kind: str) -> list[dict[str, Any]]:
     tools = mocked_tools(findings, document)
     match kind:
         case "model" | "python":
@@ -55,7 +55,7 @@ def _tools(findings: Findings, document: Document, kind: str) -> list[dict[str, 
     return []
 
 
-def _mocks_commands(findings: Findings, document: Document, tasks: Sequence[Task], kind: str) -> bool:
+def _mocks_commands(findings: WazaFindings, document: Document, tasks: Sequence[WazaTask], kind: str) -> bool:
     sources = [source for source in (document, *(task.document for task in tasks)) if source.data.get("command_mocks")]
     if not sources or kind in ("command", ""):
         return kind == "command" and bool(sources)
@@ -64,7 +64,7 @@ def _mocks_commands(findings: Findings, document: Document, tasks: Sequence[Task
     return False
 
 
-def _starts_in_workdir(findings: Findings, tasks: Sequence[Task], kind: str) -> bool:
+def _starts_in_workdir(findings: WazaFindings, tasks: Sequence[WazaTask], kind: str) -> bool:
     first = next(task for task in tasks if task.workdir)
     match kind:
         case "model":
@@ -80,7 +80,7 @@ def _starts_in_workdir(findings: Findings, tasks: Sequence[Task], kind: str) -> 
     return kind in ("command", "python")
 
 
-def _has_environment(findings: Findings, tasks: Sequence[Task], kind: str) -> bool:
+def _has_environment(findings: WazaFindings, tasks: Sequence[WazaTask], kind: str) -> bool:
     if kind not in ("command", "python"):
         first = next(task for task in tasks if task.environment)
         message = "has no effect: the mock executor, models and workflows behind HTTP start no program"

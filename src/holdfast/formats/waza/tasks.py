@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from holdfast.formats.waza.config import Config
-    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.findings import WazaFindings
     from holdfast.formats.waza.graders import Graders, TranslatedGrader
     from holdfast.spec.document import Location
 
@@ -62,7 +62,7 @@ _EXPECTED_IGNORED: Final = dict.fromkeys(
 
 
 @dataclass
-class Checkpoint:
+class WazaCheckpoint:
     """Graders of a task after a turn."""
 
     location: Location
@@ -72,14 +72,14 @@ class Checkpoint:
 
 
 @dataclass
-class Task:
+class WazaTask:
     """One task with all that belongs to it."""
 
     document: Document
     id: str
     row: dict[str, Any]
     graders: list[TranslatedGrader] = field(default_factory=list)
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    checkpoints: list[WazaCheckpoint] = field(default_factory=list)
     turns: int = 1
     """maximum number of turns"""
     timeout: float | None = None
@@ -94,7 +94,9 @@ class Task:
 class Tasks:
     """Reads the tasks of an eval."""
 
-    def __init__(self, findings: Findings, document: Document, folder: Path, config: Config, graders: Graders) -> None:
+    def __init__(
+        self, findings: WazaFindings, document: Document, folder: Path, config: Config, graders: Graders
+    ) -> None:
         self._findings = findings
         self._document = document
         self._folder = folder
@@ -103,7 +105,7 @@ class Tasks:
         inputs = findings.block(document, (), "inputs")
         self._variables = {key: _to_text(value) for key, value in inputs.items()}
 
-    def read(self) -> list[Task]:
+    def read(self) -> list[WazaTask]:
         """Read all tasks in waza's order: that of the patterns, then by name."""
         wrong, data = self._findings.wrong, self._document.data
         if data.get("tasks") and data.get("tasks_from"):
@@ -119,7 +121,7 @@ class Tasks:
             documents[task.id] = task.document
         return tasks
 
-    def _from_files(self) -> Iterator[Task]:
+    def _from_files(self) -> Iterator[WazaTask]:
         visited: set[Path] = set()
         disabled: list[str] = []
         for number, pattern in enumerate(self._findings.texts(self._document, ("tasks",))):
@@ -153,7 +155,7 @@ class Tasks:
             self._findings.wrong(self._document, place, self._findings.nowhere(pattern))
         return []
 
-    def _from_csv(self) -> Iterator[Task]:
+    def _from_csv(self) -> Iterator[WazaTask]:
         name = str(self._document.data["tasks_from"])
         near = self._document.path.parent if self._document.path else self._folder
         if (near / name).exists():
@@ -182,10 +184,10 @@ class Tasks:
             return 1, float("inf")
         if isinstance(bounds, list) and len(bounds) == 2 and all(type(end) is int for end in bounds):
             return bounds[0], bounds[1]
-        self._findings.wrong(self._document, ("range",), "is [first, last], counted from 1, both included")
+        self._findings.wrong(self._document, ("range",), "must be [first, last], counted from 1, both included")
         return 1, float("inf")
 
-    def _task(self, document: Document, variables: Mapping[str, str]) -> Task | None:
+    def _task(self, document: Document, variables: Mapping[str, str]) -> WazaTask | None:
         findings = self._findings
         findings.keys(document, (), _KNOWN, ignored=_IGNORED)
         inputs = findings.block(document, (), "inputs")
@@ -197,7 +199,7 @@ class Tasks:
             findings.wrong(document, ("id",), "a task needs an id, which names its results")
             return None
         name = _to_text(document.data.get("name") or task_id)
-        task = Task(document, _to_text(task_id), {"id": _to_text(task_id), "name": name})
+        task = WazaTask(document, _to_text(task_id), {"id": _to_text(task_id), "name": name})
         prompt = self._prompt(task, variables)
         follow_ups = self._follow_ups(task, variables)
         if prompt is None:
@@ -224,7 +226,7 @@ class Tasks:
         if type(timeout) is int and timeout >= 1:
             task.timeout = timeout
         elif timeout is not None:
-            findings.wrong(document, ("timeout_seconds",), f"is a number from 1, not {timeout!r}")
+            findings.wrong(document, ("timeout_seconds",), f"must be a number from 1, not {timeout!r}")
         task.instructions = instructions(findings, document, ("instruction_files",))
         task.graders = [
             *self._graders.translate_expected(document),
@@ -233,7 +235,7 @@ class Tasks:
         task.checkpoints = list(self._checkpoints(task))
         return task
 
-    def _workdir(self, task: Task, name: Any) -> str:
+    def _workdir(self, task: WazaTask, name: Any) -> str:
         """Return the folder of the workspace that the target starts in; empty for the workspace itself."""
         if name in (None, "", "."):
             return ""
@@ -246,7 +248,7 @@ class Tasks:
             self._findings.wrong(task.document, ("inputs", "workdir"), message)
         return folder
 
-    def _prompt(self, task: Task, variables: Mapping[str, str]) -> str | None:
+    def _prompt(self, task: WazaTask, variables: Mapping[str, str]) -> str | None:
         findings, document, inputs = self._findings, task.document, at(task.document, ("inputs",))
         prompt, file = inputs.get("prompt"), inputs.get("prompt_file")
         if prompt and file:
@@ -256,7 +258,7 @@ class Tasks:
             place = ("inputs", "prompt_file")
             near = document.path.parent if document.path else self._folder
             if Path(str(file)).is_absolute() or ".." in Path(str(file)).parts:
-                findings.wrong(document, place, "is a path below the task file's folder")
+                findings.wrong(document, place, "must be a path below the task file's folder")
                 return None
             try:
                 prompt = (near / str(file)).read_text(encoding="utf-8")
@@ -276,19 +278,19 @@ class Tasks:
             return None
         return self._render(task, place, prompt, variables)
 
-    def _render(self, task: Task, place: Location, text: str, variables: Mapping[str, str]) -> str:
+    def _render(self, task: WazaTask, place: Location, text: str, variables: Mapping[str, str]) -> str:
         try:
             return render(text, variables, task.id, str(task.row["name"]))
         except ValueError as error:
             self._findings.wrong(task.document, place, str(error))
             return text
 
-    def _follow_ups(self, task: Task, variables: Mapping[str, str]) -> list[str]:
+    def _follow_ups(self, task: WazaTask, variables: Mapping[str, str]) -> list[str]:
         place = ("inputs", "follow_up_prompts")
         texts = self._findings.texts(task.document, place)
         return [self._render(task, (*place, number), text, variables) for number, text in enumerate(texts)]
 
-    def _responder(self, task: Task, variables: Mapping[str, str]) -> None:
+    def _responder(self, task: WazaTask, variables: Mapping[str, str]) -> None:
         place: Location = ("inputs", "responder")
         findings, document, block = self._findings, task.document, at(task.document, ("inputs", "responder"))
         findings.keys(document, place, ("model", "instructions", "max_followups"))
@@ -296,21 +298,21 @@ class Tasks:
         if task.row["follow_ups"]:
             findings.wrong(document, place, "give either follow_up_prompts or a responder, not both")
         if type(maximum) is not int or maximum < 1:
-            findings.wrong(document, (*place, "max_followups"), f"is a number from 1, not {maximum!r}")
+            findings.wrong(document, (*place, "max_followups"), f"must be a number from 1, not {maximum!r}")
             return
         if not isinstance(text, str) or not text.strip():
-            findings.wrong(document, (*place, "instructions"), "says who the user is and what it wants")
+            findings.wrong(document, (*place, "instructions"), "must say who the user is and what the user wants")
             return
         text = self._render(task, (*place, "instructions"), text, variables)
         task.row |= {"instructions": text, "max_followups": maximum}
         task.turns = 1 + maximum
         task.responder_model = block.get("model")
 
-    def _checkpoints(self, task: Task) -> Iterator[Checkpoint]:
+    def _checkpoints(self, task: WazaTask) -> Iterator[WazaCheckpoint]:
         blocks = task.document.data.get("checkpoints") or []
         wrong = self._findings.wrong
         if not isinstance(blocks, list):
-            wrong(task.document, ("checkpoints",), "is a list of checkpoints")
+            wrong(task.document, ("checkpoints",), "must be a list of checkpoints")
             return
         turns: set[int] = set()
         for number in range(len(blocks)):
@@ -320,19 +322,19 @@ class Tasks:
             turn, on_failure = block.get("after_turn"), block.get("on_failure") or "continue"
             graders = self._graders.translate_all(task.document, (*place, "graders"))
             if type(turn) is not int or turn < 1:
-                wrong(task.document, (*place, "after_turn"), f"is a number from 1, not {turn!r}")
+                wrong(task.document, (*place, "after_turn"), f"must be a number from 1, not {turn!r}")
                 continue
             if on_failure not in ("continue", "stop"):
-                wrong(task.document, (*place, "on_failure"), f"is continue or stop, not {on_failure!r}")
+                wrong(task.document, (*place, "on_failure"), f"must be continue or stop, not {on_failure!r}")
             if turn in turns:
-                wrong(task.document, (*place, "after_turn"), f"a second checkpoint after turn {turn}")
+                wrong(task.document, (*place, "after_turn"), f"duplicate checkpoint after turn {turn}")
             if turn > task.turns and "max_followups" not in task.row:
                 message = f"{turn} is never reached: the task has at most {task.turns} turns"
                 wrong(task.document, (*place, "after_turn"), message)
             if not block.get("graders"):
                 wrong(task.document, (*place, "graders"), "a checkpoint needs graders")
             turns.add(turn)
-            yield Checkpoint(place, turn, on_failure, graders)
+            yield WazaCheckpoint(place, turn, on_failure, graders)
 
     def _fixtures(self, document: Document) -> Path:
         """Return the folder that paths of fixtures are relative to."""

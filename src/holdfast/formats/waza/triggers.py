@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document
 
 SHOULD: Final = "trigger_accuracy/should_trigger"
@@ -19,7 +19,9 @@ SHOULD_NOT: Final = "trigger_accuracy/should_not_trigger"
 _LISTS: Final = {"should_trigger_prompts": True, "should_not_trigger_prompts": False}
 
 
-def trigger_rows(findings: Findings, path: Path, *, measurable: bool) -> tuple[Document, list[dict[str, Any]]] | None:
+def trigger_rows(
+    findings: WazaFindings, path: Path, *, measurable: bool
+) -> tuple[Document, list[dict[str, Any]]] | None:
     """Return the prompts as samples; None if there are none, or if the target cannot use a skill."""
     if not path.is_file():
         return None
@@ -54,7 +56,7 @@ def trigger_graders(skill: str) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(findings: Findings, document: Document) -> Iterator[dict[str, Any]]:
+def _rows(findings: WazaFindings, document: Document) -> Iterator[dict[str, Any]]:
     number = 0
     for key, should_trigger in _LISTS.items():
         listed = document.data.get(key) or []

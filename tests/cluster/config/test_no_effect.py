@@ -40,9 +40,9 @@ BLOCKS: dict[str, type[Block]] = {
     "evaluation.nemo_evaluator_config.config": fields.TaskConfig,
     "evaluation.nemo_evaluator_config.config.params": fields.Params,
     "evaluation.tasks.0": fields.TaskBlock,
-    "export": fields.ExportBlock,
-    "export.wandb": fields.WandbExport,
-    "export.mlflow": fields.MlflowExport,
+    "export": fields.LaunchExportBlock,
+    "export.wandb": fields.LaunchWandbExport,
+    "export.mlflow": fields.LaunchMlflowExport,
     "export.local": fields.LocalExport,
 }
 VALUES: dict[str, Any] = {
@@ -129,18 +129,18 @@ def value_for(key: str, block: type[Block]) -> Any:
     name = key.rpartition(".")[2]
     if key in VALUES:
         return VALUES[key]
-    said = str(block.model_fields[name].annotation)
+    annotation = str(block.model_fields[name].annotation)
     if name.endswith("env_vars"):
         return {"A": "lit:b"}
-    if "dict" in said and name != "data":
+    if "dict" in annotation and name != "data":
         return {"config": {"params": {"top_p": 0.5}}} if name in ("nemo_evaluator_config", "config") else {"a": "b"}
-    if "list" in said or "Lines" in said:
+    if "list" in annotation or "Lines" in annotation:
         return ["x"]
-    return True if "bool" in said else 3 if "int" in said or "float" in said else "x"
+    return True if "bool" in annotation else 3 if "int" in annotation or "float" in annotation else "x"
 
 
 def effect(launch: Launch) -> Any:
-    """All that reaches the cluster: what a task is told, its scripts, the way there, and what images are made with."""
+    """Return everything that reaches the cluster: tasks, scripts, the transport and the settings of images."""
     env = launch.env
     way = (launch.host, launch.execution.username, env.identity, env.remote_job_dir)
     build = (env.build_partition, env.build_time, env.build_include_gpus, env.python)
@@ -169,8 +169,12 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
         except UsageError as error:
             refused[key] = error.message
             continue
-        said = "\n".join(launch.notices)
-        if effect(launch) == before and name not in said and f"{place.partition('.config')[0]}: no effect" not in said:
+        notices = "\n".join(launch.notices)
+        if (
+            effect(launch) == before
+            and name not in notices
+            and f"{place.partition('.config')[0]}: no effect" not in notices
+        ):
             silent.add(key)
     assert len(KEYS) > 200
     # Either partition is for one of --run and --batch, where it counts; the executor is the profile's to say.
@@ -179,7 +183,7 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         (
             "execution.cpu_partition=low",
@@ -188,14 +192,14 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
         ("execution.mounts.evaluation={/a: /b}", "because the evaluation runs in no container"),
         ("deployment.haproxy_port=5009", "because requests are spread over the instances by Holdfast itself"),
         ("evaluation.tasks.0.dataset_dir=/d", "write overrides: {dataset.path: …}"),
-        ("target.api_endpoint.url=http://127.0.0.1:9/v1", "the model that is measured is the one that is served"),
+        ("target.api_endpoint.url=http://127.0.0.1:9/v1", "the served model is the one evaluated"),
         ("export.wandb.log_mode=multi_task", "`holdfast export --to wandb` has no such option"),
         ("run.env.nproc_per_node=8", "because nothing is started by torchrun"),
     ],
 )
-def test_a_key_without_effect_is_named_with_its_reason(tmp_path: Path, override: str, said: str) -> None:
+def test_a_key_without_effect_is_named_with_its_reason(tmp_path: Path, override: str, message: str) -> None:
     folder = lay_out(tmp_path, keys=CONFIG)
-    assert said in "\n".join(launched(folder, "keys", "BIG", override).notices)
+    assert message in "\n".join(launched(folder, "keys", "BIG", override).notices)
 
 
 def test_a_key_that_another_one_refers_to_has_an_effect(tmp_path: Path) -> None:
@@ -216,12 +220,12 @@ def test_keys_for_slurm_and_for_other_executors_are_named(tmp_path: Path) -> Non
     folder = lay_out(tmp_path)
     more = "\n".join(f'{key} = "x"' for key in OTHER_KEYS[:2])
     write(folder / "env.toml", f'[here]\nexecutor = "local"\npartition = "batch"\ntime = "1h"\n{more}\n')
-    said = launched(folder, "hosted", "here", environ={"API_KEY": "k"}).notices
+    notices = launched(folder, "hosted", "here", environ={"API_KEY": "k"}).notices
     assert "env.toml:3: run.env.partition, run.env.time: no effect here, because it is for a cluster, and" in "\n".join(
-        said
+        notices
     )
     names = ", ".join(sorted(OTHER_KEYS[:2]))
-    assert f"env.toml:1: {names}: no effect here, because it is for dgxcloud and lepton" in said
+    assert f"env.toml:1: {names}: no effect here, because it is for dgxcloud and lepton" in notices
 
 
 def test_a_comment_and_a_subproject_reach_the_job(tmp_path: Path) -> None:

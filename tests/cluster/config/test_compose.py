@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster.config.compose import PREFERRED, Composed, compose, find_config
-from holdfast.cluster.config.interpolate import escaped, interpolate
+from holdfast.cluster.config.interpolate import escape, interpolate
 from holdfast.cluster.config.profiles import load_profile
 from holdfast.cluster.config.provenance import COMMAND_LINE, Tree, leaves
 from holdfast.errors import UsageError
@@ -30,8 +30,8 @@ def composed(
     folder: Path, text: str, *overrides: str, profile: str | None = None, detached: bool = False, **environ: str
 ) -> Composed:
     path = write(folder / "config" / "c.yaml", textwrap.dedent(text))
-    found = None if profile is None else load_profile(profile, folder, {})
-    return compose(path, overrides, found, folder, environ, detached=detached)
+    loaded = None if profile is None else load_profile(profile, folder, {})
+    return compose(path, overrides, loaded, folder, environ, detached=detached)
 
 
 def refused(folder: Path, text: str, *overrides: str, **more: Any) -> str:
@@ -99,7 +99,7 @@ def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("defaults", "said"),
+    ("defaults", "message"),
     [
         (
             "[{deployment: vlm}]",
@@ -115,12 +115,12 @@ def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path) 
         ("[_self_, _self_]", "config/c.yaml:1: defaults[1]: a second _self_"),
         ("[c]", "its defaults form a cycle: config/c.yaml → config/c.yaml"),
         ("[{override deployment: vllm}]", "`override deployment` is not supported"),
-        ("[3]", "an entry is a file's name, `group: name` or _self_"),
-        ("{a: b}", "config/c.yaml:1: defaults: is a list of groups and files"),
+        ("[3]", "an entry must be a file's name, `group: name` or _self_"),
+        ("{a: b}", "config/c.yaml:1: defaults: must be a list of groups and files"),
     ],
 )
-def test_a_wrong_defaults_list_is_named_with_its_line(tmp_path: Path, defaults: str, said: str) -> None:
-    assert said in refused(tmp_path, f"defaults: {defaults}\n{MINIMAL}")
+def test_a_wrong_defaults_list_is_named_with_its_line(tmp_path: Path, defaults: str, message: str) -> None:
+    assert message in refused(tmp_path, f"defaults: {defaults}\n{MINIMAL}")
 
 
 def test_the_defaults_of_a_type_are_there_without_a_list(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_command_line_selects_groups_that_files_select_differently(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("text", "section", "said"),
+    ("text", "section", "expected"),
     [
         ("deployment: {type: none}\n", "execution", "one of slurm, local"),
         ("execution: {num_nodes: 1}\ndeployment: {type: none}\n", "execution", "{execution: slurm/default}, _self_]"),
@@ -146,10 +146,10 @@ def test_the_command_line_selects_groups_that_files_select_differently(tmp_path:
         ("execution: {type: slurm}\ndeployment: {image: x}\n", "deployment", "{deployment: vllm}, _self_]"),
     ],
 )
-def test_a_missing_type_is_reported_with_what_to_write(tmp_path: Path, text: str, section: str, said: str) -> None:
+def test_a_missing_type_is_reported_with_what_to_write(tmp_path: Path, text: str, section: str, expected: str) -> None:
     message = refused(tmp_path, text)
     assert f"{section}: missing key type: no group '{section}' is selected" in message
-    assert said in message
+    assert expected in message
 
 
 def test_a_profile_is_enough_to_know_where_to_run(tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def test_overrides_reach_tasks_of_which_only_the_name_is_written(tmp_path: Path,
     ]
     assert tree.origin(("evaluation", "tasks", 0, "name")) == tree.origin(("evaluation", "tasks", 0)) != COMMAND_LINE
     assert tree.origin(("evaluation", "tasks", 0, "overrides", "trials")) == COMMAND_LINE
-    said = refused(tmp_path, NAMES, "evaluation.tasks.other.pre_cmd=ls")
-    assert "there is no such entry; evaluation.tasks has adding, evals/b.yaml" in said
+    message = refused(tmp_path, NAMES, "evaluation.tasks.other.pre_cmd=ls")
+    assert "there is no such entry; evaluation.tasks has adding, evals/b.yaml" in message
     assert "there is nothing to remove" in refused(tmp_path, NAMES, f"~evaluation.tasks.{task}.add")
 
 
@@ -269,7 +269,7 @@ def test_overrides_take_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("nonsense", "is not an override"),
         ("~", "is not an override"),
@@ -278,8 +278,8 @@ def test_overrides_take_away(tmp_path: Path) -> None:
         ("execution.mounts=[", "the value is not valid YAML"),
     ],
 )
-def test_a_wrong_override_is_refused(tmp_path: Path, override: str, said: str) -> None:
-    assert said in refused(tmp_path, TASKS, override)
+def test_a_wrong_override_is_refused(tmp_path: Path, override: str, message: str) -> None:
+    assert message in refused(tmp_path, TASKS, override)
 
 
 def test_references_keep_types_and_may_be_chained(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_shells_variable_is_left_to_the_shell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ("${run.env.hots}", "there is no key 'run.env.hots' (did you mean 'run.env.host'?)"),
         ("${HOME}", r"A shell's own variable is written \${HOME} or $NAME".replace("HOME", "NAME")),
@@ -330,19 +330,19 @@ def test_a_shells_variable_is_left_to_the_shell(tmp_path: Path) -> None:
         ("${broken", "cannot be parsed"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, value: str, said: str) -> None:
+def test_a_reference_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, value: str, expected: str) -> None:
     message = refused(tmp_path, f"{MINIMAL}output_dir: '{value}'\n", HF_TOKEN="hush")
     assert message.startswith("config/c.yaml:3: output_dir: ")
-    assert said in message
+    assert expected in message
     assert "hush" not in message
 
 
 def test_variables_are_never_written_out(tmp_path: Path) -> None:
     text = MINIMAL + "evaluation:\n  env_vars:\n    A: ${oc.env:ANY}\n"
-    said = refused(tmp_path, text, ANY="hush")
-    assert said.startswith("config/c.yaml:5: evaluation.env_vars.A: ")
-    assert "write host:ANY" in said
-    assert "hush" not in said
+    message = refused(tmp_path, text, ANY="hush")
+    assert message.startswith("config/c.yaml:5: evaluation.env_vars.A: ")
+    assert "write host:ANY" in message
+    assert "hush" not in message
 
 
 def test_everything_mandatory_that_is_missing_is_listed_at_once(tmp_path: Path) -> None:
@@ -374,16 +374,16 @@ def test_mandatory_keys_of_the_execution_are_filled_in_from_the_profile(tmp_path
 def test_a_path_is_never_built_from_an_unset_value(tmp_path: Path) -> None:
     write(tmp_path / "env.toml", '\n[p]\nexecutor = "slurm"\n')
     text = MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n"
-    said = refused(tmp_path, text, profile="p")
-    assert "config/c.yaml:3: output_dir: ${run.env.remote_job_dir}/out needs run.env.remote_job_dir" in said
-    assert "write remote_job_dir into [p] (env.toml:2) or into run.env" in said
+    message = refused(tmp_path, text, profile="p")
+    assert "config/c.yaml:3: output_dir: ${run.env.remote_job_dir}/out needs run.env.remote_job_dir" in message
+    assert "write remote_job_dir into [p] (env.toml:2) or into run.env" in message
 
 
 def test_a_configuration_can_be_previewed_without_a_profile(tmp_path: Path) -> None:
-    found = composed(tmp_path, MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n")
-    assert found.tree.get("output_dir") is None
-    assert found.tree.get("execution", "hostname") is None
-    (notice,) = found.notices
+    configuration = composed(tmp_path, MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n")
+    assert configuration.tree.get("output_dir") is None
+    assert configuration.tree.get("execution", "hostname") is None
+    (notice,) = configuration.notices
     assert "run.env.remote_job_dir" in notice
     assert "--run or --batch" in notice
 
@@ -404,14 +404,14 @@ def test_a_configuration_is_a_path_or_a_name_in_its_folder(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path, "- a\n").startswith("config/c.yaml: a configuration is a mapping of keys")
+    assert refused(tmp_path, "- a\n").startswith("config/c.yaml: a configuration must be a mapping of keys")
     assert refused(tmp_path, "a: 1\nb: [\n").startswith("config/c.yaml:3: not valid YAML")
 
 
 def test_a_missing_value_between_braces_says_how_to_write_it(tmp_path: Path) -> None:
-    said = refused(tmp_path, "a: 1\nexecution: {account: ???}\n")
-    assert said.startswith("config/c.yaml:2: not valid YAML")
-    assert "write ??? in quotes, or put its key on a line of its own" in said
+    message = refused(tmp_path, "a: 1\nexecution: {account: ???}\n")
+    assert message.startswith("config/c.yaml:2: not valid YAML")
+    assert "write ??? in quotes, or put its key on a line of its own" in message
     assert "quotes" not in refused(tmp_path, "a: ???\nb: [c\n")
 
 
@@ -434,12 +434,12 @@ def layer(data: dict[str, Any], name: str) -> Tree:
 @given(layers, layers)
 def test_merging_keeps_every_value_of_the_upper_layer(low: dict[str, Any], high: dict[str, Any]) -> None:
     before = copy.deepcopy((low, high))
-    made = layer(high, "high").over(layer(low, "low"))
+    merged = layer(high, "high").over(layer(low, "low"))
     for location, value in leaves(high):
         if value != {}:  # an empty mapping says nothing
-            assert made.get(*location) == value
-            assert made.origin(location) == "high"
-    assert {made.origin(location) for location, _ in leaves(made.data) if location} <= {"low", "high"}
+            assert merged.get(*location) == value
+            assert merged.origin(location) == "high"
+    assert {merged.origin(location) for location, _ in leaves(merged.data) if location} <= {"low", "high"}
     assert (low, high) == before
 
 
@@ -461,7 +461,7 @@ def _mixed(*trees: Tree) -> bool:
 
 @given(st.text(alphabet="a$\\{}:.", max_size=12))
 def test_an_escaped_text_means_itself(text: str) -> None:
-    assert interpolate(Tree({"a": escaped(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
+    assert interpolate(Tree({"a": escape(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
 
 
 @settings(max_examples=20)

@@ -20,7 +20,7 @@ from holdfast.cluster.remote.slurm import (
 from holdfast.cluster.remote.transport import Here, Transport
 from holdfast.errors import ClusterError, Unreachable
 from tests.support.running import wait_for
-from tests.support.slurm import Lab, wait_for_job
+from tests.support.slurm import Cluster, wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +30,12 @@ QUIET = ("--output=/dev/null",)
 
 
 @pytest.fixture
-def invocation(slurm: Lab) -> Iterator[str]:
+def invocation(slurm: Cluster) -> Iterator[str]:
     """An id whose jobs are cancelled at the end."""
-    made = new_invocation()
-    yield made
+    identifier = new_invocation()
+    yield identifier
     here = Slurm(slurm.here)
-    here.cancel({job.name for job in here.jobs(invocation=made) if job.active})
+    here.cancel({job.name for job in here.jobs(invocation=identifier) if job.active})
 
 
 def submit(slurm: Slurm, invocation: str, script: bytes, *options: str, role: str = "run", task: int = 0) -> str:
@@ -81,14 +81,14 @@ def test_a_running_job_is_running_and_a_cancelled_one_cancelled(transport: Trans
         ("--nodes=9", "PartitionNodeLimit", "more nodes than the partition"),
     ],
 )
-def test_a_pending_job_says_why(slurm: Lab, invocation: str, option: str, reason: str, sentence: str) -> None:
+def test_a_pending_job_says_why(slurm: Cluster, invocation: str, option: str, reason: str, sentence: str) -> None:
     name = submit(Slurm(slurm.here), invocation, SLEEP, option)
     job = wait_for_job(Slurm(slurm.here), name, lambda job: job.reason == reason)
     assert job.state == "pending"
     assert sentence in job.why
 
 
-def test_a_dependency_that_can_never_be_met_is_reported(slurm: Lab, invocation: str) -> None:
+def test_a_dependency_that_can_never_be_met_is_reported(slurm: Cluster, invocation: str) -> None:
     here = Slurm(slurm.here)
     (first,) = here.jobs(names=[submit(here, invocation, SLEEP, "--hold", role="first")])
     name = submit(here, invocation, SLEEP, f"--dependency=afterok:{first.id}")
@@ -131,7 +131,7 @@ def test_only_the_named_jobs_are_cancelled(transport: Transport, invocation: str
 
 
 def test_a_script_may_be_given_by_its_path(
-    slurm: Lab, invocation: str, tmp_path_factory: pytest.TempPathFactory
+    slurm: Cluster, invocation: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     script = tmp_path_factory.mktemp("script") / "run.sh"
     script.write_text('#!/bin/sh\nexit "$CODE"\n')
@@ -147,7 +147,7 @@ def test_a_refusal_carries_slurms_message(transport: Transport, invocation: str)
     assert Slurm(transport).jobs(invocation=invocation) == []
 
 
-def test_a_users_own_settings_hide_no_job(slurm: Lab, invocation: str) -> None:
+def test_a_users_own_settings_hide_no_job(slurm: Cluster, invocation: str) -> None:
     name = submit(Slurm(slurm.here), invocation, SLEEP, "--hold")
     env = {
         **slurm.env,
@@ -162,16 +162,16 @@ def test_a_users_own_settings_hide_no_job(slurm: Lab, invocation: str) -> None:
     assert job.submitted is not None
 
 
-def test_without_accounting_there_is_none(slurm: Lab) -> None:
-    assert Slurm(slurm.here).accounted(["hf-x"], since=0.0) is None
+def test_without_accounting_the_job_history_is_unavailable(slurm: Cluster) -> None:
+    assert Slurm(slurm.here).query_accounting(["hf-x"], since=0.0) is None
 
 
-def test_a_machine_without_slurm_is_reported(slurm: Lab) -> None:
+def test_a_machine_without_slurm_is_reported(slurm: Cluster) -> None:
     with pytest.raises(ClusterError, match="there is no squeue"):
         Slurm(Here(env={"PATH": "/nowhere"})).jobs(names=["x"])
 
 
-def test_a_colleague_sees_a_job_but_does_not_cancel_it(slurm: Lab, invocation: str) -> None:
+def test_a_colleague_sees_a_job_but_does_not_cancel_it(slurm: Cluster, invocation: str) -> None:
     if "Host colleague" not in slurm.ssh_config.read_text():
         pytest.skip("only root can make a second account")
     name = submit(Slurm(slurm.here), invocation, SLEEP)
@@ -182,7 +182,9 @@ def test_a_colleague_sees_a_job_but_does_not_cancel_it(slurm: Lab, invocation: s
     assert Slurm(slurm.here).jobs(names=[name])[0].active
 
 
-def test_a_killed_controller_is_unreachable_and_its_forgotten_jobs_are_not_mistaken_for_others(own_slurm: Lab) -> None:
+def test_a_killed_controller_is_unreachable_and_its_forgotten_jobs_are_not_mistaken_for_others(
+    own_slurm: Cluster,
+) -> None:
     slurm = Slurm(own_slurm.here)
     ours, others = new_invocation(), new_invocation()
     names = [submit(slurm, ours, SLEEP, "--hold", task=task) for task in range(3)]
@@ -242,9 +244,9 @@ def test_other_lines_are_not_read_as_jobs() -> None:
     assert JobName.parse("hf-0123456789abcdef.12.run-2") == JobName("0123456789abcdef", 12, "run-2")
 
 
-@pytest.mark.parametrize("said", ["CANCELLED by 1000", "CANCELLED+", "CANCELLED"])
-def test_a_state_with_more_words_is_still_that_state(said: str) -> None:
-    assert read_state(said) == "cancelled"
+@pytest.mark.parametrize("text", ["CANCELLED by 1000", "CANCELLED+", "CANCELLED"])
+def test_a_state_with_more_words_is_still_that_state(text: str) -> None:
+    assert read_state(text) == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,15 @@ def test_the_older_dialect(folder: Path) -> None:
 
 
 def test_older_keys_and_keys_without_effect_are_reported(folder: Path) -> None:
-    said = "\n".join(launched(folder, "older", "BIG").notices)
+    notices = "\n".join(launched(folder, "older", "BIG").notices)
     line = OLDER.splitlines().index("  multiple_instances: true") + 1
-    assert f"config/older.yaml:{line}: deployment.multiple_instances: is of the older dialect" in said
-    assert "execution.num_instances=2" in said
-    assert "execution.env_vars: is of the older dialect" in said
-    assert "HF_TOKEN without a prefix is read as host:HF_TOKEN" in said
-    assert "/cache/hf without a prefix is read as lit:/cache/hf" in said
-    assert "config.params.extra: has no effect" in said
-    assert "not needed, Holdfast keeps every reply and counts by itself: use_caching, caching_dir" in said
+    assert f"config/older.yaml:{line}: deployment.multiple_instances: deprecated" in notices
+    assert "execution.num_instances=2" in notices
+    assert "execution.env_vars: deprecated" in notices
+    assert "HF_TOKEN without a prefix is read as host:HF_TOKEN" in notices
+    assert "/cache/hf without a prefix is read as lit:/cache/hf" in notices
+    assert "config.params.extra: has no effect" in notices
+    assert "not needed, Holdfast keeps every reply and counts by itself: use_caching, caching_dir" in notices
     assert launched(folder, "newer", "BIG").notices == (NEWER_NOTICE,)
 
 
@@ -95,9 +95,9 @@ def test_instances_without_nodes_have_one_each(folder: Path) -> None:
 
 
 def test_a_proxy_in_front_of_instances_is_not_needed(folder: Path) -> None:
-    said = "\n".join(launched(folder, "older", "BIG").notices)
+    notices = "\n".join(launched(folder, "older", "BIG").notices)
     line = next(number for number, text in enumerate(OLDER.splitlines(), 1) if "proxy:" in text)
-    assert f"config/older.yaml:{line}: execution.proxy: no effect here, because requests are spread" in said
+    assert f"config/older.yaml:{line}: execution.proxy: no effect here, because requests are spread" in notices
 
 
 JUDGE = "type: vllm, hf_model_handle: org/judge, served_model_name: judge"
@@ -143,12 +143,12 @@ def test_a_judge_alone_needs_no_nodes_for_the_model(folder: Path) -> None:
 
 def test_on_one_machine_two_servers_cannot_have_one_port(folder: Path) -> None:
     local = ("execution={type: local}", f"auxiliary_deployments={{judge: {{{JUDGE}}}}}")
-    said = refused(folder, "newer", *local, profile=None)
-    assert "auxiliary_deployments.judge.port: 8000 is the port of the model too" in said
+    message = refused(folder, "newer", *local, profile=None)
+    assert "auxiliary_deployments.judge.port: port 8000 is also used by the model" in message
     fine = launched(folder, "newer", None, *local, "auxiliary_deployments.judge.port=8001")
     assert fine.shared.auxiliary[0].port == 8001
-    said = refused(folder, "newer", *local, "execution.num_instances=2", profile=None)
-    assert "type generic, with $HOLDFAST_PORT in it" in said
+    message = refused(folder, "newer", *local, "execution.num_instances=2", profile=None)
+    assert "type generic, with $HOLDFAST_PORT in it" in message
 
 
 @pytest.mark.parametrize(
@@ -166,16 +166,16 @@ def test_references_to_servers_in_overrides(folder: Path, key: str, reference: s
 
 
 @pytest.mark.parametrize(
-    ("key", "reference", "said"),
+    ("key", "reference", "message"),
     [
         ("target.base_url", "jugde.base_url", "there is no 'jugde' in auxiliary_deployments (did you mean 'judge'?)"),
         ("target.base_url", "judge.chat_ulr", "unknown key 'chat_ulr' (did you mean 'chat_url'?)"),
         ("target.params.at", "judge.chat_url", "differs from job to job, so it cannot be part of what is measured"),
     ],
 )
-def test_references_that_mean_nothing(folder: Path, key: str, reference: str, said: str) -> None:
+def test_references_that_mean_nothing(folder: Path, key: str, reference: str, message: str) -> None:
     task = f"evaluation.tasks=[{{name: mmlu, overrides: {{{key}: auxiliary_deployments.{reference}}}}}]"
-    assert said in refused(folder, "newer", f"auxiliary_deployments.judge={{{JUDGE}}}", task)
+    assert message in refused(folder, "newer", f"auxiliary_deployments.judge={{{JUDGE}}}", task)
 
 
 def test_the_newer_dialect(folder: Path) -> None:
@@ -248,10 +248,10 @@ def test_a_task_overrides_settings_of_all_tasks_and_a_long_request_timeout_exten
 def test_overrides_of_a_task_are_keys_of_the_eval_or_of_the_oldest_dialect(folder: Path) -> None:
     text = "{trials: 3, limits.concurrency: 8, config.params.temperature: 0.5}"
     (task,) = launched(folder, "hosted", None, f"evaluation.tasks=[{{name: mmlu, overrides: {text}}}]").tasks
-    given = dict(task.file.overrides)
-    assert given["trials",] == 3
-    assert given["limits", "concurrency"] == 8
-    assert given["target", "params", "temperature"] == 0.5
+    overrides = dict(task.file.overrides)
+    assert overrides["trials",] == 3
+    assert overrides["limits", "concurrency"] == 8
+    assert overrides["target", "params", "temperature"] == 0.5
 
 
 def test_an_eval_whose_target_is_no_model_keeps_its_own(folder: Path) -> None:
@@ -302,19 +302,19 @@ def test_keys_of_earlier_launchers_are_moved_with_a_notice(folder: Path) -> None
         "export.wandb.project=newer",
         "deployment.env_vars.HF_TOKEN=$host:OTHER",
     )
-    given = dict(launch.tasks[2].file.overrides)
-    assert given["target", "params", "max_tokens"] == 99
-    assert given["system",] == "Think."
+    overrides = dict(launch.tasks[2].file.overrides)
+    assert overrides["target", "params", "max_tokens"] == 99
+    assert overrides["system",] == "Think."
     assert "wandb" in launch.shared.export_config
     assert launch.shared.export_config["wandb"] == {"name": "moved", "project": "newer", "entity": "team"}
     assert deployment_of(launch).env["HF_TOKEN"] == "host:OTHER"
-    said = "\n".join(launch.notices)
+    notices = "\n".join(launch.notices)
     for old in ("config.params.max_tokens", "config.target", "execution.auto_export.configs"):
-        assert f"{old}: is of the older dialect: write " in said
+        assert f"{old}: deprecated: use " in notices
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("selectors", "ids"),
     [
         ([], ["mmlu.0", "mmlu.1", "hellaswag.0"]),
         (["mmlu"], ["mmlu.0", "mmlu.1"]),
@@ -322,8 +322,8 @@ def test_keys_of_earlier_launchers_are_moved_with_a_notice(folder: Path) -> None
         (["hellaswag", "mmlu.0"], ["mmlu.0", "hellaswag.0"]),
     ],
 )
-def test_tasks_are_chosen_by_name_and_number(folder: Path, wanted: list[str], found: list[str]) -> None:
-    assert [task.id for task in launched(folder, "newer", "BIG", tasks=wanted).tasks] == found
+def test_tasks_are_chosen_by_name_and_number(folder: Path, selectors: list[str], ids: list[str]) -> None:
+    assert [task.id for task in launched(folder, "newer", "BIG", tasks=selectors).tasks] == ids
 
 
 def test_a_task_given_as_a_path_is_chosen_by_its_name(folder: Path) -> None:
@@ -331,9 +331,9 @@ def test_a_task_given_as_a_path_is_chosen_by_its_name(folder: Path) -> None:
         assert len(launched(folder, "hosted", tasks=[name]).tasks) == 1
 
 
-def test_an_unknown_task_is_refused_with_those_there_are(folder: Path) -> None:
-    said = refused(folder, "newer", tasks=["mmul"])
-    assert said == "-t mmul: no such task (did you mean 'mmlu'?); there are mmlu, mmlu, hellaswag"
+def test_an_unknown_task_is_refused_with_the_available_ones(folder: Path) -> None:
+    message = refused(folder, "newer", tasks=["mmul"])
+    assert message == "-t mmul: no such task (did you mean 'mmlu'?); there are mmlu, mmlu, hellaswag"
 
 
 def test_an_eval_is_looked_for_in_the_documented_order(folder: Path) -> None:
@@ -345,14 +345,14 @@ def test_an_eval_is_looked_for_in_the_documented_order(folder: Path) -> None:
 
 
 def test_a_task_without_a_file_lists_the_paths_that_were_tried(folder: Path) -> None:
-    said = refused(folder, "newer", "evaluation.tasks=[hellasswag]")
-    assert "command line: evaluation.tasks[0].name: no eval file 'hellasswag', and no task of that name" in said
+    message = refused(folder, "newer", "evaluation.tasks=[hellasswag]")
+    assert "command line: evaluation.tasks[0].name: no eval file 'hellasswag', and no task of that name" in message
     for place in ("config/evals/hellasswag.yaml", "/hellasswag.yaml", "evals/hellasswag.yaml"):
-        assert place in said
-    assert "did you mean 'hellaswag'?" in said
+        assert place in message
+    assert "did you mean 'hellaswag'?" in message
 
 
-def test_a_provider_knows_tasks_by_name(folder: Path) -> None:
+def test_a_provider_resolves_tasks_by_name(folder: Path) -> None:
     def provider(name: str) -> Path | None:
         return folder / "evals" / "hellaswag.yaml" if name == "ours" else None
 
@@ -367,8 +367,8 @@ def test_mistakes_in_an_eval_are_reported_before_submission(folder: Path) -> Non
     assert "bad.yaml:2: sampels: unknown key (did you mean 'samples'?)" in refused(
         folder, "newer", "evaluation.tasks=[bad]"
     )
-    said = refused(folder, "newer", "evaluation.tasks=[{name: mmlu, overrides: {trails: 2}}]")
-    assert "trails: unknown key (did you mean 'trials'?)" in said
+    message = refused(folder, "newer", "evaluation.tasks=[{name: mmlu, overrides: {trails: 2}}]")
+    assert "trails: unknown key (did you mean 'trials'?)" in message
 
 
 PARAM = "evaluation.nemo_evaluator_config.config.params"
@@ -376,7 +376,7 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("execution.acount=x", "command line: execution.acount: unknown key (did you mean 'account'?)"),
         ("deployment.prot=1", "command line: deployment.prot: unknown key (did you mean 'port'?)"),
@@ -393,7 +393,7 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("evaluation.tasks=[]", "evaluation.tasks: "),
         ("evaluation.tasks.mmlu.endpoint_type=embedding", "endpoint type 'embedding' is not supported"),
         ("execution.workers=0", "execution.workers: should be greater than or equal to 1, not 0"),
-        ("execution.walltime=soon", "execution.walltime: a time is written as"),
+        ("execution.walltime=soon", "execution.walltime: a time must be written as"),
         ("execution.type=lepton", "'lepton' is not supported; one of slurm, local"),
         ("execution.type=slrum", "unknown executor 'slrum' (did you mean 'slurm'?)"),
         ("deployment.type=vlm", "unknown type 'vlm' (did you mean 'vllm'?); one of none, generic, vllm"),
@@ -424,9 +424,9 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("execution.env_vars={deploymnet: {}}", "unknown key (did you mean 'deployment'?)"),
     ],
 )
-def test_each_mistake_is_reported_at_its_place(folder: Path, override: str, said: str) -> None:
+def test_each_mistake_is_reported_at_its_place(folder: Path, override: str, expected: str) -> None:
     message = refused(folder, "newer", override)
-    assert said in message
+    assert expected in message
     assert "sk-0123456789abcdef" not in message
 
 
@@ -453,8 +453,8 @@ def test_each_mistake_is_reported_at_its_place(folder: Path, override: str, said
 )
 @pytest.mark.parametrize("value", ["7", "[7]"])
 def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: str, value: str) -> None:
-    said = refused(folder, "newer", f"{section}={value}")
-    assert section.replace(".mmlu", "[0]").removeprefix("evaluation.nemo") in said
+    message = refused(folder, "newer", f"{section}={value}")
+    assert section.replace(".mmlu", "[0]").removeprefix("evaluation.nemo") in message
 
 
 @pytest.mark.parametrize("key", ["execution.output_dir", "run.env.remote_job_dir"])
@@ -463,8 +463,8 @@ def test_a_folder_of_the_cluster_is_a_whole_path_or_one_in_your_own_home(folder:
         launch = launched(folder, "newer", "BIG", f'{key}="{path}"')
         assert getattr(launch.env if key.startswith("run.env") else launch.execution, key.rpartition(".")[2]) == path
     for path in ("~bob", "~bob/x", "x", "./x"):
-        said = refused(folder, "newer", f"{key}={path}")
-        assert f"command line: {key}: {path!r} is a folder of the cluster: give an absolute path" in said
+        message = refused(folder, "newer", f"{key}={path}")
+        assert f"command line: {key}: {path!r} is a folder of the cluster: give an absolute path" in message
     assert f"command line: {key}: '~bob/x': give" in refused(folder, "newer", f"{key}=~bob/x", profile="here")
 
 
@@ -477,14 +477,16 @@ def test_all_problems_are_reported_with_file_and_line(folder: Path) -> None:
     write(
         folder / "config" / "bad.yaml", NEWER.replace("  output_dir: /lustre", "  output_dri: /lustre") + "exprot: 1\n"
     )
-    said = refused(folder, "bad").splitlines()
-    assert any(line.startswith("config/bad.yaml:8: execution.output_dri: unknown key") for line in said)
-    assert any(line.startswith(f"config/bad.yaml:{len(NEWER.splitlines()) + 1}: exprot: unknown key") for line in said)
+    problems = refused(folder, "bad").splitlines()
+    assert any(line.startswith("config/bad.yaml:8: execution.output_dri: unknown key") for line in problems)
+    assert any(
+        line.startswith(f"config/bad.yaml:{len(NEWER.splitlines()) + 1}: exprot: unknown key") for line in problems
+    )
 
 
 def test_unsupported_settings_that_would_change_answers_are_reported(folder: Path) -> None:
-    said = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
-    assert "adapter_config.process_reasoning_traces: NOT supported here, and it may change the answers" in said
+    notices = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
+    assert "adapter_config.process_reasoning_traces: not supported; may change the answers" in notices
     assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == (NEWER_NOTICE,)
 
 
@@ -515,7 +517,7 @@ def test_ssh_is_used_where_the_host_is_another(folder: Path, hostname: str, tunn
     assert (launch.host is not None) is ssh
 
 
-def test_sbatch_options_and_the_rest_of_the_profile_come_through(folder: Path) -> None:
+def test_sbatch_options_and_the_rest_of_the_profile_are_passed_on(folder: Path) -> None:
     more = (
         'exclusive = true\ncpus_per_task = 4\nmem = "0"\nsetup_lines = "module load x"\nstartup_commands = ["date"]\n'
     )
@@ -530,14 +532,14 @@ def test_sbatch_options_and_the_rest_of_the_profile_come_through(folder: Path) -
     assert deployment_of(launch).mounts == ("/l:/l",)
 
 
-def test_gpus_come_from_gres_and_a_model_is_spread_over_them(folder: Path) -> None:
+def test_gpus_are_read_from_gres_and_a_model_is_spread_over_them(folder: Path) -> None:
     run = launched(folder, "newer", None, "execution.gres=gpu:h100:4")
     assert run.execution.gpus_per_node == 4
     assert "--tensor-parallel-size 4 " in deployment_of(run).command
     spread = launched(folder, "newer", None, "execution.gres=gpu:8", "deployment.data_parallel_size=4")
     assert "--tensor-parallel-size 2 " in deployment_of(spread).command
-    said = launched(folder, "newer", "BIG", "deployment.tensor_parallel_size=3")
-    assert "--tensor-parallel-size 3 " in deployment_of(said).command
+    launch = launched(folder, "newer", "BIG", "deployment.tensor_parallel_size=3")
+    assert "--tensor-parallel-size 3 " in deployment_of(launch).command
 
 
 @pytest.mark.parametrize(
@@ -574,9 +576,9 @@ def test_the_command_of_each_server(block: dict[str, Any], command: str | None) 
 
 def test_a_nim_gets_its_model_name_through_variables(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG", "deployment=nim", "deployment.image=nim:1", "deployment.cache_path=/nim")
-    told = deployment_of(launch).env
-    assert told["NIM_SERVED_MODEL_NAME"] == "lit:served"
-    assert told["NIM_CACHE_PATH"] == "lit:/cache"
+    env = deployment_of(launch).env
+    assert env["NIM_SERVED_MODEL_NAME"] == "lit:served"
+    assert env["NIM_CACHE_PATH"] == "lit:/cache"
     assert "/nim:/cache" in deployment_of(launch).mounts
     assert deployment_of(launch).health_path == "/v1/health/ready"
 
@@ -597,9 +599,9 @@ def test_an_api_key_that_the_job_would_lack_is_reported_before_submission(folder
     config = "execution: {type: local}\ndeployment: {type: none}\nevaluation: {tasks: [{name: mmlu}]}\n"
     write(folder / "config" / "keyless.yaml", config)
     key = "env_vars.OPENAI_API_KEY=host:OPENAI_API_KEY"
-    said = refused(folder, "keyless", profile=None)
-    assert "mmlu.yaml:" in said and "target: needs OPENAI_API_KEY, which the job does not have" in said
-    assert "write `env_vars: {OPENAI_API_KEY: host:OPENAI_API_KEY}`" in said and f"`{key}` in the command" in said
+    message = refused(folder, "keyless", profile=None)
+    assert "mmlu.yaml:" in message and "target: needs OPENAI_API_KEY, which the job does not have" in message
+    assert "write `env_vars: {OPENAI_API_KEY: host:OPENAI_API_KEY}`" in message and f"`{key}` in the command" in message
     launched(folder, "keyless", None, key)
     launched(folder, "evals/mmlu.yaml", "here", key)  # an eval file by itself
     launched(folder, "keyless", None, "deployment={type: generic, command: serve, served_model_name: m}")
@@ -638,9 +640,9 @@ def test_a_missing_project_is_an_error_with_a_profile_and_a_remark_without(folde
     write(folder / "env.toml", '[p]\nexecutor = "slurm"\n')
     text = NEWER.replace("  wandb: {project: p}\n", "  wandb: {}\n")
     write(folder / "config" / "w.yaml", text)
-    said = "results go to W&B, and no project is named: write [wandb] project"
-    assert said in refused(folder, "w", profile="p")
-    assert said in "\n".join(launched(folder, "w").notices)
+    message = "results go to W&B, and no project is named: write [wandb] project"
+    assert message in refused(folder, "w", profile="p")
+    assert message in "\n".join(launched(folder, "w").notices)
 
 
 @pytest.mark.parametrize("config", ["older", "newer", "hosted"])
@@ -664,8 +666,8 @@ def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Pat
         "max_walltime:": "default (execution/slurm/default)",
         "HF_TOKEN: host:HF_TOKEN": "config/newer.yaml:6",
     }.items():
-        found = [text for text in shown.splitlines() if text.strip().startswith(line)]
-        assert any(text.endswith(f"# {place}") for text in found)
+        matching = [text for text in shown.splitlines() if text.strip().startswith(line)]
+        assert any(text.endswith(f"# {place}") for text in matching)
     assert "mmlu" not in shown
     sections = [name for name, _ in compiled_sections(launched(folder, "newer", "BIG"))]
     assert sections == ["run", "execution", "deployment", "env_vars", "evaluation", "export"]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.remote.invocation import Phase
     from holdfast.cluster.remote.transport import Transport
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 
 def foreign(slurm: Slurm, name: str) -> str:
@@ -46,108 +46,123 @@ def states(slurm: Slurm, name: str) -> list[str]:
     return [job.state for job in slurm.jobs(names=[name])]
 
 
-def test_kill_cancels_all_jobs_of_an_invocation_and_no_others(transport: Transport, slurm: Lab, made: Launched) -> None:
+def test_kill_cancels_all_jobs_of_an_invocation_and_no_others(
+    transport: Transport, slurm: Cluster, invocation: Launched
+) -> None:
     here = Slurm(slurm.here)
-    job = running(made, slurm)
-    made.submit("main-2", f"--dependency=afternotok:{job}")
-    made.submit("workers", "--array=1-3")
-    made.submit("main", "--hold", task=1)
+    job = running(invocation, slurm)
+    invocation.submit("main-2", f"--dependency=afternotok:{job}")
+    invocation.submit("workers", "--array=1-3")
+    invocation.submit("main", "--hold", task=1)
     other = new_invocation()
-    similar = [f"hf-{made.id}0.0.main", f"hf-{made.id}", f"x-hf-{made.id}.0.main", f"hf-{other}.0.main"]
+    similar = [
+        f"hf-{invocation.id}0.0.main",
+        f"hf-{invocation.id}",
+        f"x-hf-{invocation.id}.0.main",
+        f"hf-{other}.0.main",
+    ]
     ids = [foreign(here, name) for name in similar]
     try:
-        ended, remain = kill(Subject(transport, str(made.directory)), "test", poll=0.1)
+        ended, remain = kill(Subject(transport, str(invocation.directory)), "test", poll=0.1)
         assert remain == [] and len(ended) == 6
-        assert not [state for state in here.jobs(invocation=made.id) if state.active]
+        assert not [state for state in here.jobs(invocation=invocation.id) if state.active]
         assert [states(here, name)[0] in ("running", "pending") for name in similar] == [True] * 4
-        assert (made.directory / "stop").exists()
-        pictures = look(Subject(transport, str(made.directory))).tasks
+        assert (invocation.directory / "stop").exists()
+        pictures = look(Subject(transport, str(invocation.directory))).tasks
         assert [task.status for task in pictures] == ["stopped", "stopped"]
-        again = kill(Subject(transport, str(made.directory)), "test", poll=0.1)
+        again = kill(Subject(transport, str(invocation.directory)), "test", poll=0.1)
         assert again == ([], [])
     finally:
         for name, job_id in zip(similar, ids, strict=True):
             slurm.here.check(["scancel", f"--name={name}", job_id])
 
 
-def test_a_job_that_has_come_by_an_id_of_ours_stays_alive(slurm: Lab, made: Launched) -> None:
+def test_a_foreign_job_that_reuses_a_recorded_id_stays_alive(slurm: Cluster, invocation: Launched) -> None:
     here = Slurm(slurm.here)
     name = f"somebody-{new_invocation()}"
     job = foreign(here, name)
-    ledger = Ledger(slurm.here, str(made.directory))
-    ours = str(JobName(made.id, 0, "main"))
+    ledger = Ledger(slurm.here, str(invocation.directory))
+    ours = str(JobName(invocation.id, 0, "main"))
     ledger.write(Intent("a" * 16, ours, "", time.time() - 1000, "h", 1), Submitted("a" * 16, job, time.time() - 999))
     try:
         wait_for(lambda: states(here, name) == ["running"], "the other job")
-        assert kill(Subject(slurm.here, str(made.directory)), "test", poll=0.1) == ([], [])
+        assert kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1) == ([], [])
         assert states(here, name) == ["running"]
-        assert look(Subject(slurm.here, str(made.directory))).tasks[0].jobs[0].state == "gone"
+        assert look(Subject(slurm.here, str(invocation.directory))).tasks[0].jobs[0].state == "gone"
     finally:
         slurm.here.check(["scancel", f"--name={name}", job])
 
 
-def test_one_task_can_be_ended_alone(slurm: Lab, made: Launched, tmp_path: Path) -> None:
-    running(made, slurm, 0)
-    running(made, slurm, 1)
-    register(made, tmp_path / "home", tasks=("gsm8k", "mmlu"))
+def test_one_task_can_be_ended_alone(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
+    running(invocation, slurm, 0)
+    running(invocation, slurm, 1)
+    register(invocation, tmp_path / "home", tasks=("gsm8k", "mmlu"))
     env = env_of(slurm, tmp_path / "home")
-    said = holdfast("kill", f"{made.id}.1", cwd=tmp_path, env=env).stdout
-    assert f"hf-{made.id}.1.main" in said and "ended 1 job\n" in said and f"holdfast resume {made.id}.1" in said
-    first, second = look(Subject(slurm.here, str(made.directory))).tasks
+    stdout = holdfast("kill", f"{invocation.id}.1", cwd=tmp_path, env=env).stdout
+    assert (
+        f"hf-{invocation.id}.1.main" in stdout
+        and "cancelled 1 job\n" in stdout
+        and f"holdfast resume {invocation.id}.1" in stdout
+    )
+    first, second = look(Subject(slurm.here, str(invocation.directory))).tasks
     assert (first.status, second.status) == ("starting", "stopped")
-    assert not (made.directory / "stop").exists() and (made.directory / "1" / "stop").exists()
-    assert "ended 1 job\n" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout
-    assert "it had no jobs left" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
+    assert not (invocation.directory / "stop").exists() and (invocation.directory / "1" / "stop").exists()
+    assert "cancelled 1 job\n" in holdfast("kill", invocation.directory, cwd=tmp_path, env=env).stdout
+    assert "no jobs were running" in holdfast("kill", invocation.id[:5], cwd=tmp_path, env=env).stdout
 
 
-def test_kill_does_not_offer_to_resume_a_finished_invocation(slurm: Lab, made: Launched, tmp_path: Path) -> None:
-    made.state(0, phase="done")
+def test_kill_does_not_offer_to_resume_a_finished_invocation(
+    slurm: Cluster, invocation: Launched, tmp_path: Path
+) -> None:
+    invocation.state(0, phase="done")
     env = env_of(slurm, tmp_path / "home")
-    said = holdfast("kill", made.directory / "0", cwd=tmp_path, env=env).stdout
-    assert "is done" in said and "resume" not in said
-    assert "holdfast resume" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout, "one is not"
+    stdout = holdfast("kill", invocation.directory / "0", cwd=tmp_path, env=env).stdout
+    assert "is done" in stdout and "resume" not in stdout
+    assert "holdfast resume" in holdfast("kill", invocation.directory, cwd=tmp_path, env=env).stdout, "one is not"
 
 
-def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Lab, made: Launched) -> None:
-    here, name = Slurm(slurm.here), str(JobName(made.id, 0, "main"))
-    ledger = Ledger(slurm.here, str(made.directory))
+def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Cluster, invocation: Launched) -> None:
+    here, name = Slurm(slurm.here), str(JobName(invocation.id, 0, "main"))
+    ledger = Ledger(slurm.here, str(invocation.directory))
     ledger.write(Intent("b" * 16, name, "", time.time(), os.uname().nodename, 2**22 + 1))
     here.submit(SLEEP, name=name, comment="b" * 16, options=["--output=/dev/null"])
-    ended, _ = kill(Subject(slurm.here, str(made.directory)), "test", poll=0.1)
+    ended, _ = kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1)
     assert len(ended) == 1 and wait_for_job(here, name, lambda job: not job.active)
     assert [job.id is not None for job in ledger.jobs()] == [True]
 
 
-def test_another_users_invocation_is_refused_with_its_owner(slurm: Lab) -> None:
+def test_another_users_invocation_is_refused_with_its_owner(slurm: Cluster) -> None:
     with public_folder() as base:
-        made = launched(slurm.here, base)
-        job = running(made, slurm)
+        invocation = launched(slurm.here, base)
+        job = running(invocation, slurm)
         try:
             with pytest.raises(UsageError, match="is an invocation of root"):
-                kill(Subject(slurm.ssh("colleague"), str(made.directory)), "test")
-            assert not (made.directory / "stop").exists()
-            assert [state.id for state in Slurm(slurm.here).jobs(invocation=made.id) if state.active] == [job]
+                kill(Subject(slurm.ssh("colleague"), str(invocation.directory)), "test")
+            assert not (invocation.directory / "stop").exists()
+            assert [state.id for state in Slurm(slurm.here).jobs(invocation=invocation.id) if state.active] == [job]
         finally:
-            end_all(slurm, made)
+            end_all(slurm, invocation)
 
 
-def test_without_slurms_answer_kill_leaves_its_mark_and_reports_that(own_slurm: Lab, tmp_path: Path) -> None:
-    made = launched(own_slurm.here, tmp_path / "base")
-    running(made, own_slurm)
+def test_without_slurms_answer_kill_leaves_its_mark_and_reports_that(own_slurm: Cluster, tmp_path: Path) -> None:
+    invocation = launched(own_slurm.here, tmp_path / "base")
+    running(invocation, own_slurm)
     own_slurm.kill_controller()
     with pytest.raises(Unreachable, match="jobs that start from now on will not continue it"):
-        kill(Subject(own_slurm.impatient, str(made.directory)), "test")
-    assert (made.directory / "stop").exists()
+        kill(Subject(own_slurm.impatient, str(invocation.directory)), "test")
+    assert (invocation.directory / "stop").exists()
 
 
 @pytest.mark.parametrize("marked", ["", "0"])
 @pytest.mark.parametrize(("phase", "then"), [("done", "done"), ("running", "stopped")])
 def test_a_job_that_begins_after_the_mark_does_nothing(tmp_path: Path, marked: str, phase: Phase, then: str) -> None:
-    made = launched(Here(pauses=()), tmp_path, executor="local")
-    made.state(phase=phase)
-    write_stop(made.transport, str(made.directory / marked), "test")
-    subprocess.run([sys.executable, "-m", "holdfast.cluster.job", made.place().path, "--role", "main"], check=True)
-    assert read_state(made.transport, made.place()).phase == then
+    invocation = launched(Here(pauses=()), tmp_path, executor="local")
+    invocation.state(phase=phase)
+    write_stop(invocation.transport, str(invocation.directory / marked), "test")
+    subprocess.run(
+        [sys.executable, "-m", "holdfast.cluster.job", invocation.place().path, "--role", "main"], check=True
+    )
+    assert read_state(invocation.transport, invocation.place()).phase == then
 
 
 # A run on this machine
@@ -160,8 +175,8 @@ def test_kill_stops_the_process_of_a_run_without_loss(tmp_path: Path) -> None:
         outputs = wait_for(lambda: next(tmp_path.glob("runs/e/*/outputs.jsonl"), None), "the run")
         wait_for(lambda: outputs.stat().st_size, "an output")
         run = run_dir(tmp_path)
-        said = holdfast("kill", run, cwd=tmp_path).stdout
-        assert f"ended process {process.pid}" in said and f"holdfast resume {run}" in said
+        stdout = holdfast("kill", run, cwd=tmp_path).stdout
+        assert f"stopped process {process.pid}" in stdout and f"holdfast resume {run}" in stdout
         process.communicate(timeout=300)
     assert process.returncode == 143
     assert lines(outputs) and not (run / "metrics.json").exists()

@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.cluster.remote.ledger import Disowned, Intent, Ledger, Submitted, Submitter, fold
-from holdfast.cluster.remote.registry import Invocation, Registry, new_invocation
+from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
 from holdfast.errors import ClusterError, Unreachable, UsageError
-from tests.cluster.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
+from tests.cluster.remote.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
 from tests.support.running import ROOT, wait_for
-from tests.support.slurm import Lab, wait_for_job
+from tests.support.slurm import Cluster, wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ def submitter(transport: Transport, folder: Path) -> Submitter:
 
 @pytest.mark.parametrize("way", ["here", "ssh"])
 @pytest.mark.parametrize(
-    ("point", "jobs", "found"),
+    ("point", "jobs", "expected"),
     [
         ("before the intent", 0, {"adopted": 0, "disowned": 0}),
         ("before sbatch", 0, {"adopted": 0, "disowned": 1}),
@@ -69,20 +69,20 @@ def submitter(transport: Transport, folder: Path) -> Submitter:
     ],
 )
 def test_a_crash_at_any_step_of_a_submission_is_detected(
-    slurm: Lab,
+    slurm: Cluster,
     invocation: str,  # noqa: F811
     tmp_path: Path,
     way: str,
     point: str,
     jobs: int,
-    found: dict[str, int],
+    expected: dict[str, int],
 ) -> None:
     arguments = [way, str(slurm.ssh_config), str(tmp_path / "on the cluster"), invocation, point]
     crashed = subprocess.run([sys.executable, "-c", CRASHING, *arguments], cwd=ROOT, env=slurm.env)
     assert crashed.returncode == 9
 
     after = submitter(slurm.here, tmp_path).reconcile()
-    assert {"adopted": len(after.adopted), "disowned": len(after.disowned)} == found
+    assert {"adopted": len(after.adopted), "disowned": len(after.disowned)} == expected
     assert after.doubtful == []
     there = Slurm(slurm.here).jobs(invocation=invocation)
     assert len(there) == jobs
@@ -95,11 +95,11 @@ def test_a_crash_at_any_step_of_a_submission_is_detected(
 
 def test_a_submitted_job_has_its_intent_and_the_ledger_its_id(
     transport: Transport,
-    slurm: Lab,
+    slurm: Cluster,
     invocation: str,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    registry = Registry(tmp_path / "registry")
+    registry = InvocationRegistry(tmp_path / "registry")
     registry.add(Invocation(invocation, time.time(), str(tmp_path), ("gsm8k",)))
     ledger = Ledger(transport, str(tmp_path / "on the cluster"), mirror=registry.mirror(invocation))
     name = JobName(invocation, 0, "run")
@@ -111,10 +111,10 @@ def test_a_submitted_job_has_its_intent_and_the_ledger_its_id(
     assert (tmp_path / "out").read_text() == f"{job.intent.intent}/a b"
     assert Ledger(slurm.here, str(tmp_path / "on the cluster")).jobs() == [job]
     assert fold(registry.get(invocation).jobs) == [job]
-    assert not ledger.disowned(job.intent.intent)
+    assert not ledger.is_disowned(job.intent.intent)
 
 
-def test_a_refused_job_is_recorded_with_the_reason(slurm: Lab, invocation: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_refused_job_is_recorded_with_the_reason(slurm: Cluster, invocation: str, tmp_path: Path) -> None:  # noqa: F811
     here = submitter(slurm.here, tmp_path)
     with pytest.raises(ClusterError, match="invalid partition"):
         here.submit(JobName(invocation, 0, "run"), SLEEP, options=["--partition=nowhere"])
@@ -134,19 +134,19 @@ class Interrupted(Slurm):
         return super().submit(*arguments, **keys)
 
 
-def test_a_submission_under_way_is_in_doubt_and_left_alone(slurm: Lab, invocation: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_submission_under_way_is_in_doubt_and_left_alone(slurm: Cluster, invocation: str, tmp_path: Path) -> None:  # noqa: F811
     other = submitter(slurm.here, tmp_path)
     here = submitter(slurm.here, tmp_path)
     seen = []
     here.slurm = Interrupted(slurm.here, lambda _: seen.append(reconcile_as_another_process(slurm, tmp_path)))
     job = here.submit(JobName(invocation, 0, "run"), SLEEP, options=QUIET)
     assert seen == ["0 0 1"]
-    assert [known.id for known in other.ledger.jobs()] == [job.id]
+    assert [recorded.id for recorded in other.ledger.jobs()] == [job.id]
 
 
-def reconcile_as_another_process(slurm: Lab, folder: Path) -> str:
+def reconcile_as_another_process(slurm: Cluster, folder: Path) -> str:
     code = (
-        "import sys; from pathlib import Path; from tests.cluster.test_ledger import submitter;"
+        "import sys; from pathlib import Path; from tests.cluster.remote.test_ledger import submitter;"
         "from holdfast.cluster.remote.transport import Here;"
         "print(*map(len, submitter(Here(), Path(sys.argv[1])).reconcile()))"
     )
@@ -157,7 +157,7 @@ def reconcile_as_another_process(slurm: Lab, folder: Path) -> str:
 
 
 def test_a_submitter_that_was_disowned_cancels_only_its_own_job(
-    slurm: Lab,
+    slurm: Cluster,
     invocation: str,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_submitter_that_was_disowned_cancels_only_its_own_job(
 
 
 def test_a_job_that_appears_after_it_was_disowned_does_not_work(
-    slurm: Lab,
+    slurm: Cluster,
     invocation: str,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -188,11 +188,11 @@ def test_a_job_that_appears_after_it_was_disowned_does_not_work(
     intent = Intent("00112233445566aa", str(JobName(invocation, 0, "run")), "", time.time() - 999, "elsewhere", 1)
     late.ledger.write(intent)
     assert len(submitter(slurm.here, tmp_path).reconcile().disowned) == 1
-    assert Ledger(slurm.here, late.ledger.directory).disowned(intent.intent)
-    assert not Ledger(slurm.here, late.ledger.directory).disowned("ffffffffffffffff")
+    assert Ledger(slurm.here, late.ledger.directory).is_disowned(intent.intent)
+    assert not Ledger(slurm.here, late.ledger.directory).is_disowned("ffffffffffffffff")
 
 
-def test_without_an_answer_from_slurm_nothing_is_concluded(own_slurm: Lab, tmp_path: Path) -> None:
+def test_without_an_answer_from_slurm_nothing_is_concluded(own_slurm: Cluster, tmp_path: Path) -> None:
     here = submitter(own_slurm.here, tmp_path)
     invocation = new_invocation()  # noqa: F811
     own_slurm.kill_controller()
@@ -209,7 +209,7 @@ def test_without_an_answer_from_slurm_nothing_is_concluded(own_slurm: Lab, tmp_p
     assert len(here.slurm.jobs(invocation=invocation)) == 1
 
 
-def test_an_earlier_job_of_the_same_name_is_not_adopted(slurm: Lab, invocation: str, tmp_path: Path) -> None:  # noqa: F811
+def test_an_earlier_job_of_the_same_name_is_not_adopted(slurm: Cluster, invocation: str, tmp_path: Path) -> None:  # noqa: F811
     here = submitter(slurm.here, tmp_path)
     name = JobName(invocation, 0, "run")
     here.submit(name, SLEEP, options=QUIET)
@@ -226,7 +226,7 @@ def test_an_earlier_job_of_the_same_name_is_not_adopted(slurm: Lab, invocation: 
     assert [job.disowned is None for job in here.ledger.jobs()] == [False, True]
 
 
-def test_a_torn_record_does_not_hide_the_others(slurm: Lab, tmp_path: Path) -> None:
+def test_a_torn_record_does_not_hide_the_others(slurm: Cluster, tmp_path: Path) -> None:
     one, two = Ledger(slurm.here, str(tmp_path)), Ledger(slurm.here, str(tmp_path))
     intents = [Intent(f"{number:016x}", "hf-x", "", float(number), "h", 1) for number in range(3)]
     one.write(intents[0])
@@ -264,19 +264,19 @@ def test_a_job_is_known_by_name_and_comment_never_by_its_id(name: str, comment: 
 
 def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
-    registry = Registry()
+    registry = InvocationRegistry()
     assert registry.all() == []
-    made = [
+    invocations = [
         Invocation(name, float(number), "/shared/x", ("a", "b"), host="cluster", details={"config": "c.yaml"})
         for number, name in enumerate(["480d3c89bfe4a55c", "480e000000000000", "ffff000000000000"])
     ]
-    for one in made:
+    for one in invocations:
         registry.add(one)
     assert (tmp_path / "invocations" / "480d3c89bfe4a55c.json").exists()
-    assert Registry().all() == made[::-1]
-    assert registry.resolve("f") == (made[2], None)
-    assert registry.resolve("480d.1") == (made[0], 1)
-    assert registry.resolve("480d3c89bfe4a55c") == (made[0], None)
+    assert InvocationRegistry().all() == invocations[::-1]
+    assert registry.resolve("f") == (invocations[2], None)
+    assert registry.resolve("480d.1") == (invocations[0], 1)
+    assert registry.resolve("480d3c89bfe4a55c") == (invocations[0], None)
     for text, message in {
         "480": "480d3c89bfe4a55c, 480e000000000000",
         "9": "no invocation 9",
@@ -289,6 +289,6 @@ def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_new_ids_are_sixteen_hex_digits() -> None:
-    made = {new_invocation() for _ in range(100)}
-    assert len(made) == 100
-    assert all(JobName.parse(f"hf-{one}.0.run") for one in made)
+    ids = {new_invocation() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(JobName.parse(f"hf-{one}.0.run") for one in ids)

@@ -18,7 +18,7 @@ from holdfast.cluster.config.launch import Server, TaskFile
 from holdfast.cluster.job.servers import server_line
 from holdfast.cluster.remote.bundle import collect, load_sent
 from holdfast.cluster.remote.install import build_wheel, ensure_python, needed_extras
-from holdfast.cluster.remote.invocation import TaskPlace, read_secrets, write_secrets
+from holdfast.cluster.remote.invocation import TaskFolder, read_secrets, write_secrets
 from holdfast.cluster.remote.preview import preview
 from holdfast.cluster.remote.scripts import directive, main_script, worker_script
 from holdfast.cluster.remote.transport import Here
@@ -48,8 +48,8 @@ def task(**changes: object) -> TaskFile:
 
 
 def test_the_main_script_is_this_text() -> None:
-    given = task(main_options=("--account=a", "--time=04:00:00", "--exclusive"), setup_lines=("module load cuda",))
-    assert main_script(given, TaskPlace("/base/holdfast/0123456789abcdef", 0)) == (
+    settings = task(main_options=("--account=a", "--time=04:00:00", "--exclusive"), setup_lines=("module load cuda",))
+    assert main_script(settings, TaskFolder("/base/holdfast/0123456789abcdef", 0)) == (
         "#!/bin/bash\n"
         "#SBATCH --output=/base/holdfast/0123456789abcdef/0/logs/slurm-%j.log\n"
         "#SBATCH --open-mode=append\n"
@@ -64,7 +64,7 @@ def test_the_main_script_is_this_text() -> None:
 
 
 def test_the_workers_script_is_this_text() -> None:
-    assert worker_script(task(workers=4, worker_options=("--time=1",)), TaskPlace("/b/holdfast/0", 0)) == (
+    assert worker_script(task(workers=4, worker_options=("--time=1",)), TaskFolder("/b/holdfast/0", 0)) == (
         "#!/bin/bash\n"
         "#SBATCH --output=/b/holdfast/0/0/logs/slurm-%A_%a.log\n"
         "#SBATCH --open-mode=append\n"
@@ -85,7 +85,7 @@ def test_a_job_starts_its_supervisor_without_the_modules_that_read_configuration
 
 
 def test_names_that_a_shell_would_read_are_quoted() -> None:
-    text = main_script(task(python="/my env/$(reboot)/python", name="a\nreboot"), TaskPlace("/a b/100%/x", 0))
+    text = main_script(task(python="/my env/$(reboot)/python", name="a\nreboot"), TaskFolder("/a b/100%/x", 0))
     *_, comment, _, last = text.splitlines()
     assert comment == "# a reboot: task 0 of 0123456789abcdef, main"
     assert shlex.split(last) == [
@@ -117,8 +117,8 @@ def test_the_options_are_the_configurations(tmp_path: Path) -> None:
 
 def test_a_short_time_limit_has_a_short_margin(tmp_path: Path) -> None:
     folder = lay_out(tmp_path)
-    made = preview(launched(folder, "newer", "BIG", "execution.walltime=2m", environ={**NEW, "PWD": str(folder)}))
-    assert "--signal=B:USR2@30" in options(made[0].main)
+    scripts = preview(launched(folder, "newer", "BIG", "execution.walltime=2m", environ={**NEW, "PWD": str(folder)}))
+    assert "--signal=B:USR2@30" in options(scripts[0].main)
 
 
 def test_a_server_in_a_container_is_started_by_srun() -> None:
@@ -133,7 +133,7 @@ def test_a_server_in_a_container_is_started_by_srun() -> None:
     assert server_line(served, 1, pyxis=False) == "ulimit -n 9\nvllm serve '/a b'"
 
 
-def test_secrets_survive_their_file_whatever_they_are() -> None:
+def test_any_secret_survives_its_file() -> None:
     values = {"A": "plain", "B": "with = and \" and ' and\nnew lines $HOME `reboot` ü"}
     assert read_secrets(write_secrets(values)) == values
 
@@ -141,18 +141,18 @@ def test_secrets_survive_their_file_whatever_they_are() -> None:
 def test_a_dry_run_shows_everything_and_does_nothing(tmp_path: Path) -> None:
     folder = lay_out(tmp_path)
     before = sorted(folder.rglob("*"))
-    said = holdfast("eval", "-c", "newer", "--run", "BIG", "-d", "-t", "hellaswag", cwd=folder, env=NEW).stdout
-    assert "Compiled Configuration" in said and "env.toml" in said
-    assert "#SBATCH --account=acct" in said and "--role main" in said
-    assert "1 sample × 1 trial" in said
-    assert "hellaswag" in said and "Task 1" not in said
+    stdout = holdfast("eval", "-c", "newer", "--run", "BIG", "-d", "-t", "hellaswag", cwd=folder, env=NEW).stdout
+    assert "Compiled Configuration" in stdout and "env.toml" in stdout
+    assert "#SBATCH --account=acct" in stdout and "--role main" in stdout
+    assert "1 sample × 1 trial" in stdout
+    assert "hellaswag" in stdout and "Task 1" not in stdout
     assert sorted(folder.rglob("*")) == before
 
 
 def test_a_configuration_is_known_by_its_keys(tmp_path: Path) -> None:
     folder = lay_out(tmp_path)
-    said = holdfast("eval", "config/hosted.yaml", "-d", cwd=folder, env={"API_KEY": "k"}).stdout
-    assert "Compiled Configuration" in said
+    stdout = holdfast("eval", "config/hosted.yaml", "-d", cwd=folder, env={"API_KEY": "k"}).stdout
+    assert "Compiled Configuration" in stdout
     wrong = holdfast("eval", "evals/mmlu.yaml", "--force-squash", "-d", cwd=folder, check=2).stderr
     assert "--run or --batch" in wrong
 
@@ -179,16 +179,16 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
     transport = Here(pauses=())
     notes: list[str] = []
     python = ensure_python(transport, str(tmp_path), say=notes.append)
-    assert len(notes) == 1 and "Installing Holdfast" in notes[0]
+    assert len(notes) == 1 and "installing Holdfast" in notes[0]
     ready = Path(python).parent.parent / ".ready"
-    made = ready.stat().st_mtime_ns
-    said = subprocess.run(
+    modified = ready.stat().st_mtime_ns
+    stdout = subprocess.run(
         [python, "-c", "import holdfast; print(holdfast.__file__)"], capture_output=True, text=True, cwd="/", check=True
     ).stdout
-    assert said.startswith(str(ready.parent)), said
+    assert stdout.startswith(str(ready.parent)), stdout
     assert ensure_python(transport, str(tmp_path), say=notes.append) == python
     assert len(notes) == 1  # only where something is
-    assert ready.stat().st_mtime_ns == made
+    assert ready.stat().st_mtime_ns == modified
 
 
 @pytest.mark.parametrize(
@@ -310,11 +310,11 @@ def test_a_dry_run_lists_files_that_would_be_sent_and_left_out(tmp_path: Path) -
     (tmp_path / "env.toml").write_text('[here]\nexecutor = "local"\n')
     for number in range(60):
         (tmp_path / f"extra{number:02}.txt").write_text("x" * 1500)
-    said = holdfast("eval", "e.yaml", "--run", "here", "--dry-run", cwd=tmp_path).stdout
-    assert "sends 62 files, 90 kB:" in said
-    assert "extra07.txt  1.5 kB" in said and "extra59.txt" not in said
-    assert "… and 22 more; --json lists all" in said
-    assert "env.toml  (looks like credentials)" in said
+    stdout = holdfast("eval", "e.yaml", "--run", "here", "--dry-run", cwd=tmp_path).stdout
+    assert "sends 62 files, 90 kB:" in stdout
+    assert "extra07.txt  1.5 kB" in stdout and "extra59.txt" not in stdout
+    assert "… and 22 more; --json lists all" in stdout
+    assert "env.toml  (looks like credentials)" in stdout
     planned = json.loads(holdfast("eval", "e.yaml", "--run", "here", "-d", "--json", cwd=tmp_path).stdout)
     files = planned["tasks"][0]["files"]
     assert len(files["sent"]) == 62 and files["sent"]["extra59.txt"] == 1500
@@ -333,5 +333,5 @@ def test_the_interpreter_of_a_profile_must_have_holdfast(tmp_path: Path) -> None
     folder = lay_out(tmp_path)
     (folder / "env.toml").write_text('[here]\nexecutor = "local"\npython = "/usr/bin/env"\n')
     done = holdfast("eval", "-c", "hosted", "--batch", "here", cwd=folder, env={"API_KEY": "k"}, check=3)
-    assert "/usr/bin/env has no Holdfast" in done.stderr
+    assert "Holdfast is not installed in /usr/bin/env" in done.stderr
     assert sys.executable not in done.stderr

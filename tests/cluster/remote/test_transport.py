@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.cluster.remote import transport as module
-from holdfast.cluster.remote.transport import Completed, File, Here, Ssh, Transport
+from holdfast.cluster.remote.transport import Completed, Here, SourceFile, Ssh, Transport
 from holdfast.errors import ClusterError, Unreachable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 HOSTILE = [
     "two words",
@@ -36,7 +36,7 @@ HOSTILE = [
 
 @pytest.fixture
 def seen(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
-    """What really went over the transport: arguments, and the number of bytes of the input."""
+    """Record what was sent over the transport: arguments, and the number of bytes of the input."""
     calls: list[tuple[list[str], int]] = []
     real = transport._try
 
@@ -57,15 +57,17 @@ def test_arguments_and_input_arrive_unchanged(transport: Transport) -> None:
         assert (done.code, done.text) == (0, repr((arguments, "the input\n"))), done.stderr
 
 
-def test_bytes_come_back_unchanged(transport: Transport) -> None:
+def test_bytes_are_returned_unchanged(transport: Transport) -> None:
     data = bytes(range(256)) * 4096
     assert transport.run(["cat"], input=data).stdout == data
 
 
-@pytest.mark.parametrize(("code", "told"), [(0, {0}), (3, {3}), (127, {127}), (255, {254, 255})])
-def test_a_programs_exit_code_is_not_taken_for_the_connections(transport: Transport, code: int, told: set[int]) -> None:
+@pytest.mark.parametrize(("code", "expected"), [(0, {0}), (3, {3}), (127, {127}), (255, {254, 255})])
+def test_a_programs_exit_code_is_not_taken_for_the_connections(
+    transport: Transport, code: int, expected: set[int]
+) -> None:
     done = transport.run(["sh", "-c", f"echo out; echo err >&2; exit {code}"])
-    assert done.code in told
+    assert done.code in expected
     assert (done.text, done.stderr) == ("out\n", "err\n")
 
 
@@ -84,10 +86,10 @@ def test_files_arrive_with_names_contents_and_modes(transport: Transport, tmp_pa
     (tmp_path / "run me").write_text("#!/bin/sh\necho ran\n")
     (tmp_path / "run me").chmod(0o755)
     files = {
-        "bin/run it": File(tmp_path / "run me"),
-        "secret": File(b"token", 0o600),
-        "deep/er/data.bin": File(bytes(range(256))),
-        "x" * 200: File(b"a long name"),
+        "bin/run it": SourceFile(tmp_path / "run me"),
+        "secret": SourceFile(b"token", 0o600),
+        "deep/er/data.bin": SourceFile(bytes(range(256))),
+        "x" * 200: SourceFile(b"a long name"),
     }
     place = transport.put(files, str(tmp_path / "on the cluster" / "code"))
     assert transport.run([f"{place}/bin/run it"]).text == "ran\n"
@@ -103,17 +105,17 @@ def test_files_that_are_there_are_not_sent_again(
     packed: list[int] = []
     pack = module._pack
     monkeypatch.setattr(module, "_pack", lambda files, archive: packed.append(len(files)) or pack(files, archive))
-    files = {"wheel": File(b"w" * 300_000), "secret": File(b"geheim", 0o600)}
+    files = {"wheel": SourceFile(b"w" * 300_000), "secret": SourceFile(b"geheim", 0o600)}
     first = transport.put(files, str(tmp_path))
     assert packed == [2]
     assert transport.put(dict(reversed(files.items())), str(tmp_path)) == first
     assert packed == [2]
-    assert transport.put({**files, "secret": File(b"geheim", 0o640)}, str(tmp_path)) != first
+    assert transport.put({**files, "secret": SourceFile(b"geheim", 0o640)}, str(tmp_path)) != first
     assert "geheim" not in str([argv for argv, _ in seen])
 
 
 def test_a_bundle_that_lost_a_file_is_sent_again(transport: Transport, tmp_path: Path) -> None:
-    files = {"a": File(b"a"), "b": File(b"b")}
+    files = {"a": SourceFile(b"a"), "b": SourceFile(b"b")}
     place = transport.put(files, str(tmp_path / "code"))
     transport.check(["rm", f"{place}/a"])
     assert transport.put(files, str(tmp_path / "code")) == place
@@ -127,18 +129,18 @@ def test_a_transfer_that_breaks_off_between_two_files_leaves_nothing(
     whole = module._pack
 
     def broken(files: Any, archive: Any) -> None:
-        made = io.BytesIO()
-        whole(files, made)
-        archive.write(made.getvalue()[:1024])  # header and content of the first file
+        packed = io.BytesIO()
+        whole(files, packed)
+        archive.write(packed.getvalue()[:1024])  # header and content of the first file
 
     monkeypatch.setattr(module, "_pack", broken)
     with pytest.raises(ClusterError):
-        transport.put({"a": File(b"a"), "b": File(b"b")}, str(tmp_path / "code"))
+        transport.put({"a": SourceFile(b"a"), "b": SourceFile(b"b")}, str(tmp_path / "code"))
     assert list((tmp_path / "code").iterdir()) == []
 
 
-def test_two_who_send_the_same_at_once_both_get_it(slurm: Lab, tmp_path: Path) -> None:
-    files = {f"file {number}": File(b"x" * 10_000) for number in range(50)}
+def test_two_who_send_the_same_at_once_both_get_it(slurm: Cluster, tmp_path: Path) -> None:
+    files = {f"file {number}": SourceFile(b"x" * 10_000) for number in range(50)}
     places: list[str] = []
     threads = [
         threading.Thread(target=lambda: places.append(slurm.here.put(files, str(tmp_path / "code")))) for _ in range(4)
@@ -154,7 +156,7 @@ def test_two_who_send_the_same_at_once_both_get_it(slurm: Lab, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["/etc/passwd", "../out", "a/../../out", ""])
 def test_no_file_is_put_outside_its_directory(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not the name"):
-        Here().put({name: File(b"")}, str(tmp_path))
+        Here().put({name: SourceFile(b"")}, str(tmp_path))
 
 
 def test_a_file_is_read_from_where_one_left_off(transport: Transport, tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ def test_appended_lines_stay_lines_after_a_torn_one(transport: Transport, tmp_pa
     assert path.read_bytes() == b"one\ntw\nfour\n"
 
 
-def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: Lab) -> None:
+def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: Cluster) -> None:
     ssh = own_slurm.ssh()
     assert ssh.run(["echo", "here"]).text == "here\n"
     own_slurm.script("sshd-down")
@@ -192,7 +194,7 @@ def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: L
     assert ssh.run(["echo", "back"]).text == "back\n"
 
 
-def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slurm: Lab, tmp_path: Path) -> None:
+def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slurm: Cluster, tmp_path: Path) -> None:
     own_slurm.script("sshd-down")
     patient = Ssh("cluster", config=own_slurm.ssh_config, pauses=(0.2,) * 100)
     with pytest.raises(Unreachable):
@@ -204,17 +206,17 @@ def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slur
     assert not (tmp_path / "once").exists()
 
 
-def test_a_refused_login_is_reported_at_once(sshd: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_login_is_reported_at_once(sshd: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(module.time, "sleep", pauses.append)  # type: ignore[attr-defined]
     with pytest.raises(Unreachable, match="Permission denied") as caught:
         Ssh("cluster", user="nobody", config=sshd.ssh_config, pauses=(60,)).run(["true"])
-    assert "without a question" in str(caught.value) and 60 not in pauses
+    assert "without a password prompt" in str(caught.value) and 60 not in pauses
 
 
-def test_the_users_ssh_configuration_wins_over_our_defaults(sshd: Lab, tmp_path: Path) -> None:
+def test_the_users_ssh_configuration_wins_over_our_defaults(sshd: Cluster, tmp_path: Path) -> None:
     def effective(ssh: Ssh) -> dict[str, str]:
-        shown = subprocess.run(["ssh", *ssh._options, "-G", ssh.host], capture_output=True, text=True, check=True)
+        shown = subprocess.run(["ssh", *ssh._options, "-G", ssh._host], capture_output=True, text=True, check=True)
         return dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
 
     ours = effective(sshd.ssh())

@@ -37,15 +37,15 @@ def refused(folder: Path, text: str, name: str = "p") -> str:
 
 
 def test_a_profile_inherits_and_overrides_what_it_extends(tmp_path: Path) -> None:
-    found = profile(tmp_path, PROFILES + '\n[child]\nextends = "BIG"\npartition = "short"\n', "child")
-    assert found.fields.account == "acct"
-    assert (found.fields.partition, found.fields.nodes) == ("short", 2)
-    assert found.values["env_vars"] == {"HF_HOME": "/lustre/hf"}
-    assert found.origins["account"] == "env.toml:7"
-    assert found.origins["nodes"] == "env.toml:18"
-    assert found.origins["partition"] == f"env.toml:{len(PROFILES.splitlines()) + 4}"
-    assert (found.wandb.project, found.wandb.entity) == ("nano", "team")
-    assert found.wandb_origins["entity"] == "env.toml:3"
+    loaded = profile(tmp_path, PROFILES + '\n[child]\nextends = "BIG"\npartition = "short"\n', "child")
+    assert loaded.fields.account == "acct"
+    assert (loaded.fields.partition, loaded.fields.nodes) == ("short", 2)
+    assert loaded.values["env_vars"] == {"HF_HOME": "/lustre/hf"}
+    assert loaded.origins["account"] == "env.toml:7"
+    assert loaded.origins["nodes"] == "env.toml:18"
+    assert loaded.origins["partition"] == f"env.toml:{len(PROFILES.splitlines()) + 4}"
+    assert (loaded.wandb.project, loaded.wandb.entity) == ("nano", "team")
+    assert loaded.wandb_origins["entity"] == "env.toml:3"
 
 
 def test_every_key_of_the_table_is_read(tmp_path: Path) -> None:
@@ -88,34 +88,34 @@ def test_every_key_of_the_table_is_read(tmp_path: Path) -> None:
         build_include_gpus = false
         build_gpus_per_node = 1
         """
-    found = profile(tmp_path, text)
-    assert set(found.values) == set(ProfileBlock.model_fields)
-    assert all(found.origins.values())
-    assert found.fields.time == "24:00:00"
+    loaded = profile(tmp_path, text)
+    assert set(loaded.values) == set(ProfileBlock.model_fields)
+    assert all(loaded.origins.values())
+    assert loaded.fields.time == "24:00:00"
 
 
-def test_keys_for_other_executors_are_let_be_and_never_passed_on(tmp_path: Path) -> None:
+def test_keys_for_other_executors_are_ignored(tmp_path: Path) -> None:
     keys = "\n".join(f'{key} = "hush"' for key in OTHER_KEYS)
-    found = profile(tmp_path, f'[p]\nexecutor = "local"\n{keys}\n')
-    assert found.values == {"executor": "local"}
+    loaded = profile(tmp_path, f'[p]\nexecutor = "local"\n{keys}\n')
+    assert loaded.values == {"executor": "local"}
 
 
 @pytest.mark.parametrize("executor", ["docker", "dgxcloud", "lepton"])
 def test_other_executors_are_refused_by_name(tmp_path: Path, executor: str) -> None:
-    said = refused(tmp_path, f'[p]\nexecutor = "{executor}"\n')
-    assert said.startswith("env.toml:2: executor: ")
-    assert "not supported; one of slurm, local" in said
+    message = refused(tmp_path, f'[p]\nexecutor = "{executor}"\n')
+    assert message.startswith("env.toml:2: executor: ")
+    assert "not supported; one of slurm, local" in message
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[p]\nexecutor = "slurm"\nacount = "a"\n', "env.toml:3: acount: unknown key (did you mean 'account'?)"),
         ('[p]\nexecutor = "slurm"\n\nnodes = "two"\n', "env.toml:4: nodes: "),
         ('[p]\nexecutor = "slurm"\nnodes = 0\n', "env.toml:3: nodes: should be greater than or equal to 1, not 0"),
         ('[p]\nexecutor = "slrum"\n', "env.toml:2: executor: unknown executor 'slrum' (did you mean 'slurm'?)"),
         ('[p]\naccount = "a"\n', 'env.toml:1: [p]: executor is missing: write executor = "slurm" or "local"'),
-        ('[p]\nexecutor = "slurm"\ntime = "soon"\n', "env.toml:3: time: a time is written as"),
+        ('[p]\nexecutor = "slurm"\ntime = "soon"\n', "env.toml:3: time: a time must be written as"),
         ('[p]\nexecutor = "slurm"\nmounts = ["/a:/b:/c:/d"]\n', "env.toml:3: mounts[0]: "),
         ('[p]\nexecutor = "slurm"\ntunnel = "ssh"\n', 'env.toml:1: [p]: host is missing: tunnel = "ssh" needs it'),
         ('[p]\nexecutor = "slurm"\ntunnel = "ssh"\nhost = "h"\n', "[p]: remote_job_dir is missing"),
@@ -131,24 +131,24 @@ def test_other_executors_are_refused_by_name(tmp_path: Path, executor: str) -> N
         ('[q]\nexecutor = "local"\n[r]\nexecutor = "local"\n', "env.toml: no profile 'p'; profiles there: q, r"),
     ],
 )
-def test_mistakes_are_reported_with_file_and_line(tmp_path: Path, text: str, said: str) -> None:
-    assert said in refused(tmp_path, text)
+def test_mistakes_are_reported_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refused(tmp_path, text)
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
-    said = refused(tmp_path, '[p]\nexecutor = "slurm"\nnodes = 0\nacount = "a"\ntunnel = "ssh"\n').splitlines()
-    assert len(said) == 4
+    problems = refused(tmp_path, '[p]\nexecutor = "slurm"\nnodes = 0\nacount = "a"\ntunnel = "ssh"\n').splitlines()
+    assert len(problems) == 4
 
 
 def test_a_circle_of_profiles_is_shown(tmp_path: Path) -> None:
-    said = refused(tmp_path, '[p]\nextends = "q"\n[q]\nextends = "r"\n[r]\nextends = "q"\n')
-    assert said == "env.toml:2: p.extends: forms a cycle: p → q → r → q"
+    message = refused(tmp_path, '[p]\nextends = "q"\n[q]\nextends = "r"\n[r]\nextends = "q"\n')
+    assert message == "env.toml:2: p.extends: forms a cycle: p → q → r → q"
 
 
 @pytest.mark.parametrize("name", RESERVED)
 def test_a_reserved_table_is_no_profile(tmp_path: Path, name: str) -> None:
-    said = refused(tmp_path, f'[{name}]\nproject = "x"\n[q]\nexecutor = "local"\n', name)
-    assert said == f"env.toml:1: [{name}] is not a profile; profiles there: q"
+    message = refused(tmp_path, f'[{name}]\nproject = "x"\n[q]\nexecutor = "local"\n', name)
+    assert message == f"env.toml:1: [{name}] is not a profile; profiles there: q"
 
 
 def test_another_profile_may_be_wrong(tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ def test_wandb_is_read_without_a_profile(tmp_path: Path) -> None:
     assert (block.project, places["project"]) == ("nano", "env.toml:2")
 
 
-def test_lines_are_those_of_keys_and_not_of_text_that_looks_like_them(tmp_path: Path) -> None:
+def test_line_numbers_are_those_of_keys_and_not_of_similar_text(tmp_path: Path) -> None:
     text = '[p]\nsetup_lines = """\n[q]\naccount = 1\n"""\nexecutor = "local"\n"user" = "u"\n'
-    found = profile(tmp_path, text)
-    assert found.origins == {"setup_lines": "env.toml:2", "executor": "env.toml:6", "user": "env.toml:7"}
+    loaded = profile(tmp_path, text)
+    assert loaded.origins == {"setup_lines": "env.toml:2", "executor": "env.toml:6", "user": "env.toml:7"}
 
 
 def test_why_images_cannot_be_squashed(tmp_path: Path) -> None:

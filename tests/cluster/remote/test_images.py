@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from holdfast.cluster.remote.images import Reference, ensure_image, is_reference, registry_digest
+from holdfast.cluster.remote.images import ImageReference, ensure_image, is_reference, registry_digest
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import ClusterError
 from tests.support.running import wait_for
-from tests.support.slurm import Lab, wait_for_job
+from tests.support.slurm import Cluster, wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ exec mksquashfs "$root" "$3" -quiet -no-progress >/dev/null
 class Place:
     """A directory on the cluster, and an enroot on its nodes that does what `how` says first."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Cluster, folder: Path) -> None:
         self.folder = folder
         self.base = folder / "base dir"
         self.bin = folder / "bin"
@@ -71,7 +71,7 @@ class Place:
 
 
 @pytest.fixture
-def place(slurm: Lab, tmp_path: Path) -> Place:
+def place(slurm: Cluster, tmp_path: Path) -> Place:
     if shutil.which("mksquashfs") is None:
         pytest.skip("mksquashfs is missing; on Debian and Ubuntu scripts/lab/install installs it, as root")
     return Place(slurm, tmp_path)
@@ -124,7 +124,7 @@ def test_an_image_is_imported_once_and_then_reused(place: Place) -> None:
     note = json.loads(Path(path).with_suffix(".json").read_text())
     assert note["image"] == image and note["file"] == Path(path).name and note["enroot"] == "3.5.0"
     assert note["size"] == Path(path).stat().st_size and note["digest"] is None
-    (job,) = place.slurm.jobs(names=[str(JobName(Reference.parse(image).id, 0, "squash"))])
+    (job,) = place.slurm.jobs(names=[str(JobName(ImageReference.parse(image).id, 0, "squash"))])
     assert job.state == "completed" and str(job.id) == note["job"] and job.nodes.startswith("node")
     assert place.ensure(image) == path
     assert len(place.imports) == 1
@@ -134,12 +134,12 @@ def test_an_image_is_imported_once_and_then_reused(place: Place) -> None:
 def test_of_two_at_once_one_imports_and_both_have_it(place: Place) -> None:
     image = f"127.0.0.1:1/{place.folder.name}:two"
     place.how(f'until test -e "{place.folder}/go"; do sleep 0.05; done')
-    name = str(JobName(Reference.parse(image).id, 0, "squash"))
+    name = str(JobName(ImageReference.parse(image).id, 0, "squash"))
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(place.ensure, image) for _ in range(2)]
         wait_for(lambda: len(place.slurm.jobs(names=[name])) == 2, "both jobs")
         (place.folder / "go").touch()
-        first, second = (found.result(timeout=300) for found in both)
+        first, second = (future.result(timeout=300) for future in both)
     assert first == second
     assert len(place.imports) == 1
 
@@ -147,14 +147,14 @@ def test_of_two_at_once_one_imports_and_both_have_it(place: Place) -> None:
 def test_a_killed_import_leaves_nothing_that_is_ever_used(place: Place) -> None:
     image = f"127.0.0.1:1/{place.folder.name}:killed"
     place.how('head -c 5000 /dev/zero >"$3"; sleep 600')
-    name = str(JobName(Reference.parse(image).id, 0, "squash"))
+    name = str(JobName(ImageReference.parse(image).id, 0, "squash"))
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(place.ensure, image)
+        importing = pool.submit(place.ensure, image)
         wait_for(lambda: place.imports, "the import")
         job = wait_for_job(place.slurm, name, lambda job: job.state == "running")
         place.transport.check(["scancel", "--signal=KILL", "--full", job.id])
         with pytest.raises(ClusterError, match=f"job {job.id}, ended: (failed|cancelled)"):
-            found.result(timeout=300)
+            importing.result(timeout=300)
     assert not [file for file in place.files() if not file.startswith(".importing-")]
     place.how("")
     path = place.ensure(image)
@@ -246,15 +246,15 @@ def test_files_are_left_alone(image: str) -> None:
 def test_references_are_read_as_docker_reads_them(
     image: str, registry: str | None, name: str, tag: str, uri: str
 ) -> None:
-    found = Reference.parse(image)
-    assert (found.registry, found.name, found.tag, found.uri) == (registry, name, tag, uri)
+    reference = ImageReference.parse(image)
+    assert (reference.registry, reference.name, reference.tag, reference.uri) == (registry, name, tag, uri)
 
 
 def test_names_of_images_never_collide() -> None:
     images = ["a.io/b/c:1", "a.io/b_c:1", "a.io/b/c_1", "a_io/b/c:1"]
-    assert len({Reference.parse(image).stem for image in images}) == len(images)
-    assert Reference.parse("nvcr.io/nvidia/nemo:25.01").stem.startswith("nvcr_io_nvidia_nemo_25_01-")
+    assert len({ImageReference.parse(image).stem for image in images}) == len(images)
+    assert ImageReference.parse("nvcr.io/nvidia/nemo:25.01").stem.startswith("nvcr_io_nvidia_nemo_25_01-")
 
 
-def test_a_reference_by_digest_is_its_own_digest(slurm: Lab) -> None:
-    assert registry_digest(slurm.here, Reference.parse("a.io/b@sha256:0123")) == "sha256:0123"
+def test_a_reference_by_digest_is_its_own_digest(slurm: Cluster) -> None:
+    assert registry_digest(slurm.here, ImageReference.parse("a.io/b@sha256:0123")) == "sha256:0123"

@@ -13,7 +13,7 @@ from tests.support.launching import Site
 from tests.support.running import holdfast
 
 if TYPE_CHECKING:
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 HELD = {"hold": True}
 """so that no job begins"""
@@ -25,7 +25,7 @@ exec "$REAL" "$@"
 
 
 @pytest.fixture
-def site(tmp_path: Path, slurm: Lab) -> Site:
+def site(tmp_path: Path, slurm: Cluster) -> Site:
     return Site(tmp_path, slurm, slurm.here)
 
 
@@ -35,14 +35,14 @@ def two_tasks(site: Site) -> None:
     (site.folder / "nano.yaml").write_text(json.dumps(config))
 
 
-def left_by(site: Site, said: str) -> str:
+def left_by(site: Site, stderr: str) -> str:
     """The invocation that an error names, which can be looked after."""
-    named = re.search(r"`holdfast status ([0-9a-f]{16})` shows it", said)
-    assert named is not None, said
+    named = re.search(r"`holdfast status ([0-9a-f]{16})` shows it", stderr)
+    assert named is not None, stderr
     for verb in ("resume", "kill"):
-        assert f"`holdfast {verb} {named[1]}`" in said
-    (known,) = site.registry.all()
-    assert known.id == named[1] and Path(known.directory, "invocation.json").exists()
+        assert f"`holdfast {verb} {named[1]}`" in stderr
+    (invocation,) = site.registry.all()
+    assert invocation.id == named[1] and Path(invocation.directory, "invocation.json").exists()
     return named[1]
 
 
@@ -52,42 +52,42 @@ def test_a_partial_submission_is_reported_with_the_submitted_jobs(site: Site, wh
     if "tasks" in what:
         two_tasks(site)
     env = site.env(sbatch=TAKES_ONE)
-    said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env, check=3).stderr
-    assert "QOSMaxSubmitJobPerUserLimit" in said and "Slurm was asked for" in said
-    left = left_by(site, said)
-    first = f"hf-{left}.0.{'main' if 'tasks' in what else 'workers'}"
-    assert f"{first} is job " in said
+    stderr = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env, check=3).stderr
+    assert "QOSMaxSubmitJobPerUserLimit" in stderr and "Slurm was asked for" in stderr
+    invocation = left_by(site, stderr)
+    first = f"hf-{invocation}.0.{'main' if 'tasks' in what else 'workers'}"
+    assert f"{first} is job " in stderr
 
     env = site.env(sbatch='exec "$REAL" "$@"')
     try:
-        rest = holdfast("resume", left, cwd=site.folder, env=env).stdout
+        rest = holdfast("resume", invocation, cwd=site.folder, env=env).stdout
         assert re.findall(r"submitted hf-\w+\.(\S+)", rest) == ["1.main-2" if "tasks" in what else "0.main-2"]
     finally:
-        holdfast("kill", left, cwd=site.folder, env=env)
+        holdfast("kill", invocation, cwd=site.folder, env=env)
 
 
-def test_a_job_that_could_not_be_recorded_is_kept_in_mind(site: Site) -> None:
+def test_a_job_that_could_not_be_recorded_is_remembered(site: Site) -> None:
     site.write(None, execution={"sbatch_extra_flags": HELD})
     ledgers = f"{site.base}/holdfast/*/jobs-*.jsonl"  # once sbatch has accepted the job, nothing can be written to them
     fill = f'for file in {ledgers}; do mv "$file" "$file.kept" && ln -s /dev/full "$file"; done'
     env = site.env(sbatch=f'"$REAL" "$@" && {{ {fill}; }}')
-    said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env, check=3).stderr
-    assert "No space left" in said and "may be submitted" in said and "Slurm was asked" not in said
-    left = left_by(site, said)
+    stderr = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env, check=3).stderr
+    assert "No space left" in stderr and "may be submitted" in stderr and "Slurm was asked" not in stderr
+    identifier = left_by(site, stderr)
 
     for kept in site.base.glob("holdfast/*/jobs-*.jsonl.kept"):
         kept.replace(kept.with_suffix(""))
     env = site.env(sbatch='exec "$REAL" "$@"')
     (invocation,) = site.registry.all()
     assert len(site.chain(invocation).live("main")) == 1
-    holdfast("kill", left, cwd=site.folder, env=env)
+    holdfast("kill", identifier, cwd=site.folder, env=env)
     assert site.chain(invocation).live("main") == []
 
 
 def test_a_refused_submission_leaves_nothing_behind(site: Site) -> None:
     site.write(None, execution={"partition": "nowhere"})
-    said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=site.env(), check=3).stderr
-    assert "Slurm was asked for partition nowhere (nano.yaml:1)" in said
-    assert "`holdfast doctor lab`" in said and "holdfast status" not in said
+    stderr = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=site.env(), check=3).stderr
+    assert "Slurm was asked for partition nowhere (nano.yaml:1)" in stderr
+    assert "`holdfast doctor lab`" in stderr and "holdfast status" not in stderr
     assert site.registry.all() == []
     assert not list((site.base / "holdfast").glob("*/invocation.json"))

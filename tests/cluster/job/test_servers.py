@@ -21,7 +21,7 @@ from holdfast.cluster.remote.invocation import End
 from holdfast.errors import HoldfastError
 from tests.support.launching import Site, calmly, deployment, free_port, node_of, pid_of
 from tests.support.running import server, wait_for
-from tests.support.slurm import Lab
+from tests.support.slurm import Cluster
 
 ROWS = 200
 IN_FLIGHT = 4
@@ -36,7 +36,7 @@ VERDICT = '{"reason": "as told", "score": 1}'
 
 
 @pytest.fixture
-def site(tmp_path: Path, slurm: Lab) -> Site:
+def site(tmp_path: Path, slurm: Cluster) -> Site:
     return Site(tmp_path, slurm, slurm.here)
 
 
@@ -69,6 +69,7 @@ def test_two_instances_on_two_nodes_share_the_questions(site: Site) -> None:
     assert site.metrics(state)["score"] == 0.5
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("victim", ["asked", "asked-1"])
 def test_a_killed_instance_loses_only_requests_in_flight(site: Site, victim: str) -> None:
     two_instances(site)
@@ -159,6 +160,7 @@ def test_a_judge_for_a_model_that_is_elsewhere(site: Site) -> None:
         assert (model.requests, asked(site, "judge").total()) == (20, 20)
 
 
+@pytest.mark.faults
 def test_a_judge_that_dies_is_started_again_by_the_next_job(site: Site) -> None:
     judged(site, ROWS)
     invocation = site.submit()
@@ -175,7 +177,7 @@ def test_a_judge_that_dies_is_started_again_by_the_next_job(site: Site) -> None:
 
 
 def test_overrides_name_the_judge_as_other_launchers_do(tmp_path: Path) -> None:
-    site = Site(tmp_path, Lab(tmp_path / "none"), Lab(tmp_path / "none").here)
+    site = Site(tmp_path, Cluster(tmp_path / "none"), Cluster(tmp_path / "none").here)
     grader = {**JUDGE, "model": "another", "base_url": "http://127.0.0.1:9/v1"}
     named = {
         "graders.judge.base_url": "auxiliary_deployments.judge.chat_url",
@@ -189,7 +191,7 @@ def test_overrides_name_the_judge_as_other_launchers_do(tmp_path: Path) -> None:
 
 
 def test_instances_on_this_machine_have_ports_one_after_the_other(tmp_path: Path) -> None:
-    site = Site(tmp_path, Lab(tmp_path / "none"), Lab(tmp_path / "none").here)
+    site = Site(tmp_path, Cluster(tmp_path / "none"), Cluster(tmp_path / "none").here)
     two_instances(site)
     invocation = site.submit("execution.workers=2", profile="here")
     calmly(lambda: site.state(invocation).phase in ("done", "stopped"), "the end")
@@ -204,20 +206,20 @@ class TestSpots:
     def test_each_server_has_its_own_nodes(self) -> None:
         model = Server(command="x", instances=2, nodes=4)
         judge = Server(command="y", name="judge", prefix="JUDGE", nodes=1)
-        found = spots([model, judge], self.NODES, "n1")
-        assert [[node.name for node in spot.nodes] for spot in found] == [["n1", "n2"], ["n3", "n4"], ["n5"]]
-        assert [spot.url("/v1") for spot in found] == [
+        assigned = spots([model, judge], self.NODES, "n1")
+        assert [[node.name for node in spot.nodes] for spot in assigned] == [["n1", "n2"], ["n3", "n4"], ["n5"]]
+        assert [spot.url("/v1") for spot in assigned] == [
             "http://127.0.0.1:8000/v1",
             "http://10.0.0.3:8000/v1",
             "http://10.0.0.5:8000/v1",
         ]
-        assert found[0].url("/v1", "host1") == "http://host1:8000/v1"
-        assert [str(spot) for spot in found] == [
+        assert assigned[0].url("/v1", "host1") == "http://host1:8000/v1"
+        assert [str(spot) for spot in assigned] == [
             "the server (instance 0, n1)",
             "the server (instance 1, n3)",
             "the server judge",
         ]
-        assert found[1].env == {
+        assert assigned[1].env == {
             "HOLDFAST_PORT": "8000",
             "INSTANCE_ID": "1",
             "INSTANCE_RANK": "0",
@@ -230,8 +232,8 @@ class TestSpots:
 
     def test_two_at_one_address_have_ports_of_their_own(self) -> None:
         same = [Node(f"n{number}", "127.0.0.1") for number in range(3)]
-        found = spots([Server(command="x", instances=3, nodes=3, port=7000)], same, "n0")
-        assert [spot.port for spot in found] == [7000, 7001, 7002]
+        assigned = spots([Server(command="x", instances=3, nodes=3, port=7000)], same, "n0")
+        assert [spot.port for spot in assigned] == [7000, 7001, 7002]
 
     def test_a_server_of_an_older_task_has_all_nodes(self) -> None:
         (spot,) = spots([Server(command="x")], self.NODES, "n1")
@@ -248,29 +250,31 @@ def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) 
     port, going = free_port(), threading.Event()
     (spot,) = spots([Server(command="sleep 600", port=port)], [], "n1")
     first, second = (ServerProcess(spot, tmp_path / f"{name}.log", dict(os.environ)) for name in "ab")
-    said: list[str] = []
-    assert first.start(said.append, going.is_set)
+    messages: list[str] = []
+    assert first.start(messages.append, going.is_set)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(second.start, said.append, going.is_set)
-        wait_for(lambda: said, "it to say that it waits")
-        assert f"port {port} of " in said[0] and not waiting.done()
+        waiting = pool.submit(second.start, messages.append, going.is_set)
+        wait_for(lambda: messages, "it to say that it waits")
+        assert f"port {port} of " in messages[0] and not waiting.done()
         first.stop()
         assert waiting.result(timeout=300)
-        third = pool.submit(ServerProcess(spot, tmp_path / "c.log", dict(os.environ)).start, said.append, going.is_set)
+        third = pool.submit(
+            ServerProcess(spot, tmp_path / "c.log", dict(os.environ)).start, messages.append, going.is_set
+        )
         going.set()
         assert not third.result(timeout=300), "told to stop before it could begin"
     second.stop()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
-        assert not second.start(said.append, going.is_set), "nor beside a server of somebody else"
+        assert not second.start(messages.append, going.is_set), "nor beside a server of somebody else"
     second.stop()
 
 
-def test_workers_that_cannot_stay_are_not_queued_for_ever(
+def test_workers_that_cannot_start_are_not_queued_forever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the jobs around a main job; Slurm's part is played here."""
+    """Simulate Slurm for the jobs around a main job."""
     queued: list[str] = []
 
     class Gone:

@@ -21,7 +21,23 @@ class _Line(msgspec.Struct):
     """JSON as a text: what NAT calls an IntermediateStepPayload"""
 
 
-def read_step(line: bytes) -> TraceStep | None:
+class StreamedSteps:
+    """Collects the steps of one reply."""
+
+    def __init__(self) -> None:
+        self.trace: list[TraceStep] = []
+
+    def read(self, line: bytes) -> None:
+        """Read a line of the stream; other lines are skipped."""
+        if (step := _read_step(line)) is not None:
+            self.trace.append(step)
+
+    def usage(self) -> Usage:
+        """Add up the tokens of all model calls."""
+        return usage_of(self.trace)
+
+
+def _read_step(line: bytes) -> TraceStep | None:
     """Read a step as `nat eval --endpoint` does; None where the line is none, or text for people.
 
     `/generate/full` sends steps, `/generate/stream` sends them as Markdown, which no evaluator can read.

@@ -1,0 +1,201 @@
+"""Suites: several evals and several targets, from a suite file or from the command line.
+
+A suite file is a YAML file with the key `suite`. `read_suite` checks everything that can be checked without the eval
+files; loading those is up to `formats.suite`, which knows all formats.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import Field
+
+from holdfast.errors import ConfigError, Problem
+from holdfast.spec.document import Document, Location
+from holdfast.spec.legacy import eval_version
+from holdfast.spec.load import Eval
+from holdfast.spec.load_targets import TARGETS, target_kind
+from holdfast.spec.overrides import Override
+from holdfast.spec.schema import SCHEMA_VERSION, Block, Names, Seconds
+from holdfast.spec.validation import suggest, validate_block
+
+
+class SuiteEval(Block):
+    """One of `evals`."""
+
+    eval: str = Field(min_length=1)
+    """Path of an eval file, relative to the suite file, or the name of a task."""
+    name: str | None = Field(default=None, min_length=1)
+    """Name of the eval in tables. Default: the `name` in the eval file."""
+    overrides: dict[str, Any] = {}
+    """Keys of the eval file to override, such as `{trials: 3, limits.concurrency: 8}`."""
+
+
+class SuiteLimits(Block):
+    """Budgets of a whole suite. Never part of a key."""
+
+    max_cost: float | None = Field(default=None, gt=0)
+    """Budget of all runs together in US dollars. Once it is spent, no more trials start."""
+    token_budget: int | None = Field(default=None, gt=0)
+    """Budget of all runs together in tokens."""
+    max_time: Seconds | None = None
+    """Time budget of all runs together."""
+
+
+class AverageBlock(Block):
+    """How scores of several evals are averaged."""
+
+    over: Names = Field(min_length=1)
+    """Names of the evals to average. A target that lacks one of them has no average."""
+    metric: str | None = None
+    """Grader whose score is averaged. Default: the score of each eval."""
+    weights: dict[str, float] = {}
+    """Weights by name of the eval. Default: 1 for each."""
+
+
+class SuiteFields(Block):
+    """The top of a suite file."""
+
+    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - the key as users write it
+    """Version of the file format, MAJOR.MINOR in quotes: see [versions](versions.md)."""
+    suite: str = Field(min_length=1, max_length=120)
+    """Name of the suite."""
+    evals: list[str | dict[str, Any]] = Field(min_length=1)
+    """Evals to run: each the path of an eval file, the name of a task, or a [mapping](#evals)."""
+    targets: list[str | dict[str, Any]] = []
+    """Targets to evaluate: each the name of a model, or a [mapping](#targets). Default: the target of each eval
+    file."""
+    overrides: dict[str, Any] = {}
+    """Keys to override in all eval files, such as `{dataset.limit: 100}`. Overrides of a single eval take
+    precedence."""
+    limits: SuiteLimits = SuiteLimits()
+    """Budgets of the whole suite: see [`limits`](#limits)."""
+    average: AverageBlock | None = None
+    """Average of scores to show below the table: see [`average`](#average). Default: none."""
+
+
+@dataclass(frozen=True)
+class SuiteTarget:
+    """A target of a suite."""
+
+    label: str
+    """its name in tables"""
+    keys: dict[str, Any]
+    """of the target's block, over those of each eval file"""
+    location: Location | None = None
+    """in the suite file"""
+
+    def overrides(self, written: Any) -> list[Override]:
+        """Return the overrides for an eval file whose target is `written`: of another kind, it is replaced."""
+        kind = target_kind(self.keys)
+        if kind is not None and isinstance(written, dict) and target_kind(written) not in (kind, None):
+            return [(("target",), self.keys)]
+        return [(("target", key), value) for key, value in self.keys.items()]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Several evals and targets to run with one command."""
+
+    name: str
+    evals: tuple[SuiteEval, ...]
+    targets: tuple[SuiteTarget, ...] = ()
+    """empty: the target of each eval file"""
+    limits: SuiteLimits = field(default_factory=SuiteLimits)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    average: AverageBlock | None = None
+    document: Document | None = None
+    """None: the suite was given on the command line"""
+
+    def where(self, location: Location) -> str:
+        """Return `file:line: key`; nothing for a suite of the command line, whose arguments speak for themselves."""
+        return "" if self.document is None else self.document.where(location)
+
+    @property
+    def folder(self) -> Path:
+        """The base of relative paths."""
+        return Path() if self.document is None or self.document.path is None else self.document.path.parent
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One eval and one target of a suite: an ordinary run."""
+
+    eval: str
+    """name of the row in tables"""
+    target: str
+    """name of the column in tables"""
+    spec: Eval = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """Both names."""
+        return f"{self.eval} · {self.target}"
+
+
+def is_suite(data: dict[str, Any]) -> bool:
+    """Tell whether a file is a suite file."""
+    return "suite" in data
+
+
+def model_target(name: str) -> SuiteTarget:
+    """Return the target that the name of a model stands for."""
+    return SuiteTarget(name, {"model": name})
+
+
+def dotted_overrides(overrides: dict[str, Any]) -> list[Override]:
+    """Return the overrides of a mapping with keys such as `limits.concurrency`."""
+    return [(tuple(key.split(".")), value) for key, value in overrides.items()]
+
+
+def read_suite(document: Document) -> Suite:
+    """Check a suite file as a whole; raise ConfigError with all problems."""
+    newer = eval_version(document)
+    problems: list[Problem] = []
+    top = cast("SuiteFields | None", validate_block(SuiteFields, document.data, (), document, problems))
+    if top is None:
+        raise ConfigError(problems, remedy=newer)
+    evals = []
+    for number, entry in enumerate(top.evals):
+        data = {"eval": entry} if isinstance(entry, str) else entry
+        block = cast("SuiteEval | None", validate_block(SuiteEval, data, ("evals", number), document, problems))
+        evals += [] if block is None else [block]
+    targets: list[SuiteTarget] = []
+    for number, item in enumerate(top.targets):
+        target = _read_target(item, ("targets", number), document, problems)
+        if target is not None and any(target.label == other.label for other in targets):
+            message = f"a second target called {target.label!r}; give each its own `label`"
+            problems.append(Problem(document.where(("targets", number)), message))
+        targets += [] if target is None else [target]
+    if top.average is not None:
+        problems += [
+            Problem(document.where(("average", "weights", name)), f"is not in `over`{suggest(name, top.average.over)}")
+            for name in top.average.weights
+            if name not in top.average.over
+        ]
+        problems += [
+            Problem(document.where(("average", "weights", name)), f"a weight is a number above 0, not {weight}")
+            for name, weight in top.average.weights.items()
+            if not weight > 0
+        ]
+    if problems:
+        raise ConfigError(problems, remedy=newer)
+    return Suite(top.suite, tuple(evals), tuple(targets), top.limits, top.overrides, top.average, document)
+
+
+def _read_target(
+    data: str | dict[str, Any], location: Location, document: Document, problems: list[Problem]
+) -> SuiteTarget | None:
+    if isinstance(data, str):
+        return SuiteTarget(data, {"model": data}, location)
+    keys = {key: value for key, value in data.items() if key != "label"}
+    label = data.get("label", keys.get("model"))
+    if not isinstance(label, str) or not label:
+        message = "needs a `label`, the name of the target in tables" if label is None else "`label` should be text"
+        problems.append(Problem(document.where(location), message))
+        return None
+    if len([kind for kind in (*TARGETS, "type") if kind in keys]) > 1:
+        message = f"a target is one of {', '.join(TARGETS)}, or `type: NAME` of a plug-in"
+        problems.append(Problem(document.where(location), message))
+        return None
+    return SuiteTarget(label, keys, location)
