@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.data.panels import Panel
 from holdfast.formats.lm_eval import _document
 from holdfast.report.run_view import GradedTrial
 from tests.support.lab import Lab, rows
@@ -263,7 +264,7 @@ def test_likelihoods_are_requests_with_log_likelihood_and_greedy_flag() -> None:
         {"role": "assistant", "content": " blue", "likelihoods": likelihoods},
     ]
     fields = {"doc": {"q": 1}, "continuations": [" green", {"context": "Skies are", "text": " blue"}], "gold": 1}
-    trial = GradedTrial(fields, output_of(" blue", messages=messages), [], "passed", 1.0, Any)
+    trial = GradedTrial(fields, output_of(" blue", messages=messages), [], "passed", 1.0, Panel(()))
     document = _document([trial], 3, {})
     assert document == {
         "doc_id": 3,
