@@ -49,7 +49,7 @@ targets:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("targets:", "target:", "suite.yaml:5: target: unknown key (did you mean 'targets'?)"),
         ("- second.yaml", "- {evel: second.yaml}", "suite.yaml:4: evals[1].evel: unknown key (did you mean 'eval'?)"),
@@ -80,22 +80,25 @@ targets:
     ],
 )
 def test_mistakes_in_a_suite_file_are_named_with_their_line(
-    refused: Any, tmp_path: Path, old: str, new: str, said: str
+    refused: Any, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     assert old in SUITE
     (tmp_path / "suite.yaml").write_text(SUITE.replace(old, new, 1))
-    assert said in refused("suite.yaml")
+    assert message in refused("suite.yaml")
 
 
 def test_all_mistakes_are_named_at_once(refused: Any, tmp_path: Path) -> None:
     text = SUITE.replace("- first.yaml", "- {eval: first.yaml, overrides: {trials: 0}}")
     (tmp_path / "suite.yaml").write_text(text.replace("- second.yaml", "- {eval: second.yaml, overrides: {trails: 1}}"))
-    said = refused("suite.yaml")
-    assert "suite.yaml:3: evals[0].overrides.trials: " in said and "suite.yaml:4: evals[1].overrides.trails: " in said
+    message = refused("suite.yaml")
+    assert (
+        "suite.yaml:3: evals[0].overrides.trials: " in message
+        and "suite.yaml:4: evals[1].overrides.trails: " in message
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["first.yaml", "third.yaml"], "no such file: third.yaml"),
         (["first.yaml", "first.yaml"], "a second eval called 'first'"),
@@ -106,8 +109,8 @@ def test_all_mistakes_are_named_at_once(refused: Any, tmp_path: Path) -> None:
         (["first.yaml", "second.yaml", "trails=3"], "trails: unknown key (did you mean 'trials'?)"),
     ],
 )
-def test_mistakes_on_the_command_line_are_named(refused: Any, words: list[str], said: str) -> None:
-    assert said in refused(*words)
+def test_mistakes_on_the_command_line_are_named(refused: Any, words: list[str], message: str) -> None:
+    assert message in refused(*words)
 
 
 def test_a_file_with_an_equals_sign_is_an_eval(tmp_path: Path, provider: Server) -> None:
@@ -147,8 +150,8 @@ def test_a_suite_is_a_launch_of_several_tasks(tmp_path: Path, provider: Server) 
     provider.reset()
     (tmp_path / "suite.yaml").write_text(SUITE)
     (tmp_path / "env.toml").write_text(f'[here]\nexecutor = "local"\npython = "{sys.executable}"\n')
-    said = holdfast("eval", "suite.yaml", "--run", "here", "--limit", "2", cwd=tmp_path, env=home)
-    assert provider.requests == 4 * 2, said.stdout
+    ended = holdfast("eval", "suite.yaml", "--run", "here", "--limit", "2", cwd=tmp_path, env=home)
+    assert provider.requests == 4 * 2, ended.stdout
     holdfast("eval", "first.yaml", "second.yaml", "-m", "a", "-m", "b", "--limit", "2", cwd=tmp_path)
     assert provider.requests == 4 * 2, "the tasks are the runs of the suite"
     plan = holdfast(

@@ -200,6 +200,8 @@ class TestSelection:
             ({"offset": 8}, [8, 9]),
             ({"offset": 2, "limit": 2}, [2, 3]),
             ({"offset": 9, "limit": 5}, [9]),
+            ({"limit": 0.25}, [0, 1, 2]),
+            ({"limit": 0.5, "offset": 4}, [4, 5, 6]),
             ({"where": "n | int > 6"}, [7, 8, 9]),
             ({"where": "n in ['1', '5'] or q == 'question 3'"}, [1, 3, 5]),
             ({"where": "n | int > 3", "offset": 1, "limit": 2}, [5, 6]),
@@ -208,6 +210,22 @@ class TestSelection:
     )
     def test_limit_offset_and_where(self, tmp_path: Path, keys: Any, expected: Any) -> None:
         assert ids(tmp_path, **keys) == [f"r{number}" for number in expected]
+
+    @pytest.mark.parametrize(
+        ("keys", "wanted"),
+        [
+            ({"limit": 2}, [0, 1, 2, 3]),
+            ({"limit": 1, "offset": 2}, [4, 5]),
+            ({"limit": 0.3, "where": "n < 7"}, [0, 1, 2]),
+            ({}, list(range(10))),
+        ],
+        ids=str,
+    )
+    def test_a_limit_by_a_field_holds_for_each_of_its_values(self, tmp_path: Path, keys: Any, wanted: Any) -> None:
+        write_rows(tmp_path / "d.jsonl", [{"id": f"r{n}", "n": n, "parity": n % 2} for n in range(10)])
+        assert ids(tmp_path, limit_by="parity", **keys) == [f"r{number}" for number in wanted]
+        whole = ids(tmp_path, shuffle=3)
+        assert ids(tmp_path, shuffle=3, limit=5, limit_by="parity") == whole
 
     @pytest.mark.parametrize("keys", [{"offset": 10}, {"where": "false"}])
     def test_a_selection_of_nothing_is_refused(self, tmp_path: Path, keys: Any) -> None:

@@ -66,27 +66,27 @@ def write_suite(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def table(said: str) -> dict[str, list[str]]:
+def table(stdout: str) -> dict[str, list[str]]:
     """The cells of the last table by the name of their row."""
-    found: dict[str, list[str]] = {}
-    for line in said.splitlines():
+    cells_by_eval: dict[str, list[str]] = {}
+    for line in stdout.splitlines():
         if line.startswith("┏"):
-            found = {}
+            cells_by_eval = {}
         elif line.startswith("│"):
             name, *cells = (cell.strip() for cell in line.strip("│").split("│"))
-            found[name] = cells
-    return found
+            cells_by_eval[name] = cells
+    return cells_by_eval
 
 
 def test_each_cell_is_an_ordinary_run_and_nothing_is_asked_twice(folder: Path, provider: Server) -> None:
     command = ("eval", "first.yaml", "second.yaml", "-m", "a", "-m", "b")
-    said = holdfast(*command, cwd=folder).stdout
+    stdout = holdfast(*command, cwd=folder).stdout
     assert provider.requests == 4 * ROWS
     runs = {f"{path.parent.parent.name}/{path.parent.name[0]}" for path in folder.glob("runs/*/*/metrics.json")}
     assert runs == {"first/a", "first/b", "second/a", "second/b"}
     again = holdfast(*command, cwd=folder)
     assert provider.requests == 4 * ROWS and again.stdout.count("finished before") == 4
-    assert table(again.stdout) == table(said)
+    assert table(again.stdout) == table(stdout)
     holdfast("eval", "second.yaml", "-m", "b", cwd=folder)
     assert provider.requests == 4 * ROWS, "a single eval finds the run of the suite"
     holdfast(*command, "-m", "c", cwd=folder)
@@ -103,9 +103,9 @@ def test_a_suite_file_says_the_same(folder: Path, provider: Server) -> None:
 
 
 def test_evals_without_models_keep_their_own_targets(folder: Path, provider: Server) -> None:
-    said = holdfast("eval", "first.yaml", "second.yaml", cwd=folder).stdout
-    assert provider.requests == 2 * ROWS and "test-model" in said
-    assert table(said).keys() == {"first", "second"}
+    stdout = holdfast("eval", "first.yaml", "second.yaml", cwd=folder).stdout
+    assert provider.requests == 2 * ROWS and "test-model" in stdout
+    assert table(stdout).keys() == {"first", "second"}
 
 
 def test_overrides_of_the_suite_the_eval_and_the_command_line(folder: Path, provider: Server) -> None:
@@ -120,21 +120,21 @@ def test_overrides_of_the_suite_the_eval_and_the_command_line(folder: Path, prov
 
 def test_a_target_keeps_keys_of_the_eval_file_and_adds_its_own(folder: Path) -> None:
     hot = {"label": "hot", "model": "a", "params": {"temperature": 1}}
-    said = holdfast("eval", write_suite(folder, targets=["a", hot]), cwd=folder).stdout
+    stdout = holdfast("eval", write_suite(folder, targets=["a", hot]), cwd=folder).stdout
     manifests = [json.loads(path.read_text()) for path in folder.glob("runs/first/*/manifest.json")]
     params = sorted(str(manifest["identity"]["target"]["params"]) for manifest in manifests)
     assert params == ["{'temperature': 1}", "{}"]
-    assert re.search(r"┃\s+a ┃.*┃\s+hot ┃", said)
+    assert re.search(r"┃\s+a ┃.*┃\s+hot ┃", stdout)
 
 
 def test_one_plan_for_all_cells(folder: Path, provider: Server) -> None:
     holdfast("eval", "first.yaml", "-m", "a", cwd=folder)
     holdfast("eval", "second.yaml", "-m", "a", "--limit", "2", cwd=folder)
     asked, suite = provider.requests, write_suite(folder)
-    said = holdfast("eval", suite, "--dry-run", cwd=folder).stdout
-    assert "│ first  │ a      │      6 │        6 │     0 │     0 │   0 │" in said
-    assert "│ second │ a      │      6 │        0 │     2 │     0 │   4 │" in said
-    assert "│ 4 runs │        │     24 │        6 │     2 │     0 │  16 │" in said
+    stdout = holdfast("eval", suite, "--dry-run", cwd=folder).stdout
+    assert "│ first  │ a      │      6 │        6 │     0 │     0 │   0 │" in stdout
+    assert "│ second │ a      │      6 │        0 │     2 │     0 │   4 │" in stdout
+    assert "│ 4 runs │        │     24 │        6 │     2 │     0 │  16 │" in stdout
     plan = json.loads(holdfast("eval", suite, "--dry-run", "--json", cwd=folder).stdout)
     assert plan["totals"] == {"total": 24, "finished": 6, "reused": 2, "to_grade": 0, "to_run": 16}
     assert [cell["already_finished"] for cell in plan["cells"]] == [True, False, False, False]
@@ -168,13 +168,13 @@ def test_ctrl_c_stops_the_suite_and_names_the_command_that_resumes_it(folder: Pa
 def test_one_budget_for_all_cells_and_processes(folder: Path, provider: Server) -> None:
     budget = TOKENS * ROWS + TOKENS * 2
     suite = write_suite(folder)
-    said = holdfast("eval", suite, "--token-budget", str(budget), cwd=folder, check=3).stdout
+    stdout = holdfast("eval", suite, "--token-budget", str(budget), cwd=folder, check=3).stdout
     assert provider.requests == ROWS + 2, "the second cell gets what the first one left"
-    assert f"budget reached: --token-budget {budget} ({budget} tokens used)" in said
-    assert table(said)["second"][0] == "0 % done" and table(said)["first"][2] == "33 % done"
+    assert f"budget reached: --token-budget {budget} ({budget} tokens used)" in stdout
+    assert table(stdout)["second"][0] == "0 % done" and table(stdout)["first"][2] == "33 % done"
     holdfast("eval", suite, "--token-budget", str(budget), cwd=folder, check=3)
     assert provider.requests == ROWS + 2, "what earlier processes spent counts"
-    raised = re.search(r"^  holdfast eval .*--token-budget (\d+)$", said, re.MULTILINE)
+    raised = re.search(r"^  holdfast eval .*--token-budget (\d+)$", stdout, re.MULTILINE)
     assert raised is not None and int(raised[1]) >= 4 * ROWS * TOKENS
     holdfast("eval", suite, "--token-budget", raised[1], cwd=folder)
     assert provider.requests == 4 * ROWS
@@ -190,18 +190,18 @@ def test_the_budget_of_a_suite_file_also_holds_for_workers(folder: Path, provide
 
 def test_the_limit_of_one_eval_does_not_stop_the_others(folder: Path, provider: Server) -> None:
     evals = [{"eval": "first.yaml", "overrides": {"limits.token_budget": TOKENS * 2}}, "second.yaml"]
-    said = holdfast("eval", write_suite(folder, evals=evals, targets=["a"]), cwd=folder, check=3).stdout
+    stdout = holdfast("eval", write_suite(folder, evals=evals, targets=["a"]), cwd=folder, check=3).stdout
     assert provider.requests == 2 + ROWS
-    assert table(said) == {"first": ["33 % done", "–"], "second": ["0.000", "0.000 – 0.390"]}
+    assert table(stdout) == {"first": ["33 % done", "–"], "second": ["0.000", "0.000 – 0.390"]}
 
 
 def test_a_cell_whose_server_is_down_does_not_stop_the_others(folder: Path, provider: Server) -> None:
     down = {"label": "down", "model": "b", "base_url": "http://127.0.0.1:1/v1"}
     suite = write_suite(folder, targets=[down, "a"])
-    said = holdfast("eval", suite, cwd=folder, check=3).stdout
-    assert provider.requests == 2 * ROWS and said.count("stopped: 127.0.0.1:1 refuses connections") == 2
-    assert [cells[0] for cells in table(said).values()] == ["0 % done"] * 2
-    assert "2 runs of the suite are not finished. Resume with:" in said
+    stdout = holdfast("eval", suite, cwd=folder, check=3).stdout
+    assert provider.requests == 2 * ROWS and stdout.count("stopped: 127.0.0.1:1 refuses connections") == 2
+    assert [cells[0] for cells in table(stdout).values()] == ["0 % done"] * 2
+    assert "2 runs of the suite are not finished. Resume with:" in stdout
     down["base_url"] = provider.base_url
     holdfast("eval", write_suite(folder, targets=[down, "a"]), cwd=folder)
     assert provider.requests == 4 * ROWS
@@ -209,8 +209,8 @@ def test_a_cell_whose_server_is_down_does_not_stop_the_others(folder: Path, prov
 
 def test_the_exit_code_is_that_of_the_worst_cell(folder: Path) -> None:
     gated = {"eval": "first.yaml", "overrides": {"gate.score": 0.9}}
-    said = holdfast("eval", write_suite(folder, evals=[gated, "second.yaml"]), cwd=folder, check=1).stdout
-    assert said.count("gate not met: score") == 2 and "not finished" not in said
+    stdout = holdfast("eval", write_suite(folder, evals=[gated, "second.yaml"]), cwd=folder, check=1).stdout
+    assert stdout.count("gate not met: score") == 2 and "not finished" not in stdout
     down = {"label": "down", "model": "c", "base_url": "http://127.0.0.1:1/v1"}
     holdfast("eval", write_suite(folder, evals=[gated], targets=["a", down]), cwd=folder, check=3)
 
@@ -249,7 +249,7 @@ def agents(folder: Path) -> Path:
 
 
 def test_cells_that_differ_from_the_best_are_marked_after_holms_correction(agents: Path) -> None:
-    said = holdfast("eval", "suite.yaml", cwd=agents).stdout
+    stdout = holdfast("eval", "suite.yaml", cwd=agents).stdout
     # Samples that only the best one answers: 6 of 12 and 2 of 12; 20 of 40 and 2 of 40.
     p_values = [stats.binomtest(count, count).pvalue for count in (6, 2, 20, 2)]
     adjusted, highest = [0.0] * 4, 0.0
@@ -257,10 +257,10 @@ def test_cells_that_differ_from_the_best_are_marked_after_holms_correction(agent
         highest = adjusted[place] = max(highest, (4 - rank) * p_values[place])
     marks = [value < 0.05 for value in adjusted]
     assert p_values[0] < 0.05 and marks == [False, False, True, False], "uncorrected, the first would be marked"
-    first, second = table(said)["first"], table(said)["second"]
+    first, second = table(stdout)["first"], table(stdout)["second"]
     assert (first[0], first[2], first[4]) == ("1.000", "0.500", "0.833")
     assert (second[0], second[2], second[4]) == ("1.000", "0.500 *", "0.950")
-    assert "p < 0.05 after Holm's correction over 4 comparisons" in said
+    assert "p < 0.05 after Holm's correction over 4 comparisons" in stdout
     low, high = (metrics(next(agents.glob("runs/first/*half_right*")))["overall"][end] for end in ("low", "high"))
     assert first[3] == f"{low:.3f} – {high:.3f}"
 
@@ -285,10 +285,10 @@ def test_cells_with_other_graders_are_not_compared(folder: Path, provider: Serve
     (folder / "first.yaml").write_text(json.dumps({**spec, "graders": [judge]}))
     provider.control(answer="judge")
     try:
-        said = holdfast("eval", "first.yaml", "-m", "a", "-m", "b", cwd=folder).stdout
+        stdout = holdfast("eval", "first.yaml", "-m", "a", "-m", "b", cwd=folder).stdout
     finally:
         provider.control(answer="echo")
-    assert "is not compared with a: grader `judge` differs" in " ".join(said.split())
+    assert "is not compared with a: grader `judge` differs" in " ".join(stdout.split())
 
 
 def test_copies_of_the_results_do_not_overwrite_each_other(folder: Path) -> None:
@@ -303,7 +303,7 @@ def test_exports_of_several_targets_have_folders_of_their_own(folder: Path) -> N
 
 
 def test_outputs_are_graded_in_the_run_of_their_cell(folder: Path) -> None:
-    said = holdfast("eval", write_suite(folder), "--skip-graders", cwd=folder).stdout
-    assert table(said)["first"][::2] == ["not graded"] * 2
+    stdout = holdfast("eval", write_suite(folder), "--skip-graders", cwd=folder).stdout
+    assert table(stdout)["first"][::2] == ["not graded"] * 2
     holdfast("eval", "suite.yaml", cwd=folder)
     assert all(len(lines(path)) == ROWS for path in folder.glob("runs/*/*/grades.jsonl"))

@@ -50,6 +50,25 @@ GRADERS: list[tuple[dict[str, Any], str]] = [
         {"type": "likelihood", "expected": [0, "b"], "normalize": "chars", "choices": "[expected]", "weight": 0},
         "sha256:a153b8529b8b26948b1e5004fc1926ab",
     ),
+    ({"type": "extract"}, "sha256:78e424ff4e60e6d197ce0222041f0206"),
+    (
+        {
+            "type": "extract",
+            "filters": [{"regex": "#### (.+)", "group": -1}, "strip", "take_first"],
+            "ignore_case": True,
+            "ignore": [",", r"\$"],
+        },
+        "sha256:4bb9f2a85dc65aa2047e1c9fbe490487",
+    ),
+    ({"type": "ifeval"}, "sha256:de710033ae50f54f9aec203da6b23f3f"),
+    (
+        {"type": "ifeval", "mode": "loose", "instructions": "doc.instructions"},
+        "sha256:102f3fd642c996778c8a1ab6b1c87e74",
+    ),
+    (
+        {"type": "prompt", "rubric": "Is it right?", "range": [1, 10], "model": "judge"},
+        "sha256:232d85fc5f3bc2a7d592c0ecddb81731",
+    ),
     ({"type": "similarity", "method": "jaro_winkler"}, "sha256:cdd2bda6c3935fef82db0ab8265f3877"),
     ({"type": "math", "timeout": 20}, "sha256:d7a4d2b74f9b3c6a2d88b7b0beaba489"),
     ({"type": "math", "on_timeout": "error"}, "sha256:007f180e71cdc3daa81570ecc63d77ae"),

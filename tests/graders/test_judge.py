@@ -47,6 +47,13 @@ class TestReadingAScore:
     def test_the_score_is_the_judges_own(self, text: str, score: float | int) -> None:
         assert read_score(text)[0] == score
 
+    @pytest.mark.parametrize("text", ['{"reason": "r", "score": 7}', "7", "Fine.\nFinal score: 7"])
+    def test_a_range_of_its_own_is_understood(self, text: str) -> None:
+        assert read_score(text, (1, 10))[0] == 7
+        for wrong in ("0", "0.5", "11", '{"score": 10.5}'):
+            with pytest.raises(Unreadable, match="no score from 1 to 10"):
+                read_score(wrong, (1, 10))
+
     @pytest.mark.parametrize(
         "text",
         [

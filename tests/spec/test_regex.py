@@ -50,6 +50,13 @@ PATTERNS = st.tuples(
 TEXTS = st.text(alphabet="aabbiIkKſßéÉ\u212a09 \n\n.-xX_İıµμ٣漢”\x1c\x0b\u00a0\u0301", max_size=8)
 
 
+def groups_of_last_match(pattern: re.Pattern[str], text: str) -> tuple[str, ...] | None:
+    """The last element of `findall`, as a tuple."""
+    matches = pattern.findall(text)
+    last = matches[-1] if matches else None
+    return (last,) if isinstance(last, str) else last
+
+
 @settings(max_examples=400, deadline=None)
 @given(PATTERNS, TEXTS, st.booleans())
 def test_re2_says_what_python_says(pattern: str, text: str, ignore_case: bool) -> None:
@@ -59,6 +66,9 @@ def test_re2_says_what_python_says(pattern: str, text: str, ignore_case: bool) -
     for question, answer in (
         (regex.search, python.search(text) is not None),
         (regex.last_end, max((match.end() for match in python.finditer(text)), default=None)),
+        (regex.count, len(python.findall(text))),
+        (lambda text: regex.find(text, -1), groups_of_last_match(python, text)),
+        (regex.remove, python.sub("", text)),
     ):
         try:
             assert question(text) == answer

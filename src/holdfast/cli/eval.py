@@ -198,7 +198,6 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     """Run what one argument names: an eval, a suite file, or a cluster configuration."""
     from holdfast.formats import is_configuration, is_eval, load_any
     from holdfast.formats.providers import resolve_eval
-    from holdfast.spec.document import read_document
     from holdfast.spec.load import baseline_of
     from holdfast.spec.suite import is_suite, read_suite
 
@@ -208,8 +207,7 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
         from holdfast.cluster.config.compose import find_config
 
         config = str(find_config(config, Path(), os.environ))
-    config = resolve_eval(config)
-    document = read_document(Path(config))
+    document = resolve_eval(config)
     if is_suite(document.data):
         return _eval_suite(read_suite(document), overrides, flags)
     if is_configuration(document.data) or (flags.named is not None and not is_eval(document.data)):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import math
 import re
 from array import array
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -124,8 +126,30 @@ class Dataset:
             return map(self._sample, rows)
         if self._block.shuffle is not None:
             rows = self._shuffled(rows, self._block.shuffle)
+        if self._block.limit_by is not None or isinstance(self._block.limit, float):
+            return map(self._sample, self._limited(rows))
         stop = None if self._block.limit is None else self._block.offset + self._block.limit
         return map(self._sample, islice(rows, self._block.offset, stop))
+
+    def _limited(self, rows: Iterator[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
+        """Yield the rows within `offset` and `limit` of each value of the field `limit_by`, or of all rows."""
+        assert self._block is not None
+        limit, offset = self._block.limit, self._block.offset
+        limits: dict[bytes, float] = {}
+        if isinstance(limit, float):  # a share of rows that have to be counted first
+            counts = Counter(self._limited_value(row) for _, row in self._selected())
+            limits = {value: math.ceil((count - offset) * limit) for value, count in counts.items()}
+        seen: Counter[bytes] = Counter()
+        for where, row in rows:
+            value = self._limited_value(row)
+            place = seen[value] - offset
+            seen[value] += 1
+            if place >= 0 and (limit is None or place < limits.get(value, limit)):
+                yield where, row
+
+    def _limited_value(self, row: Row) -> bytes:
+        assert self._block is not None
+        return b"" if self._block.limit_by is None else encode_sorted(row.get(self._block.limit_by))
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Return sizes and times of the files. While these stay equal, so do the rows."""
@@ -239,7 +263,7 @@ class Dataset:
         assert self._block is not None
         salt = b"%d:" % seed
         keyed = ((sha256(salt + encode_sorted(pair[1])).digest(), place, pair) for place, pair in enumerate(rows))
-        if self._block.limit is None:
+        if self._block.limit is None or self._block.limit_by is not None or isinstance(self._block.limit, float):
             ordered = sorted(keyed, key=lambda item: item[:2])
         else:
             keep = self._block.offset + self._block.limit

@@ -1,5 +1,6 @@
-"""Formats of other tools: eval files that are read as they are, and files that runs are exported to.
+"""Formats of eval files beside our own, which are read as they are, and files that runs are exported to.
 
+`benchmark` benchmarks by name
 `waza`      waza's eval and task files, and its results.json
 `nat`       configurations of NeMo Agent Toolkit, its workflows and evaluators, and its output files
 `flexeval`  flexeval's outputs.jsonl and metrics.json
@@ -14,6 +15,7 @@ subclass of `Format`. Such packages are imported only for files that are neither
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import UsageError
@@ -30,7 +32,11 @@ if TYPE_CHECKING:
 FORMATS: Final = Registry(
     "holdfast.formats",
     "format",
-    {"waza": "holdfast.formats.waza.format:Waza", "nat": "holdfast.formats.nat.format:Nat"},
+    {
+        "benchmark": "holdfast.formats.benchmark:BenchmarkFile",
+        "waza": "holdfast.formats.waza.format:Waza",
+        "nat": "holdfast.formats.nat.format:Nat",
+    },
 )
 """Eval files of other tools."""
 
@@ -90,9 +96,13 @@ def is_eval(data: Mapping[str, Any]) -> bool:
 
 def load_any(document: Document, overrides: Sequence[Override] = ()) -> Eval:
     """Load an eval file of any format, with overrides from the command line."""
-    assert document.path is not None
     ours, remaining = to_native(document, overrides)
-    return apply_overrides(ours, remaining, document.path.resolve().parent)
+    return apply_overrides(ours, remaining, folder_of(document))
+
+
+def folder_of(document: Document) -> Path:
+    """Return the base of relative paths: the folder of the file, or the current one for a name."""
+    return Path.cwd() if document.path is None else document.path.resolve().parent
 
 
 def to_native(document: Document, overrides: Sequence[Override] = ()) -> tuple[Document, list[Override]]:

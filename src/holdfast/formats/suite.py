@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.errors import ConfigError, Problem
 from holdfast.formats import is_configuration, load_any
-from holdfast.formats.providers import resolve_eval
+from holdfast.formats.providers import find_file, installed_providers, may_be_name, unknown_task
 from holdfast.spec.document import read_document
 from holdfast.spec.load import baseline_of, target_name, with_export_folder
 from holdfast.spec.suite import Cell, dotted_overrides, is_suite
@@ -17,6 +16,7 @@ from holdfast.store.durable import slug
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from holdfast.spec.document import Document, Location
     from holdfast.spec.load import Eval
@@ -72,16 +72,18 @@ def find_evals(suite: Suite) -> list[Path]:
     paths, problems = [], []
     for number, entry in enumerate(suite.evals):
         path = suite.folder / entry.eval
-        if not path.is_file():
-            try:
-                path = Path(resolve_eval(entry.eval))
-            except UsageError as error:
+        if not path.is_file() and may_be_name(entry.eval):
+            providers = installed_providers()
+            named = find_file(entry.eval, providers)
+            if named is None:
+                error = unknown_task(entry.eval, providers)
                 if suite.document is None:
-                    raise
+                    raise error
                 problems.append(Problem(suite.where(("evals", number)), error.message))
                 continue
-            if not path.is_file():
-                problems.append(Problem(suite.where(("evals", number)), f"no such file: {suite.folder / path}"))
+            path = named
+        if not path.is_file():
+            problems.append(Problem(suite.where(("evals", number)), f"no such file: {path}"))
         paths.append(path)
     if problems:
         raise ConfigError(problems)

@@ -4,6 +4,10 @@
 `build`        the graders of an eval: their places, identities and construction
 `text`         exact, text, choice, number
 `likelihood`   likelihood
+`extract`      extract
+`lm_eval`      lm_eval
+`ifeval`       ifeval
+`ifeval_checks` the instructions of IFEval, and `ifeval_text`, which counts sentences and words and recognizes languages
 `similarity`   similarity
 `text_metrics` bleu, chrf, rouge, char_f1, wer, cer
 `json_schema`  json_schema

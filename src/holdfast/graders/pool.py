@@ -37,10 +37,13 @@ class NoAnswer(Exception):
 
 
 class Pool:
-    """Processes that run a script of this package. They start when first needed, and answer one question at a time."""
+    """Processes that run a script, which is named relative to this package.
+
+    They start when first needed, and answer one question at a time.
+    """
 
     def __init__(self, script: str, size: int = 0) -> None:
-        self._command = [sys.executable, "-P", str(Path(__file__).with_name(script))]
+        self._command = [sys.executable, "-P", str(Path(__file__).parent / script)]
         self._places = asyncio.Semaphore(size or max(2, min(4, usable_cores())))
         self._idle: list[Process] = []
 

@@ -42,33 +42,38 @@ class _Statement(NamedTuple):
     start: int
     end: int
     score: float | None
-    """None: not a number from 0 to 1"""
+    """None: not a number within the range"""
     reason: str = ""
     is_object: bool = False
 
 
-def read_score(reply: str) -> tuple[float, str]:
-    """Return the judge's score, from 0 to 1, and its reason; raises Unreadable."""
+Range = tuple[float, float]
+"""lowest and highest score"""
+SHARE: Final[Range] = (0.0, 1.0)
+
+
+def read_score(reply: str, within: Range = SHARE) -> tuple[float, str]:
+    """Return the judge's score, within a range, and its reason; raises Unreadable."""
     text = without_thoughts(reply)
     lone = text.strip("\n\r\t `*_")
     if _NUMBER.fullmatch(lone):
-        return _valid(float(lone), lone), ""
+        return _valid(_score(lone, within), lone, within), ""
     objects = list(json_objects(text))
     statements = [
-        _Statement(start, end, _score(value["score"]), str(value.get("reason") or ""), is_object=True)
+        _Statement(start, end, _score(value["score"], within), str(value.get("reason") or ""), is_object=True)
         for start, end, value in objects
         if "score" in value
     ]
     for match in _MENTION.finditer(text):
         if not any(start <= match.start() < end for start, end, _ in objects):
-            score = None if match["scale"] else _score(match["number"])
+            score = None if match["scale"] else _score(match["number"], within)
             statements.append(_Statement(match.start(), match.end(), score))
     if not statements:
-        raise Unreadable(f"gave no score from 0 to 1: {reply[:200]!r}")
-    return _verdict(text, sorted(statements))
+        raise Unreadable(f"gave no score from {within[0]:g} to {within[1]:g}: {reply[:200]!r}")
+    return _verdict(text, sorted(statements), within)
 
 
-def _verdict(text: str, statements: list[_Statement]) -> tuple[float, str]:
+def _verdict(text: str, statements: list[_Statement], within: Range) -> tuple[float, str]:
     last = statements[-1]
     agreed = len({statement.score for statement in statements}) == 1
     leads = agreed and _NOTHING_BEFORE.fullmatch(text, 0, statements[0].start) is not None
@@ -78,20 +83,20 @@ def _verdict(text: str, statements: list[_Statement]) -> tuple[float, str]:
     if not leads and not concludes:
         raise Unreadable(f"did not end its reply with a verdict of its own: {text.strip()[-200:]!r}")
     reason = next((statement.reason for statement in reversed(statements) if statement.is_object), "")
-    return _valid(last.score, text[last.start : last.end]), reason
+    return _valid(last.score, text[last.start : last.end], within), reason
 
 
-def _score(value: Any) -> float | None:
+def _score(value: Any, within: Range) -> float | None:
     try:
         score = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return score if 0 <= score <= 1 else None
+    return score if within[0] <= score <= within[1] else None
 
 
-def _valid(score: float | None, text: str) -> float:
-    if score is None or not 0 <= score <= 1:
-        raise Unreadable(f"gave no score from 0 to 1: {text[:200]!r}")
+def _valid(score: float | None, text: str, within: Range) -> float:
+    if score is None:
+        raise Unreadable(f"gave no score from {within[0]:g} to {within[1]:g}: {text[:200]!r}")
     return score
 
 

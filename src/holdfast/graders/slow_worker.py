@@ -20,7 +20,7 @@ def answer(question: dict[str, Any], _: Callable[[str], None]) -> dict[str, Any]
 
     match = Match(**question)
     pattern = compile_regex(match.source, ignore_case=match.ignore_case, dialect=match.dialect)
-    return {"answer": pattern.match_to_the_end(match.operation, match.text)}
+    return {"answer": pattern.match_to_the_end(match.operation, match.text, match.number)}
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ def render_text(value: Any, fields: dict[str, Any]) -> str:
         raise AttemptError("grader", f"cannot render {value!r}: {error}", retry=False) from error
 
 
-def expected_texts(written: Any, fields: dict[str, Any]) -> list[str]:
+def expected_texts(written: Any, fields: dict[str, Any], *, composed: bool = True) -> list[str]:
     """Return the expected texts, of which the answer should be one; never the repr of a list or an object."""
     try:
-        return alternatives(written, fields)
+        return alternatives(written, fields, composed=composed)
     except NotComparable as error:
         raise AttemptError("grader", f"{written!r} {error}", retry=False) from error
     except RENDER_ERRORS as error:

@@ -14,6 +14,7 @@
 `load_exports`   exporters, and the options of an export
 `schema`         the schemas of all blocks but graders
 `grader_schema`  the base schema of graders, and the schemas of those that grade text
+`benchmark_grader_schema` schemas of graders of benchmarks
 `text_metric_schema` schemas of text metrics
 `tool_grader_schema` schemas of graders of tool calls
 `file_grader_schema` schemas of graders of files and by programs

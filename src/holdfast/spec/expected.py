@@ -22,11 +22,11 @@ class NotComparable(ValueError):
     """A row's value that no answer can be compared with; the message describes it."""
 
 
-def alternatives(written: Any, fields: Mapping[str, Any]) -> list[str]:
+def alternatives(written: Any, fields: Mapping[str, Any], *, composed: bool = True) -> list[str]:
     """Return the texts that a value of an eval file stands for: of a list, or a template for one, each element.
 
-    They are in Unicode's composed form (NFC), in which answers are compared. Raises NotComparable, or one of
-    RENDER_ERRORS, for a value that cannot be compared: null, an object, an empty list.
+    They are in Unicode's composed form (NFC), in which answers are compared, or else as written. Raises NotComparable,
+    or one of RENDER_ERRORS, for a value that cannot be compared: null, an object, an empty list.
     """
     expected: list[str] = []
     for part in written if isinstance(written, list | tuple) else [written]:
@@ -38,19 +38,19 @@ def alternatives(written: Any, fields: Mapping[str, Any]) -> list[str]:
             if len(elements) > _MOST:
                 raise NotComparable(f"is a list of more than {_MOST:,} texts")
             for element in elements:
-                expected += _spellings(element, "has an element that is ")
+                expected += _spellings(element, "has an element that is ", composed=composed)
         else:
-            expected += _spellings(value, "is ")
+            expected += _spellings(value, "is ", composed=composed)
     if not expected:
         raise NotComparable("is an empty list for this row")
     return list(dict.fromkeys(expected))
 
 
-def _spellings(value: Any, lead: str) -> list[str]:
+def _spellings(value: Any, lead: str, *, composed: bool) -> list[str]:
     if isinstance(value, bool):
         return ["true", "True"] if value else ["false", "False"]
     if isinstance(value, str):
-        return [normalize("NFC", value)]
+        return [normalize("NFC", value) if composed else value]
     if isinstance(value, int | float):
         return [str(value)]
     kind = {type(None): "null", dict: "an object", list: "a list"}.get(type(value), f"of type {type(value).__name__}")

@@ -362,6 +362,9 @@ class PromptGrader(GraderBlock):
     params: dict[str, Any] = {"temperature": 0}
     """Parameters sent with each request. A reply has at most 4,096 tokens unless `max_tokens` or
     `max_completion_tokens` is set here."""
+    range: tuple[float, float] | None = None
+    """Lowest and highest score that the judge may give by the `rubric`, such as `[1, 10]`, mapped to 0 and 1. Default:
+    0 to 1."""
     transcript: Literal["last", "all"] = "last"
     """What the judge sees: the `last` reply, or `all` of the conversation with its roles."""
     continue_session: bool = False
@@ -371,8 +374,16 @@ class PromptGrader(GraderBlock):
 
     checks: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
     templates: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
-    later: ClassVar[tuple[str, ...]] = ("where", "prompt", "continue_session", "mode")
+    later: ClassVar[tuple[str, ...]] = ("where", "prompt", "range", "continue_session", "mode")
     inherited: ClassVar[tuple[str, ...]] = ("model", "base_url", "api_key_env")
+
+    @model_validator(mode="after")
+    def _range_is_ordered(self) -> Self:
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError("`range` is the lowest and the highest score, as in [1, 10]")
+        if self.range is not None and self.prompt is not None:
+            raise ValueError("`range` is for a score by a `rubric`; with a `prompt` the judge gives no score")
+        return self
 
     @model_validator(mode="after")
     def _judges_alone(self) -> Self:

@@ -39,16 +39,20 @@ class Translation:
         self._tree = _parser.parse(pattern, flags)
         self._flags = int(self._tree.state.flags)
         self._everywhere = False
+        self._captures = False
+        self._groups = 0
         self.boundaries = False
         """`\\b` is used, which RE2 knows between ASCII characters only"""
         self.same_spans = self._tree.getwidth()[0] > 0
         """matches begin and end where Python's do; False where only their presence is certain to agree"""
+        self.same_groups = True
+        """groups match what Python's do; False where one is repeated, of which the engines may keep different rounds"""
         self.ascii = self._sequence(self._tree, self._flags, last=True)
         """for ASCII text"""
 
-    def everywhere(self) -> str:
-        """Return the form for all text."""
-        self._everywhere = True
+    def form(self, *, everywhere: bool, captures: bool) -> str:
+        """Return the form for ASCII text, or for all text, and with groups where they are to be captured."""
+        self._everywhere, self._captures = everywhere, captures
         return self._sequence(self._tree, self._flags, last=True)
 
     def _sequence(self, nodes: Any, flags: int, *, last: bool) -> str:
@@ -65,16 +69,22 @@ class Translation:
         if kind is sre.BRANCH:
             return f"(?:{'|'.join(self._sequence(nodes, flags, last=last) for nodes in value[1])})"
         if kind is sre.SUBPATTERN:
-            _, added, removed, nodes = value
+            group, added, removed, nodes = value
             if added & (re.ASCII | re.UNICODE):  # of which Python loses sight at the start of a pattern
                 raise NotTranslatable("(?a:…)")
-            return f"(?:{self._sequence(nodes, (flags | added) & ~removed, last=last)})"
+            self._groups += group is not None
+            opening = "(" if self._captures and group is not None else "(?:"
+            return f"{opening}{self._sequence(nodes, (flags | added) & ~removed, last=last)})"
         if kind in _LAZY:
             least, most, nodes = value
             if most > 1 and nodes.getwidth()[0] == 0:
                 self.same_spans = False  # what a loop does with a body that matches nothing differs
             count = f"{{{least},}}" if most is sre.MAXREPEAT else f"{{{least},{most}}}"
-            return f"(?:{self._sequence(nodes, flags, last=last and most == 1)}){count}{_LAZY[kind]}"
+            before = self._groups
+            inner = self._sequence(nodes, flags, last=last and most == 1)
+            if most != 1 and self._groups > before:
+                self.same_groups = False
+            return f"(?:{inner}){count}{_LAZY[kind]}"
         raise NotTranslatable(str(kind))  # look-around, references, atomic groups, possessive repeats, conditions
 
     def _place(self, place: Any, flags: int, *, last: bool) -> str:

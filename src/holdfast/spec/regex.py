@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.spec.re2_syntax import Translation
 
 Dialect = Literal["python", "re2"]
+Operation = Literal["search", "last_end", "count", "find", "remove"]
 
 _POSIX_CLASS: Final = re.compile(r"\[\^?\[:\^?\w+:\]")
 _NON_ASCII_WORD: Final = re.compile(r"[^\W\x00-\x7f]")
@@ -52,8 +53,10 @@ class Match(NamedTuple):
     source: str
     ignore_case: bool
     dialect: Dialect
-    operation: Literal["search", "last_end"]
+    operation: Operation
     text: str
+    number: int = 0
+    """of the match to find"""
 
     @property
     def seconds(self) -> float:
@@ -77,6 +80,8 @@ class Regex:
         self._translation: Translation | None = None
         self._ascii: Any = None
         """for ASCII text; None where RE2 cannot match it"""
+        self._capturing: dict[bool, Any] = {}
+        """the same with groups, for ASCII text and for all text, made when first needed"""
         readings = (self._read_as_re2, self._read_as_python)
         problems = []
         for read in readings if dialect == "re2" else reversed(readings):
@@ -93,7 +98,25 @@ class Regex:
 
     def last_end(self, text: str) -> int | None:
         """Return where the last match ends; None without a match."""
-        return self._ask("last_end", text)
+        end: int | None = self._ask("last_end", text)
+        return end
+
+    def count(self, text: str) -> int:
+        """Return the number of matches."""
+        return int(self._ask("count", text))
+
+    def find(self, text: str, number: int) -> tuple[str, ...] | None:
+        """Return the groups of the match with this number, or the whole match where the pattern has no groups.
+
+        Matches are numbered from 0, and from the end with negative numbers. A group that takes no part is an empty
+        text. Without such a match, return None.
+        """
+        groups = self._ask("find", text, number)
+        return None if groups is None else tuple(groups)
+
+    def remove(self, text: str) -> str:
+        """Return a text without all matches."""
+        return str(self._ask("remove", text))
 
     @property
     def key(self) -> str | None:
@@ -103,39 +126,50 @@ class Regex:
         folds = self._ignore_case and not (self.pattern.isascii() and not re.search(r"[iI\[]", self.pattern))
         return "re2" if folds or not _ALIKE.fullmatch(self.pattern) else None
 
-    def match_to_the_end(self, operation: str, text: str) -> int | None:
+    def match_to_the_end(self, operation: Operation, text: str, number: int = 0) -> Any:
         """Make a match however long it takes: for a process that may be killed."""
         engine = self._engine(operation, text)
-        if engine is not None:
-            return _last_end(engine, operation, text)
-        assert self._python is not None
-        return _last_end(self._python, operation, text)
+        return _answer(self._python if engine is None else engine, operation, text, number)
 
-    def _ask(self, operation: Literal["search", "last_end"], text: str) -> int | None:
+    def _ask(self, operation: Operation, text: str, number: int = 0) -> Any:
         engine = self._engine(operation, text)
         if engine is not None and self._ascii.programsize * len(text) <= _STEPS:
             try:
-                return _last_end(engine, operation, text, time.monotonic() + _SECONDS)
+                return _answer(engine, operation, text, number, time.monotonic() + _SECONDS)
             except TimeoutError:
                 pass
-        end: int | None = answer_to(Match(self.pattern, self._ignore_case, self._dialect, operation, text))
-        return end
+        return answer_to(Match(self.pattern, self._ignore_case, self._dialect, operation, text, number))
 
-    def _engine(self, operation: str, text: str) -> Any:
+    def _engine(self, operation: Operation, text: str) -> Any:
         """Return RE2's form of the pattern; None where RE2 could differ from Python's `re`."""
         translation = self._translation
-        if self._ascii is None or (operation == "last_end" and translation is not None and not translation.same_spans):
+        if self._ascii is None:
             return None
-        if text.isascii() or translation is None:
-            return self._ascii
-        if _has_surrogates(text) or (translation.boundaries and _NON_ASCII_WORD.search(text)):
+        if translation is None:
+            return self._with_groups(everywhere=False) if operation == "find" else self._ascii
+        if operation != "search" and not translation.same_spans:
             return None
-        return self._everywhere
+        if operation == "find" and not translation.same_groups:
+            return None
+        if not text.isascii() and (_has_surrogates(text) or (translation.boundaries and _NON_ASCII_WORD.search(text))):
+            return None
+        if operation == "find":
+            return self._with_groups(everywhere=not text.isascii())
+        return self._ascii if text.isascii() else self._everywhere
 
     @cached_property
     def _everywhere(self) -> Any:
         assert self._translation is not None
-        return _re2(self._translation.everywhere())
+        return _re2(self._translation.form(everywhere=True, captures=False))
+
+    def _with_groups(self, *, everywhere: bool) -> Any:
+        if everywhere not in self._capturing:
+            if self._translation is None:
+                engine = _compiled(self.pattern, case_sensitive=not self._ignore_case, captures=True)
+            else:
+                engine = _re2(self._translation.form(everywhere=everywhere, captures=True), captures=True)
+            self._capturing[everywhere] = engine
+        return self._capturing[everywhere]
 
     def _read_as_python(self) -> str | None:
         if _POSIX_CLASS.search(self.pattern):
@@ -169,19 +203,19 @@ def compile_regex(source: str, *, ignore_case: bool = False, dialect: Dialect = 
     return Regex(source, ignore_case=ignore_case, dialect=dialect)
 
 
-def _re2(pattern: str) -> Any:
+def _re2(pattern: str, *, captures: bool = False) -> Any:
     """Compile a translation; None where it is too large for RE2, as `(a{500}){500}` is."""
     try:
-        return _compiled(pattern, case_sensitive=True)
+        return _compiled(pattern, case_sensitive=True, captures=captures)
     except ValueError:
         return None
 
 
-def _compiled(pattern: str, *, case_sensitive: bool) -> Any:
+def _compiled(pattern: str, *, case_sensitive: bool, captures: bool = False) -> Any:
     import re2  # type: ignore[import-untyped]
 
     options = re2.Options()
-    options.max_mem, options.log_errors, options.never_capture = _MEMORY, False, True
+    options.max_mem, options.log_errors, options.never_capture = _MEMORY, False, not captures
     options.case_sensitive = case_sensitive
     try:
         return re2.compile(pattern, options)
@@ -190,18 +224,28 @@ def _compiled(pattern: str, *, case_sensitive: bool) -> Any:
         raise ValueError(reason.decode(errors="replace") if isinstance(reason, bytes) else reason) from error
 
 
-def _last_end(engine: Any, operation: str, text: str, deadline: float | None = None) -> int | None:
+def _answer(engine: Any, operation: Operation, text: str, number: int, deadline: float | None = None) -> Any:
     if _has_surrogates(text) and not isinstance(engine, re.Pattern):
         text = text.encode(errors="replace").decode()  # lone surrogates have no UTF-8 form
     if operation == "search":
         match = engine.search(text)
-        return None if match is None else int(match.end())
-    end = None
+        return None if match is None else match.end()
+    matches = []
     for match in engine.finditer(text):
-        end = int(match.end())
+        matches.append(match)
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError
-    return end
+    if operation == "last_end":
+        return matches[-1].end() if matches else None
+    if operation == "count":
+        return len(matches)
+    if operation == "find":
+        if not -len(matches) <= number < len(matches):
+            return None
+        return matches[number].groups("") or (matches[number].group(),)
+    starts = [0, *(match.end() for match in matches)]
+    ends = [*(match.start() for match in matches), len(text)]
+    return "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
 
 
 def _has_surrogates(text: str) -> bool:

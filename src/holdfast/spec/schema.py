@@ -133,8 +133,12 @@ class DatasetBlock(Block):
     """Format of the files. Default: inferred from the file name."""
     id: str | None = None
     """Field that names a sample. Default: `id`, or a digest of the row where there is no such field."""
-    limit: int | None = Field(default=None, ge=1)
-    """Keep only the first N rows, after `where`, `ids`, `tags`, `shuffle` and `offset`."""
+    limit: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Keep only the first N rows, after `where`, `ids`, `tags`, `shuffle` and `offset`. A number below 1 is a share of
+    the rows, rounded up."""
+    limit_by: str | None = None
+    """Field whose values are limited separately: with `limit: 5` and `limit_by: subject`, the first five rows of each
+    subject are kept. `offset` skips rows of each value, too."""
     offset: int = Field(default=0, ge=0)
     """Skip the first N rows, after `where`, `ids`, `tags` and `shuffle`."""
     shuffle: int | None = None
@@ -601,6 +605,27 @@ class OutputBlock(Block):
     export: list[str | dict[str, Any]] = []
     """Destinations of a finished run, each a name such as `junit` or a mapping such as `{to: wandb, project: x}`:
     see [exports](exports.md)."""
+
+
+class BenchmarkBlock(Block):
+    """A benchmark by name, instead of a dataset, a prompt and graders."""
+
+    name: str = Field(min_length=1)
+    """Name of the benchmark, as `holdfast tasks ls` lists it; `lm-eval/NAME` for lm-eval's own settings."""
+    num_fewshot: int | None = Field(default=None, ge=0)
+    """Number of examples before each question. Default: the benchmark's."""
+    seed: int = 1234
+    """Seed of the choice of examples."""
+    chat: bool | None = None
+    """Ask through a chat API, with the examples as turns of a conversation. Default: as the benchmark is defined, or
+    as `target.api` says."""
+    data: str | None = None
+    """Folder with the datasets in the layout of the Hugging Face hub, or with the one dataset, relative to the eval
+    file. Default: `$HOLDFAST_DATA`, else the hub."""
+    revision: str | None = None
+    """Commit, tag or branch of the dataset on the hub. Default: the commit that Holdfast pins, else the newest."""
+    task: str | None = None
+    """Task of lm-eval to ask instead of the name's, with the name's settings."""
 
 
 class LiveExport(Block):

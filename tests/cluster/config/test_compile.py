@@ -345,20 +345,20 @@ def test_an_eval_is_looked_for_in_the_documented_order(folder: Path) -> None:
 
 
 def test_a_task_without_a_file_lists_the_paths_that_were_tried(folder: Path) -> None:
-    message = refused(folder, "newer", "evaluation.tasks=[gpqa]")
-    assert "command line: evaluation.tasks[0].name: no eval file for the task 'gpqa'" in message
-    for place in ("config/evals/gpqa.yaml", "/gpqa.yaml", "evals/gpqa.yaml"):
+    message = refused(folder, "newer", "evaluation.tasks=[hellasswag]")
+    assert "command line: evaluation.tasks[0].name: no eval file 'hellasswag', and no task of that name" in message
+    for place in ("config/evals/hellasswag.yaml", "/hellasswag.yaml", "evals/hellasswag.yaml"):
         assert place in message
-    assert "no package that provides tasks is installed" in message
+    assert "did you mean 'hellaswag'?" in message
 
 
 def test_a_provider_resolves_tasks_by_name(folder: Path) -> None:
     def provider(name: str) -> Path | None:
-        return folder / "evals" / "hellaswag.yaml" if name == "gpqa" else None
+        return folder / "evals" / "hellaswag.yaml" if name == "ours" else None
 
-    launch = compile_launch("newer", "BIG", ["evaluation.tasks=[gpqa]"], (), folder, {}, providers=[provider])
+    launch = compile_launch("newer", "BIG", ["evaluation.tasks=[ours]"], (), folder, {}, providers=[provider])
     assert launch.tasks[0].eval_file.name == "hellaswag.yaml"
-    with pytest.raises(ConfigError, match="no eval file for the task 'other'"):
+    with pytest.raises(ConfigError, match="no eval file 'other', and no task of that name"):
         compile_launch("newer", "BIG", ["evaluation.tasks=[other]"], (), folder, {}, providers=[provider])
 
 
@@ -387,7 +387,7 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("exection={}", "exection: unknown key (did you mean 'execution'?)"),
         ("run.env.hots=x", "run.env.hots: unknown key (did you mean 'host'?)"),
         (f"{PARAM}.temprature=1", "config.params.temprature: unknown key (did you mean 'temperature'?)"),
-        (f"{PARAM}.limit_samples=0.5", "a share of the samples is not supported; give their number"),
+        (f"{PARAM}.limit_samples=2.5", "is a number of samples, or a share of them below 1"),
         (f"{ADAPTER}.use_chaching=true", "adapter_config.use_chaching: unknown key (did you mean 'use_caching'?)"),
         (f"{ADAPTER}={{interceptors: [], use_caching: true}}", "exclude each other"),
         ("evaluation.tasks=[]", "evaluation.tasks: "),

@@ -19,7 +19,7 @@ from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree
 from holdfast.cluster.config.schema import LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import is_eval
-from holdfast.formats.providers import find_task, installed_providers
+from holdfast.formats.providers import find_file, installed_providers
 from holdfast.formats.suite import find_evals
 from holdfast.spec.document import Document, Location, format_location, parse_document, read_document, read_text
 from holdfast.spec.overrides import parse_override
@@ -63,7 +63,8 @@ class Composed:
 def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Path:
     """Find a configuration by its path (with a `/` or `.yaml`), or by its name.
 
-    Names are looked up in $HOLDFAST_CONFIG_DIR, else in ./config and here; then among the tasks of installed packages.
+    Names are looked up in $HOLDFAST_CONFIG_DIR, else in ./config and here; then among benchmarks and the
+    tasks of installed packages.
     """
     text = str(config)
     if "/" in text or text.endswith((".yaml", ".yml")):
@@ -77,7 +78,7 @@ def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Pa
         for ending in (".yaml", ".yml"):
             if (folder / f"{text}{ending}").is_file():
                 return folder / f"{text}{ending}"
-    if (task := find_task(text, installed_providers())) is not None:
+    if (task := find_file(text, installed_providers())) is not None:
         return task
     names = sorted({path.stem for folder in folders for path in folder.glob("*.y*ml")})
     raise UsageError(

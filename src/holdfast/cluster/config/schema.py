@@ -304,7 +304,7 @@ class Params(Block):
     """`config.params` of a task."""
 
     limit_samples: int | float | None = Field(default=None, gt=0)
-    """`dataset.limit` of the eval file."""
+    """`dataset.limit` of the eval file: a number, or a share below 1. For benchmarks it holds for each subtask."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """`target.params.max_tokens` of the eval file."""
     max_retries: int | None = Field(default=None, ge=0)
@@ -312,7 +312,7 @@ class Params(Block):
     parallelism: int | None = Field(default=None, ge=1)
     """`limits.concurrency` of the eval file."""
     task: str | None = None
-    """No effect: the eval file defines what is asked."""
+    """`benchmark.task` of a benchmark. No effect on eval files, which define what is asked."""
     temperature: float | None = Field(default=None, ge=0)
     """`target.params.temperature` of the eval file."""
     request_timeout: Seconds | None = None
@@ -320,7 +320,7 @@ class Params(Block):
     top_p: float | None = Field(default=None, ge=0, le=1)
     """`target.params.top_p` of the eval file."""
     extra: dict[str, Any] | None = None
-    """No effect: the eval file defines what is asked."""
+    """`num_fewshot` and `tokenizer` of a benchmark. No effect on eval files, which define what is asked."""
 
 
 class TaskConfig(Block):

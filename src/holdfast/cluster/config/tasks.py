@@ -1,6 +1,7 @@
 """Read `evaluation.tasks`: each is an eval file, of any kind that `holdfast eval` reads, with overrides.
 
-A name is looked up as a file first, then among the tasks that installed packages provide (`formats.providers`).
+A name is looked up as a file first, then among benchmarks and the tasks that installed packages provide
+(`formats.providers`). Benchmarks are compiled here, so that jobs need neither lm-eval nor the data.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from holdfast.cluster.config.servers import api_root
 from holdfast.cluster.config.variables import EnvVar, check_api_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, UsageError
 from holdfast.formats import find_format, load_any
-from holdfast.formats.providers import find_task, installed_providers, suggest_task
+from holdfast.formats.providers import find_file, installed_providers, unknown_task
 from holdfast.spec.document import read_document
 from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.validation import suggest, validate_block
@@ -45,6 +46,12 @@ PARAMS = {
     "max_retries": ("limits", "retries"),
 }
 """params of a task, and the key of the eval file that each one sets"""
+BENCHMARK_PARAMS = {
+    "task": ("benchmark", "task"),
+    "num_fewshot": ("benchmark", "num_fewshot"),
+    "tokenizer": ("target", "tokenizer"),
+}
+"""`params.task` and values of `params.extra`, and the key of a benchmark that each one sets"""
 _APIS = {
     "chat": "chat",
     "vlm": "chat",
@@ -174,9 +181,10 @@ class TaskReader:
         api_endpoint = config.target.api_endpoint
         if api_endpoint.api_key_name:
             variables[api_endpoint.api_key_name] = EnvVar(api_endpoint.api_key_name, "host", api_endpoint.api_key_name)
+        is_benchmark = "benchmark" in document.data
         derived = [
-            *self._target_overrides(block, api_endpoint, location),
-            *self._param_overrides(config.config.params, values),
+            *self._target_overrides(block, api_endpoint, location, is_benchmark=is_benchmark),
+            *self._param_overrides(config.config.params, values, is_benchmark=is_benchmark),
             *adapter_overrides(values, ("target", "api_endpoint", "adapter_config"), self.findings),
         ]
         written: list[Override] = [
@@ -229,16 +237,20 @@ class TaskReader:
             if path.is_file():
                 return path.resolve()
         providers = installed_providers() if self.providers is None else self.providers
-        if (provided := find_task(name, providers)) is not None:
-            return provided
+        if (file := find_file(name, providers)) is not None:
+            return file
         places = ", ".join(map(str, candidates))
-        message = f"no eval file for the task {name!r}: looked for {places}; `eval: PATH` names it"
-        self.findings.wrong(self.tree, location, message + suggest_task(name, providers))
+        error = unknown_task(name, providers)
+        message = f"{error.message}; looked for {places}; `eval: PATH` names an eval file"
+        self.findings.wrong(self.tree, location, message)
         return None
 
-    def _target_overrides(self, block: TaskBlock, asked: ApiEndpoint, location: Location) -> list[Override]:
+    def _target_overrides(
+        self, block: TaskBlock, asked: ApiEndpoint, location: Location, *, is_benchmark: bool
+    ) -> list[Override]:
         """Return overrides for the model that is measured instead of the eval file's."""
-        kind = block.endpoint_type or asked.type or self.endpoint.type
+        # A benchmark knows which API it needs, so the kind that a server is addressed by in general does not count.
+        kind = block.endpoint_type or asked.type or (None if is_benchmark else self.endpoint.type)
         api = _APIS.get(kind or "undefined", kind)
         if api == kind and kind is not None and kind not in _APIS:
             message = f"endpoint type {kind!r} is not supported; there are chat and completions"
@@ -255,24 +267,32 @@ class TaskReader:
         }
         return [(("target", key), value) for key, value in values.items() if value is not None]
 
-    def _param_overrides(self, params: Params, values: Tree) -> list[Override]:
+    def _param_overrides(self, params: Params, values: Tree, *, is_benchmark: bool) -> list[Override]:
         """Translate params into keys of the eval file."""
         location: Location = ("config", "params")
         limit = params.limit_samples
-        if isinstance(limit, float) and not limit.is_integer():
-            message = "a share of the samples is not supported; give their number"
+        if limit is not None and limit > 1 and not float(limit).is_integer():
+            message = "is a number of samples, or a share of them below 1"
             self.findings.wrong(values, (*location, "limit_samples"), message)
             return []
-        for name in ("task", "extra"):
-            if getattr(params, name):
-                message = "has no effect: the eval file defines what is asked and how it is graded"
-                self.findings.notice(values, (*location, name), message)
-        pairs = ((path, getattr(params, name)) for name, path in PARAMS.items())
-        return [
-            (path, int(value) if path == PARAMS["limit_samples"] else value)
-            for path, value in pairs
-            if value is not None
+        overrides: list[Override] = [
+            (path, int(value) if name == "limit_samples" and value >= 1 else value)
+            for name, path in PARAMS.items()
+            if (value := getattr(params, name)) is not None
         ]
+        if not is_benchmark:
+            for name in ("task", "extra"):
+                if getattr(params, name):
+                    message = "has no effect: the eval file defines what is asked and how it is graded"
+                    self.findings.notice(values, (*location, name), message)
+            return overrides
+        for name, value in {"task": params.task, **(params.extra or {})}.items():
+            if value is not None and name in BENCHMARK_PARAMS:
+                overrides.append((BENCHMARK_PARAMS[name], value))
+            elif value is not None:
+                message = "has no effect on benchmarks, which Holdfast asks itself"
+                self.findings.notice(values, (*location, "extra", name), message)
+        return overrides
 
     def _read_document(self, path: Path) -> Document | None:
         try:

@@ -1,0 +1,69 @@
+"""The cache of this user: `$HOLDFAST_HOME/benchmarks`, by default `~/.holdfast/benchmarks`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.canonical import digest
+from holdfast.store.durable import make_directory, replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A dataset that went into compiled rows."""
+
+    path: str
+    """on the hub"""
+    name: str | None
+    """of the configuration"""
+    revision: str | None
+    folder: str | None = None
+    """the local copy that was read instead of the hub"""
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """A compiled benchmark: its rows file, and what the eval document says of it."""
+
+    request: dict[str, Any]
+    rows: str
+    """name of the rows file"""
+    count: int
+    provider_version: str
+    document: dict[str, Any]
+    sources: list[Source]
+    stamps: dict[str, list[tuple[str, int, int]]]
+    """of the files in the folders of the sources"""
+    notices: list[str] = []
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled benchmarks."""
+    home = Path(os.environ.get("HOLDFAST_HOME") or Path.home() / ".holdfast")
+    return home / "benchmarks"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file of the cache so that readers see all of it or none of it."""
+    make_directory(path.parent)
+    with replacing(path) as file:
+        file.write(content)
+
+
+def entry_file(name: str, request: Mapping[str, Any]) -> Path:
+    """Return the file that describes the rows of a request."""
+    return cache_folder() / f"{name.replace('/', '-')}-{digest(dict(request))[7:23]}.json"
+
+
+def read_entry(file: Path) -> Compiled | None:
+    """Return a compiled benchmark whose rows are there."""
+    try:
+        compiled = msgspec.json.decode(file.read_bytes(), type=Compiled)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return compiled if (file.parent / compiled.rows).is_file() else None

@@ -1,0 +1,202 @@
+"""Compiles a benchmark into an ordinary eval: a rows file in the cache, and a document that names it.
+
+What has been compiled is used again as long as its data and the version of lm-eval stay the same. Running, resuming and
+grading need neither lm-eval nor the data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.benchmarks.cache import Compiled, Source, cache_folder, entry_file, read_entry, write_atomically
+from holdfast.benchmarks.data import MIRROR, mirror_folder, stamp
+from holdfast.benchmarks.index import OVERLAY, installed_version
+from holdfast.benchmarks.names import table
+from holdfast.canonical import digest, digest_bytes
+from holdfast.errors import UsageError
+from holdfast.store.durable import make_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from holdfast.benchmarks.names import Benchmark
+    from holdfast.spec.schema import BenchmarkBlock
+
+SEED: Final = 1234
+"""of few-shot examples, as lm-eval's command has it"""
+INSTALL: Final = 'pip install "holdfast-evals[lm-eval]"'
+
+
+def compile_benchmark(
+    benchmark: Benchmark,
+    block: BenchmarkBlock,
+    folder: Path,
+    *,
+    chat: bool,
+    report: Callable[[str], None] = lambda _: None,
+    again: bool = False,
+) -> Compiled:
+    """Return the compiled benchmark, from the cache unless its data changed or `again` is set.
+
+    `report` is called with what the compiler is doing.
+    """
+    request = _request(benchmark, block, folder, chat=chat)
+    file = entry_file(benchmark.name, request)
+    if not again and (cached := read_entry(file)) is not None and _is_current(cached):
+        return cached
+    if installed_version() is None:
+        raise UsageError(f"compiling the benchmark {benchmark.name} needs lm-eval", remedy=INSTALL)
+    make_directory(file.parent)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".compiling-") as place:
+        rows = Path(place) / "rows"
+        result = _run_compiler(benchmark.name, request, rows, report)
+        name = f"{file.stem.rpartition('-')[0]}-{result['rows']}.jsonl.zst"
+        rows.replace(file.parent / name)
+    sources = msgspec.convert(result.pop("sources"), list[Source])
+    compiled = Compiled(
+        request,
+        name,
+        result.pop("count"),
+        installed_version() or "",
+        result,
+        sources,
+        {folder: stamp(Path(folder)) for folder in dict.fromkeys(source.folder for source in sources) if folder},
+        result.pop("notices"),
+    )
+    write_atomically(file, msgspec.json.encode(compiled))
+    return compiled
+
+
+def _request(benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool) -> dict[str, Any]:
+    """Return everything that decides about the rows, apart from lm-eval's version and the data."""
+    mirror = mirror_folder(block.data, folder)
+    if mirror is not None and not mirror.is_dir():
+        raise UsageError(
+            f"{mirror}: no such folder of datasets",
+            remedy=f"Set benchmark.data or {MIRROR} to a folder in the hub's layout: FOLDER/OWNER/NAME.",
+        )
+    pins = {name: facts.revision for name, facts in table().datasets.items() if facts.revision is not None}
+    return {
+        "task": benchmark.task,
+        "shots": benchmark.shots if block.num_fewshot is None else block.num_fewshot,
+        "seed": block.seed,
+        "chat": chat,
+        "params": benchmark.params,
+        "mirror": None if mirror is None else str(mirror),
+        "revision": block.revision,
+        "revisions": pins,
+        "overlay": _overlay_digest(),
+    }
+
+
+def _overlay_digest() -> str:
+    files = sorted(path for path in OVERLAY.rglob("*") if path.is_file())
+    return digest([[path.name, digest_bytes(path.read_bytes())] for path in files])[7:23]
+
+
+def _is_current(compiled: Compiled) -> bool:
+    """Return True if lm-eval, where it is installed, and local data are those that the rows were made with."""
+    if installed_version() not in (None, compiled.provider_version):
+        return False
+    return all(stamp(Path(folder)) == files for folder, files in compiled.stamps.items())
+
+
+def _run_compiler(name: str, request: Mapping[str, Any], rows: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    question = {"request": {key: value for key, value in request.items() if key != "overlay"}, "out": str(rows)}
+    environ = {**os.environ, "TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    if request["mirror"] is not None:
+        environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.benchmarks.compiler"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environ,
+            text=True,
+        )
+        answer: dict[str, Any] = {}
+        with process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.close()
+            for line in process.stdout:
+                answer = json.loads(line)
+                if "progress" in answer:
+                    report(answer["progress"])
+        if "result" in answer:
+            return dict(answer["result"])
+        if "error" in answer:
+            raise UsageError(f"cannot compile the benchmark {name}: {answer['error']}", remedy=answer["remedy"])
+        errors.seek(0)
+        last = next((line.strip() for line in reversed(errors.read().splitlines()) if line.strip()), "no message")
+    raise UsageError(f"cannot compile the benchmark {name}: {last[:400]}")
+
+
+def make_document(benchmark: Benchmark, block: BenchmarkBlock, compiled: Compiled, *, chat: bool) -> dict[str, Any]:
+    """Return the eval document of a compiled benchmark, without a model."""
+    result = compiled.document
+    several = len(result["tasks"]) > 1
+    target: dict[str, Any] = {"api": "chat" if chat else "completions"}
+    if result["params"]:
+        target["params"] = result["params"]
+    if result["params_vary"]:
+        target["params_from"] = "generation"
+    primary = _primary(benchmark, result)
+    graders = [{**grader, "weight": int(grader["name"] in primary)} for grader in result["graders"]]
+    facts = table().datasets
+    licenses = {facts[source.path].license for source in compiled.sources if source.path in facts}
+    datasets = [{"path": each.path, "name": each.name, "revision": each.revision} for each in compiled.sources]
+    return {
+        "name": benchmark.name,
+        "metadata": {
+            "benchmark": {
+                "name": benchmark.name,
+                "provider": "lm-eval",
+                "provider_version": compiled.provider_version,
+                "task": benchmark.task,
+                "seed": block.seed,
+                "num_fewshot": compiled.request["shots"],
+                "dataset": datasets,
+                "license": " and ".join(sorted(name for name in licenses if name)) or None,
+                "primary": benchmark.primary or _first_metric(result),
+                "tasks": result["tasks"],
+                "groups": result["groups"],
+            }
+        },
+        "dataset": {"path": str(cache_folder() / compiled.rows), **({"limit_by": "task"} if several else {})},
+        "prompt": "{{ context }}",
+        **({"history": "history"} if chat else {}),
+        **({"continuations": "continuations"} if result["kind"] == "likelihood" else {}),
+        "target": target,
+        "graders": graders,
+        **({"by": ["task"]} if several else {}),
+    }
+
+
+def _first_metric(result: dict[str, Any]) -> str:
+    metric = next(iter(result["tasks"].values()))["metrics"][0]
+    return str(metric["grader"] or metric["metric"])
+
+
+def _primary(benchmark: Benchmark, result: dict[str, Any]) -> set[str]:
+    """Return the graders whose scores are the benchmark's score: that of the primary metric in each task."""
+    primary = benchmark.primary or _first_metric(result)
+    chosen: set[str] = set()
+    for task in result["tasks"].values():
+        graded = [metric for metric in task["metrics"] if metric["grader"] is not None]
+        names = [
+            metric["grader"]
+            for metric in graded
+            if primary in (metric["metric"], f"{metric['metric']},{metric['filter']}", metric["grader"])
+        ]
+        chosen.update(names[:1] or [metric["grader"] for metric in graded[:1]])
+    return chosen

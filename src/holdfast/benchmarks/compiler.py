@@ -1,0 +1,383 @@
+"""Run as a program: compile a task of lm-eval into a rows file. The only place of this package that imports lm-eval.
+
+The request is one JSON object on standard input. Each line of output is an object with `progress`, `result` or `error`.
+A process of its own keeps lm-eval's imports, its printing and the code of its tasks out of the process that runs evals.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import sys
+from collections import Counter
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.benchmarks.cache import Source
+from holdfast.benchmarks.data import local_dataset
+from holdfast.benchmarks.index import OVERLAY, folders, overlay_index, read_index, tasks_folder
+from holdfast.benchmarks.metrics import Metric, graders_of, metrics_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LIKELIHOODS: Final = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
+_OFFLINE: Final = "Without a hub, name a mirror in its layout: benchmark.data=FOLDER, or HOLDFAST_DATA=FOLDER."
+_MAX_TOKENS: Final = 256
+"""length of replies where a task sets none, as lm-eval's clients have it"""
+_REQUEST_SEED: Final = 1234
+"""that lm-eval's clients send with each request"""
+
+
+class Refused(Exception):
+    """A task that cannot be compiled, for a reason that its user can act on."""
+
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What to compile."""
+
+    task: str
+    shots: int | None
+    seed: int
+    chat: bool
+    params: dict[str, Any]
+    """of requests, over those of the task"""
+    mirror: str | None
+    revision: str | None
+    """of all datasets, instead of `revisions`"""
+    revisions: dict[str, str]
+    """commits by dataset"""
+
+
+def compile_task(request: Request, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    """Write the rows of a task, and return what the eval document says of them."""
+    import datasets
+    import numpy as np
+    from lm_eval import utils
+    from lm_eval.api.group import Group
+    from lm_eval.tasks import TaskManager
+
+    children = closure(request.task)
+    sources = _pin_datasets(datasets, request)
+    # lm-eval compiles a template anew for each field of each example of each document: nearly all of its time.
+    utils.env.from_string = cache(utils.env.from_string)
+    random.seed(0)
+    np.random.seed(_REQUEST_SEED)
+    manager = TaskManager(include_defaults=False, include_path=[str(path) for path in folders(request.task, children)])
+    report("loading the data")
+    try:
+        loaded = manager.load([request.task])
+    except Refused:
+        raise
+    except Exception as error:  # whatever a task's own code raises
+        message = f"lm-eval cannot load {request.task}: {type(error).__name__}: {error}"[:500]
+        raise Refused(message, _OFFLINE if request.mirror is None else None) from error
+    tasks, groups = loaded["tasks"], loaded.get("groups") or {}
+    kinds = {_kind(name, task, request) for name, task in tasks.items()}
+    if len(kinds) > 1:
+        raise Refused(
+            f"{request.task} mixes likelihoods and generated replies, which are evals of their own",
+            "Name its tasks one by one: " + ", ".join(list(tasks)[:8]) + (" …" if len(tasks) > 8 else "."),
+        )
+    notices = _settle(tasks, request)
+    params = {
+        name: request_params(task.config.generation_kwargs or {}, chat=request.chat) for name, task in tasks.items()
+    }
+    common = _common(list(params.values())) if kinds == {"generation"} else {}
+    metrics = {name: metrics_of(task) for name, task in tasks.items()}
+    whole, count, sizes = sha256(), 0, Counter[str]()
+    import zstandard
+
+    with out.open("wb") as file, zstandard.ZstdCompressor(level=10).stream_writer(file) as writer:
+        for number, (name, task) in enumerate(tasks.items(), 1):
+            report(f"{name} ({number} of {len(tasks)})")
+            own = {key: value for key, value in params[name].items() if key not in common} if common else {}
+            for row in task_rows(name, task, request, own):
+                line = msgspec.json.encode(row, enc_hook=_plain) + b"\n"
+                whole.update(line)
+                writer.write(line)
+                count += 1
+                sizes[name] += 1
+            task._instances = None
+    return {
+        "rows": whole.hexdigest()[:16],
+        "count": count,
+        "kind": next(iter(kinds)),
+        "params": common,
+        "params_vary": any(own.keys() - common.keys() for own in params.values()) and kinds == {"generation"},
+        "graders": graders_of(metrics),
+        "tasks": {
+            name: {
+                "version": task.VERSION,
+                "n_shot": task.config.num_fewshot,
+                "n_original": sizes[name],
+                "metrics": [metric.as_dict() for metric in metrics[name]],
+                **({"alias": task.config.task_alias} if task.config.task_alias else {}),
+            }
+            for name, task in tasks.items()
+        },
+        "groups": {name: _describe_group(group, metrics) for name, group in groups.items() if isinstance(group, Group)},
+        "sources": [msgspec.to_builtins(source) for source in sources.values()],
+        "notices": notices,
+    }
+
+
+def closure(task: str) -> list[str]:
+    """Return the names that a group refers to, at any depth. Refuses what runs code of the model unprotected."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    names: dict[str, None] = {}
+    waiting = [task]
+    while waiting:
+        name = waiting.pop()
+        names[name] = None
+        for root, index in ((tasks_folder(), read_index()), (OVERLAY, overlay_index())):
+            for file in index.files(name) if index is not None else ():
+                config = load_yaml(root / file, resolve_func=False)
+                if config.get("unsafe_code"):
+                    raise Refused(
+                        f"{name} runs code that the model wrote, which lm-eval does without a sandbox",
+                        "Use Holdfast's own benchmarks for code: `holdfast tasks ls` lists them.",
+                    )
+                if "class" in config:
+                    raise Refused(f"{name} is written in Python for lm-eval, and cannot be compiled")
+                if index is not None and name in index.groups:
+                    waiting += [child for child in _children(config.get("task")) if child not in names]
+    return list(names)[1:]
+
+
+def _children(listed: Any) -> Iterator[str]:
+    for item in listed if isinstance(listed, list) else [listed]:
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            if isinstance(item.get("group"), str):
+                yield item["group"]
+            yield from _children(item.get("task"))
+
+
+def _pin_datasets(datasets: Any, request: Request) -> dict[tuple[str, str | None], Source]:
+    """Let lm-eval load datasets from the mirror, or from the hub at a fixed commit, and record which ones it loads."""
+    original = datasets.load_dataset
+    sources: dict[tuple[str, str | None], Source] = {}
+    mirror = Path(request.mirror) if request.mirror is not None else None
+
+    def load_dataset(path: str, name: str | None = None, **options: Any) -> Any:
+        folder = local_dataset(mirror, path) if mirror is not None else None
+        if mirror is not None and folder is None and not Path(path).exists():
+            raise Refused(
+                f"{mirror} has no dataset {path}",
+                f"Copy it to {mirror / path}, as on the hub: its README.md names the files of each configuration.",
+            )
+        if folder is not None:
+            options.pop("revision", None)
+            sources[path, name] = Source(path, name, None, str(folder))
+            return original(str(folder), name, **options)
+        if Path(path).exists() or "data_files" in options:  # files that the task brings or names itself
+            sources[path, name] = Source(path, name, None)
+            return original(path, name, **options)
+        revision = options.pop("revision", None) or request.revision or request.revisions.get(path) or _commit(path)
+        sources[path, name] = Source(path, name, revision)
+        return original(path, name, revision=revision, **options)
+
+    datasets.load_dataset = load_dataset
+    return sources
+
+
+def _commit(path: str) -> str:
+    from holdfast.data.readers import hub_commit
+    from holdfast.errors import DataError
+
+    try:
+        return hub_commit(path, None)
+    except DataError as error:
+        raise Refused(
+            f"the dataset {path} cannot be found: {error.message}"[:400],
+            _OFFLINE,
+        ) from error
+
+
+def _kind(name: str, task: Any, request: Request) -> str:
+    """Return `likelihood` or `generation`; refuse a task that has neither as rows."""
+    if getattr(task, "MULTIMODAL", False):
+        raise Refused(f"{name} has images or sound, which Holdfast does not send")
+    if task.config.repeats > 1:
+        raise Refused(
+            f"{name} asks {task.config.repeats} times and combines the replies, which is not supported",
+            "Use a variant without repeats, and `--trials` for several replies.",
+        )
+    if task.OUTPUT_TYPE not in _LIKELIHOODS:
+        return "generation"
+    if request.chat:
+        raise Refused(
+            f"{name} asks for likelihoods, which chat APIs do not return",
+            "Leave out benchmark.chat, and use a server with completions: target.api=completions.",
+        )
+    return "likelihood"
+
+
+def _settle(tasks: dict[str, Any], request: Request) -> list[str]:
+    """Set examples, seed and parameters of the tasks as lm-eval's own command does."""
+    fixed = []
+    changes = {("max_gen_toks" if key == "max_tokens" else key): value for key, value in request.params.items()}
+    for name, task in tasks.items():
+        own = task.config.num_fewshot
+        if request.shots is not None and own == 0 and request.shots != 0:
+            fixed.append(name)
+        elif request.shots is not None or own is None:
+            task.set_config(key="num_fewshot", value=request.shots or 0)
+        task.set_fewshot_seed(seed=request.seed)
+        if task.OUTPUT_TYPE == "generate_until" and changes:
+            task.set_config(key="generation_kwargs", value=changes, update=True)
+    if not fixed:
+        return []
+    which = f"{fixed[0]} is" if len(fixed) == 1 else f"{len(fixed)} of its tasks are"
+    return [f"{which} defined without examples, so num_fewshot has no effect"]
+
+
+def request_params(options: dict[str, Any], *, chat: bool) -> dict[str, Any]:
+    """Return the parameters of requests for lm-eval's `generation_kwargs`, as its API clients send them."""
+    left = {key: value for key, value in options.items() if key != "do_sample"}
+    longest = left.pop("max_gen_toks", _MAX_TOKENS)
+    until = left.pop("until", None) or []
+    stop = [until] if isinstance(until, str) else list(until)
+    return {
+        "max_tokens": left.pop("max_tokens", longest),
+        "temperature": left.pop("temperature", 0),
+        "stop": stop[:4] if chat else stop,
+        "seed": _REQUEST_SEED,
+        **left,
+    }
+
+
+def _common(params: list[dict[str, Any]]) -> dict[str, Any]:
+    first = params[0]
+    return {key: value for key, value in first.items() if all(key in each and each[key] == value for each in params)}
+
+
+def task_rows(name: str, task: Any, request: Request, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a task: one for each document, in the order of the data."""
+    task.build_all_requests(
+        rank=0,
+        world_size=1,
+        apply_chat_template=request.chat,
+        fewshot_as_multiturn=request.chat,
+        chat_template=_as_json if request.chat else None,
+    )
+    documents: dict[int, list[Any]] = {}
+    for instance in task.instances:
+        documents.setdefault(instance.doc_id, []).append(instance)
+    for number, instances in documents.items():
+        doc = instances[0].doc
+        row: dict[str, Any] = {"id": f"{name}/{number}", "task": name, "doc": doc}
+        if task.OUTPUT_TYPE == "generate_until":
+            row |= _prompt(name, instances[0].args[0], chat=request.chat)
+            row["expected"] = _expected(task, doc)
+            if params:
+                row["generation"] = params
+        elif task.OUTPUT_TYPE == "loglikelihood_rolling":
+            (text,) = instances[0].args
+            row |= {"context": "", "continuations": [{"context": "", "text": text}]}
+            row |= {"words": task.count_words(text), "bytes": task.count_bytes(text)}
+        else:
+            row |= _choices(task, doc, [instance.args for instance in instances])
+        yield row
+
+
+def _as_json(messages: list[dict[str, str]], **_: Any) -> str:
+    return json.dumps(messages)
+
+
+def _prompt(name: str, context: str, *, chat: bool) -> dict[str, Any]:
+    if not chat:
+        return {"context": context}
+    messages = json.loads(context)
+    if messages[-1]["role"] != "user":
+        raise Refused(
+            f"{name} begins the reply itself, which chat APIs do not continue",
+            "Use it with completions: benchmark.chat=false.",
+        )
+    return {"history": messages[:-1], "context": messages[-1]["content"]}
+
+
+def _expected(task: Any, doc: Any) -> str | list[str]:
+    """Return the right answer as lm-eval's metrics get it."""
+    gold = task.doc_to_target(doc)
+    if task.config.doc_to_choice is not None:
+        return str(task.doc_to_choice(doc)[gold])
+    return [str(one) for one in gold] if task.multiple_target and isinstance(gold, list) else str(gold)
+
+
+def _choices(task: Any, doc: Any, arguments: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return the continuations of a document, each with its context where the contexts differ."""
+    contexts = list(dict.fromkeys(context for context, _ in arguments))
+    if len(contexts) == 1:
+        row: dict[str, Any] = {"context": contexts[0], "continuations": [text for _, text in arguments]}
+    else:
+        shared = os.path.commonprefix(contexts)  # noqa: RUF071 - of texts, letter by letter
+        pairs = [{"context": context, "text": text} for context, text in arguments]
+        row = {"context": shared, "continuations": pairs}
+    if task.OUTPUT_TYPE == "loglikelihood":
+        return {**row, "gold": 0}
+    choices = list(task.doc_to_choice(doc))
+    gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    return {**row, "choices": choices, "gold": _positions(gold, choices)}
+
+
+def _positions(gold: Any, choices: list[str]) -> int | list[int]:
+    """Return where the right choices stand; an empty list where the data names a choice that does not exist."""
+    if isinstance(gold, list):
+        return [place for place in gold if place < len(choices)]
+    if isinstance(gold, str):
+        return choices.index(gold) if gold in choices else []
+    return gold if gold < len(choices) else []
+
+
+def _describe_group(group: Any, metrics: dict[str, list[Metric]]) -> dict[str, Any]:
+    leaves = [task.task_name for task in group.get_all_tasks()]
+    described = []
+    for item in group.aggregate_metric_list or []:
+        filters = item.filter_list or sorted(
+            {metric.filter for leaf in leaves for metric in metrics[leaf] if metric.metric == item.metric}
+        )
+        if callable(item.aggregation):
+            continue
+        described += [{"metric": item.metric, "filter": one, "weight_by_size": item.weight_by_size} for one in filters]
+    alias = {"alias": group.alias} if group.alias and group.alias != group.name else {}
+    return {"tasks": list(group.child_names), "metrics": described, "version": group.version, **alias}
+
+
+def _plain(value: Any) -> Any:
+    """Convert values of documents that JSON lacks."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever the code of a task prints is not an answer
+    logging.disable(logging.CRITICAL)
+
+    def write(**line: Any) -> None:
+        answers.write(json.dumps(line) + "\n")
+
+    data = json.loads(sys.stdin.readline())
+    try:
+        request = msgspec.convert(data["request"], Request)
+        write(result=compile_task(request, Path(data["out"]), lambda text: write(progress=text)))
+    except Refused as error:
+        write(error=str(error), remedy=error.remedy)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Benchmarks by name: what `names.yaml` knows of them, and the names of lm-eval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from holdfast.benchmarks import native
+from holdfast.benchmarks.index import overlay_index, read_index
+from holdfast.spec.document import read_document
+
+LM_EVAL: Final = "lm-eval/"
+"""what stands before a name that means lm-eval's own settings"""
+_NEMO_PARAMS: Final = {"temperature": 1e-7, "top_p": 0.9999999}
+"""parameters of NeMo's requests, unless a benchmark has its own"""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark and the settings of its name."""
+
+    name: str
+    task: str
+    """of lm-eval or of the overlay, or the name of a native benchmark"""
+    shots: int | None = None
+    """None: the task's own number of examples"""
+    api: Literal["chat", "completions"] | None = "completions"
+    """None: as the definition prefers"""
+    primary: str | None = None
+    """the metric that is the score, as `METRIC` or `METRIC,FILTER`; None: the task's first"""
+    params: dict[str, Any] = field(default_factory=dict)
+    """parameters of requests, over those of the task"""
+    provider: Literal["lm-eval", "native"] = "lm-eval"
+    listed: bool = True
+    """False for a task of lm-eval that is not in the table"""
+
+    @property
+    def origin(self) -> str:
+        """Whose settings the name stands for."""
+        if self.provider == "native":
+            return "Holdfast"
+        return "NeMo Evaluator" if self.listed else "lm-eval"
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """A dataset of the Hugging Face hub."""
+
+    revision: str | None = None
+    license: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The content of `names.yaml`."""
+
+    benchmarks: dict[str, Benchmark]
+    datasets: dict[str, DatasetFacts]
+    harnesses: dict[str, list[str]]
+    """names that need another harness, with the harnesses that have them"""
+
+
+@cache
+def table() -> Table:
+    """Read the table."""
+    data = read_document(Path(__file__).with_name("names.yaml")).data
+    rows = {**data["benchmarks"], **{name: {} for name in data["unchanged"]}}
+    benchmarks = {name: Benchmark(name, name, api=None, provider="native") for name in native.names()}
+    benchmarks |= {
+        name: Benchmark(
+            name,
+            row.get("native") or row.get("task", name),
+            shots=row.get("shots"),
+            api=row.get("api", "completions"),
+            primary=row.get("primary"),
+            params={**_NEMO_PARAMS, **row.get("params", {})},
+            provider="native" if "native" in row else "lm-eval",
+        )
+        for name, row in rows.items()
+    }
+    harnesses: dict[str, list[str]] = {}
+    for harness, names in data["harnesses"].items():
+        for name in names:
+            harnesses.setdefault(name, []).append(harness)
+    datasets = {name: DatasetFacts(**facts) for name, facts in data["datasets"].items()}
+    return Table(benchmarks, datasets, harnesses)
+
+
+def find_listed(name: str) -> Benchmark | None:
+    """Return a benchmark of the table."""
+    return table().benchmarks.get(name)
+
+
+def find_in_lm_eval(name: str) -> Benchmark | None:
+    """Return a task, group or tag of lm-eval, with lm-eval's settings. `lm-eval/NAME` means the same."""
+    bare = name.removeprefix(LM_EVAL)
+    index = read_index()
+    if bare in overlay_index() or (index is not None and bare in index):
+        return Benchmark(bare, bare, listed=False)
+    return None
+
+
+def known_names(*, every: bool = False) -> list[str]:
+    """List the names of the table; with `every`, those of lm-eval too."""
+    names = set(table().benchmarks)
+    if every:
+        index = read_index()
+        names.update(overlay_index().names(), index.names() if index is not None else ())
+    return sorted(names)

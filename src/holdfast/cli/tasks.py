@@ -1,0 +1,208 @@
+"""`holdfast tasks`: benchmarks by name."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.errors import HoldfastError, UsageError
+
+if TYPE_CHECKING:
+    from holdfast.benchmarks.names import Benchmark
+    from holdfast.spec.schema import BenchmarkBlock
+
+
+@click.group("tasks", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """List benchmarks, show how one is asked, and prepare them for machines without internet."""
+
+
+@command.command("ls")
+@click.argument("glob", default="*")
+@click.option("--all", "every", is_flag=True, help="Also list all tasks, groups and tags of lm-eval.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def list_tasks(glob: str, every: bool, as_json: bool) -> int:
+    """List the benchmarks that GLOB matches [default: all of the table].
+
+    \b
+    holdfast tasks ls 'mmlu*'
+    holdfast tasks ls --all '*winogrande*'
+    """
+    from holdfast.benchmarks.index import installed_version
+    from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names
+    from holdfast.formats.providers import installed_providers, task_names
+
+    provided = task_names(installed_providers())
+    rows = []
+    for name in sorted({*known_names(every=every), *provided}):
+        if not fnmatchcase(name, glob):
+            continue
+        if (benchmark := find_listed(name)) is None and name in provided:
+            rows.append({"name": name, "from": "an installed package"})
+        elif (benchmark := benchmark or find_in_lm_eval(name)) is not None:
+            rows.append(_summary(benchmark))
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return 0
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        details = [str(row["from"])]
+        if row.get("shots") is not None:
+            details.append(f"{row['shots']} examples")
+        details += [str(row[key]) for key in ("api", "primary") if row.get(key)]
+        click.echo(f"{row['name']:<{width}}  {', '.join(details)}")
+    if not rows:
+        click.echo(f"no benchmark matches {glob!r}", err=True)
+    if not every:
+        more = (
+            "--all lists lm-eval's tasks" if installed_version() else "lm-eval, which adds its tasks, is not installed"
+        )
+        click.echo(f"{len(rows):,} benchmarks; {more}", err=True)
+    return 0
+
+
+def _summary(benchmark: Benchmark) -> dict[str, Any]:
+    return {
+        "name": benchmark.name,
+        "from": benchmark.origin,
+        "task": benchmark.task,
+        "shots": benchmark.shots,
+        "api": benchmark.api if benchmark.listed else None,
+        "primary": benchmark.primary,
+    }
+
+
+def _find(name: str, data: str | None) -> tuple[Benchmark, BenchmarkBlock]:
+    from holdfast.formats.benchmark import find_benchmark
+    from holdfast.spec.schema import BenchmarkBlock
+
+    block = BenchmarkBlock(name=name, data=data)
+    return find_benchmark(block), block
+
+
+_data_option = click.option(
+    "--data",
+    metavar="FOLDER",
+    help="Take datasets from this folder, in the layout of the hub [default: $HOLDFAST_DATA, else the hub].",
+)
+
+
+@command.command("show")
+@click.argument("name")
+@_data_option
+@click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
+def show_task(name: str, data: str | None, as_json: bool) -> int:
+    """Show how the benchmark NAME is asked and graded, its data, and its first prompt.
+
+    Without lm-eval, or without the data, it shows what is known and what is missing.
+    """
+    from holdfast.formats.benchmark import benchmark_document
+
+    benchmark, block = _find(name, data)
+    described: dict[str, Any] = _summary(benchmark) | {"params": benchmark.params}
+    try:
+        document, _ = benchmark_document(benchmark, block, None, Path.cwd())
+        described |= _describe(document)
+    except UsageError as error:
+        described["missing"] = f"{error.message}{f': {error.remedy}' if error.remedy else ''}"
+    if as_json:
+        click.echo(json.dumps(described, indent=2, ensure_ascii=False))
+        return 0
+    for line in _lines(described):
+        click.echo(line)
+    return 0
+
+
+def _describe(document: dict[str, Any]) -> dict[str, Any]:
+    from holdfast.data.dataset import Dataset
+    from holdfast.spec.document import Document
+    from holdfast.spec.load import build_eval
+    from holdfast.spec.template import Template
+
+    about = document["metadata"]["benchmark"]
+    target = {**document["target"], "model": "any"}
+    spec = build_eval(Document({**document, "target": target}), Path.cwd())
+    samples = list(Dataset(spec))
+    first = samples[0].fields
+    shown = {key: first[key] for key in ("history", "continuations", "gold", "expected") if key in first}
+    likelihoods = "continuations" in document
+    return {
+        "shots": sorted({task["n_shot"] for task in about["tasks"].values()}),
+        "tasks": list(about["tasks"]),
+        "groups": list(about["groups"]),
+        "rows": len(samples),
+        "metrics": [grader.name for grader in spec.graders],
+        "primary": about["primary"],
+        "api": document["target"]["api"],
+        "params": document["target"].get("params", {}),
+        "dataset": about["dataset"],
+        "license": about["license"],
+        "needs": "likelihoods of given text (completions with echo)"
+        if likelihoods
+        else f"{document['target']['api']} API",
+        "provider": f"{about['provider']} {about['provider_version']}",
+        "first": {"context": Template(spec.prompt).render(first), **shown},
+    }
+
+
+def _lines(described: dict[str, Any]) -> list[str]:
+    lines = [f"{described['name']}: task {described['task']}, as in {described['from']}"]
+    if "missing" in described:
+        shots = described["shots"]
+        lines.append(f"examples   {'as the task defines' if shots is None else shots}")
+        return [*lines, f"missing    {described['missing']}"]
+    datasets = {(each["path"], each["revision"]): None for each in described["dataset"]}
+    tasks = described["tasks"]
+    lines += [
+        f"rows       {described['rows']:,}" + (f" of {len(tasks)} tasks" if len(tasks) > 1 else ""),
+        f"examples   {' or '.join(map(str, described['shots']))}",
+        f"metrics    {', '.join(described['metrics'])}; the score is {described['primary']}",
+        *(f"dataset    {path} at {revision or 'a local copy'}" for path, revision in datasets),
+        f"license    {described['license'] or 'unknown'}",
+        f"needs      {described['needs']}",
+    ]
+    if described["params"]:
+        lines.append(f"params     {json.dumps(described['params'], ensure_ascii=False)}")
+    lines.append(f"defined by {described['provider']}")
+    first = described["first"]
+    lines += ["", *(f"[{message['role']}] {message['content']}" for message in first.get("history", []))]
+    lines.append(first["context"])
+    right = first.get("gold", [])
+    for number, each in enumerate(first.get("continuations", [])):
+        text = each if isinstance(each, str) else f"{each['context'].removeprefix(first['context'])} …{each['text']}"
+        lines.append(f"  {'→' if number in (right if isinstance(right, list) else [right]) else ' '} {text}")
+    if "expected" in first:
+        lines.append(f"  → {first['expected']}")
+    return lines
+
+
+@command.command("fetch")
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@_data_option
+def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
+    """Compile benchmarks into this user's cache, so that they run without internet and without lm-eval.
+
+    Data that no commit is pinned for is taken anew.
+    """
+    from holdfast.benchmarks.cache import cache_folder
+    from holdfast.formats.benchmark import compile_shown, wants_chat
+
+    failed = 0
+    for name in names:
+        try:
+            benchmark, block = _find(name, data)
+            if benchmark.provider == "native":
+                click.echo(f"{name}: defined by Holdfast, with nothing to compile")
+                continue
+            chat = bool(wants_chat(benchmark, block, None))
+            compiled = compile_shown(benchmark, block, Path.cwd(), chat=chat, again=True)
+        except HoldfastError as error:
+            click.echo(f"{name}: {error.message}{f' ({error.remedy})' if error.remedy else ''}", err=True)
+            failed += 1
+            continue
+        click.echo(f"{name}: {compiled.count:,} rows in {cache_folder() / compiled.rows}")
+    return 2 if failed else 0

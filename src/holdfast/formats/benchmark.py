@@ -1,0 +1,139 @@
+"""Eval files that name a benchmark: `benchmark: {name: hellaswag}` stands for data, prompt and graders.
+
+The other keys of such a file are kept: `target`, `limits`, `gate`, `graders` beside the benchmark's, and so on.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from holdfast.benchmarks.compile import compile_benchmark, make_document
+from holdfast.benchmarks.names import LM_EVAL, Benchmark, find_in_lm_eval, find_listed
+from holdfast.benchmarks.native import load
+from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.formats import Format, folder_of
+from holdfast.formats.providers import unknown_task
+from holdfast.spec.overrides import apply_override
+from holdfast.spec.schema import BenchmarkBlock
+from holdfast.spec.validation import validate_block
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from holdfast.benchmarks.cache import Compiled
+    from holdfast.spec.document import Document
+    from holdfast.spec.overrides import Override
+
+_MERGED: Final = ("target", "metadata", "dataset")
+"""blocks whose keys are laid over the benchmark's"""
+
+
+class BenchmarkFile(Format):
+    """Eval files with a block `benchmark`."""
+
+    def recognizes(self, data: Mapping[str, Any]) -> bool:
+        return "benchmark" in data
+
+    def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
+        block = read_block(document, [item for item in overrides if item[0][0] == "benchmark"])
+        remaining = [item for item in overrides if item[0][0] != "benchmark"]
+        benchmark = find_benchmark(block)
+        own = {key: value for key, value in document.data.items() if key != "benchmark"}
+        target = dict(own.get("target") or {})
+        for key, value in remaining:
+            if key[0] == "target" and len(key) == 2:
+                target[key[1]] = value
+        if not target.keys() & {"model", "python", "command", "http", "nat"}:
+            raise UsageError(
+                f"name the model to measure with {benchmark.name}",
+                remedy=f"holdfast eval {block.name} -m MODEL, or `target: {{model: MODEL}}` in the eval file.",
+            )
+        data, notices = benchmark_document(benchmark, block, target.get("api"), folder_of(document))
+        for name in _MERGED:
+            if isinstance(own.get(name), dict):
+                data[name] = {**data[name], **own.pop(name)}
+        data["graders"] = [*data["graders"], *own.pop("graders", [])]
+        return replace(document, data={**data, **own}, notices=(*document.notices, *notices)), remaining
+
+
+def benchmark_document(
+    benchmark: Benchmark, block: BenchmarkBlock, api: str | None, folder: Path
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the eval document of a benchmark, without a model, and notices of its settings.
+
+    `api` is the API that the eval asks for, `folder` the base of relative paths.
+    """
+    chat = wants_chat(benchmark, block, api)
+    if benchmark.provider == "native":
+        data = load(benchmark.task, {**block.model_dump(exclude_unset=True), "chat": chat}, folder)
+        assert data is not None
+        return {**data, "name": benchmark.name}, []
+    compiled = compile_shown(benchmark, block, folder, chat=bool(chat))
+    data = make_document(benchmark, block, compiled, chat=bool(chat))
+    settings = describe_settings(benchmark, block, compiled.document["tasks"])
+    return data, [*settings, *compiled.notices]
+
+
+def compile_shown(
+    benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool, again: bool = False
+) -> Compiled:
+    """Compile a benchmark, and show on a terminal what is being done."""
+    try:
+        return compile_benchmark(benchmark, block, folder, chat=chat, report=show_progress, again=again)
+    finally:
+        show_progress("")
+
+
+def show_progress(text: str) -> None:
+    """Show on a terminal what is being compiled; an empty text clears the line."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text and f'compiling: {text}'}")
+        sys.stderr.flush()
+
+
+def read_block(document: Document, overrides: Sequence[Override] = ()) -> BenchmarkBlock:
+    """Return the block of a file, with overrides from the command line."""
+    written = document.data["benchmark"]
+    data: dict[str, Any] = {"benchmark": {"name": written} if isinstance(written, str) else dict(written or {})}
+    for key, value in overrides:
+        apply_override(data, key, value)
+    problems: list[Problem] = []
+    block = validate_block(BenchmarkBlock, data["benchmark"], ("benchmark",), document, problems)
+    if problems:
+        raise ConfigError(problems)
+    return cast("BenchmarkBlock", block)
+
+
+def find_benchmark(block: BenchmarkBlock) -> Benchmark:
+    """Return the benchmark that a block names; UsageError for an unknown one."""
+    benchmark = find_listed(block.name) or find_in_lm_eval(block.name)
+    if benchmark is None:
+        raise unknown_task(block.name)
+    if block.task is None or block.task == benchmark.task:
+        return benchmark
+    if find_in_lm_eval(block.task) is None:
+        raise unknown_task(block.task)
+    return replace(benchmark, task=block.task, primary=None, provider="lm-eval")
+
+
+def wants_chat(benchmark: Benchmark, block: BenchmarkBlock, api: str | None) -> bool | None:
+    """Return True if questions are asked as conversations; None where the definition decides."""
+    if block.chat is not None:
+        return block.chat
+    chosen = api or benchmark.api
+    return None if chosen is None else chosen == "chat"
+
+
+def describe_settings(benchmark: Benchmark, block: BenchmarkBlock, tasks: Mapping[str, Any]) -> list[str]:
+    """Return a notice of the settings that a name stands for, where the file sets none."""
+    if block.num_fewshot is not None:
+        return []
+    shots = sorted({task["n_shot"] for task in tasks.values()})
+    examples = f"{' or '.join(map(str, shots))} {'example' if shots == [1] else 'examples'}"
+    if benchmark.listed:
+        settings = f"{benchmark.name} is asked as in NeMo Evaluator: {examples}"
+        return [f"{settings}; {LM_EVAL}{benchmark.task} stands for lm-eval's settings"]
+    return [f"{benchmark.name} is asked with lm-eval's settings: {examples}"]

@@ -1,0 +1,60 @@
+"""Grades with the code of a task of lm-eval: its filters, and what it makes of a document and the replies to it.
+
+For metrics that Holdfast does not compute itself. The code runs in processes of its own (`benchmarks/grading.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import AttemptError
+from holdfast.graders.pool import NoAnswer, Pool
+from holdfast.graders.types import Verdict, WaitingGrader
+from holdfast.spec.benchmark_grader_schema import LmEvalGrader
+
+if TYPE_CHECKING:
+    from holdfast.graders.types import Case
+    from holdfast.spec.origin import Origin
+
+
+class LmEval(WaitingGrader):
+    """Asks processes that have the task loaded, without its dataset."""
+
+    schema = LmEvalGrader
+    requires = ("lm_eval", "lm-eval")
+    default_threshold = 1.0
+    block: LmEvalGrader
+
+    def __init__(self, block: LmEvalGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        self._pool = Pool("../benchmarks/grading.py", size=2)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.close()
+
+    async def judge(self, case: Case) -> Verdict:
+        """Return the metric as the score where it is between 0 and 1, and in the details in any case."""
+        fields = case.sample.fields
+        if "doc" not in fields:
+            raise AttemptError("grader", "the row has no field `doc`: it was not compiled from lm-eval", retry=False)
+        question: dict[str, Any] = {"task": self.block.task, "filter": self.block.filter, "doc": fields["doc"]}
+        likelihoods = case.output.messages[-1].get("likelihoods") if case.output.messages else None
+        if likelihoods:
+            question["responses"] = [[each["logprob"], each["greedy"]] for each in likelihoods]
+        else:
+            question["responses"] = [case.output.output]
+        try:
+            answer = await self._pool.ask(question, self.block.timeout)
+        except NoAnswer as error:
+            raise AttemptError(
+                "timeout" if error.late else "grader", f"lm-eval's task {self.block.task}: {error}", retry=False
+            ) from None
+        if "error" in answer:
+            raise AttemptError("grader", f"lm-eval's task {self.block.task}: {answer['error']}", retry=False)
+        metrics = answer["metrics"]
+        if self.block.metric not in metrics:
+            names = ", ".join(metrics)
+            raise AttemptError("grader", f"the task has no metric {self.block.metric!r}, but {names}", retry=False)
+        value = metrics[self.block.metric]
+        is_score = isinstance(value, bool | int | float) and 0 <= value <= 1
+        return Verdict(float(value) if is_score else None, "", {"value": value})

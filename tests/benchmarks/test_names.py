@@ -1,0 +1,142 @@
+"""Names of benchmarks: the table, lm-eval's tasks, tasks of packages, and names that are unknown here."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.benchmarks import index
+from holdfast.benchmarks.index import OVERLAY, overlay_index, read_index, scan, tasks_folder
+from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names, table
+from holdfast.errors import UsageError
+from holdfast.formats.providers import resolve_eval
+from tests.support.specs import command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIVE = ("adlr_mmlu", "adlr_arc_challenge_llama_25_shot", "adlr_winogrande_5_shot", "hellaswag", "openbookqa")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HOLDFAST_DATA", raising=False)
+    read_index.cache_clear()
+    yield
+    read_index.cache_clear()
+
+
+@pytest.fixture
+def no_lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(index, "version", missing)
+
+
+def test_the_table_has_all_421_names_of_nemo_evaluator() -> None:
+    names = {*table().benchmarks, *table().harnesses}
+    assert len(table().harnesses) + len(table().benchmarks) > 400
+    assert {*FIVE, "wikitext", "gsm8k", "mmlu", "ns_mmlu", "ruler-1m-chat", "tau2_bench_retail", "garak"} <= names
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "shots", "params"),
+    [
+        ("adlr_mmlu", "mmlu_str", 5, {"temperature": 0.0, "top_p": 1e-05}),
+        ("adlr_arc_challenge_llama_25_shot", "adlr_arc_challenge_llama", 25, {"temperature": 1.0, "top_p": 1.0}),
+        ("adlr_winogrande_5_shot", "winogrande", 5, {"temperature": 1.0, "top_p": 1.0}),
+        ("hellaswag", "hellaswag", 10, {"temperature": 1e-07, "top_p": 0.9999999}),
+        ("openbookqa", "openbookqa", None, {"temperature": 1e-07, "top_p": 0.9999999}),
+    ],
+)
+def test_nemos_names_have_nemos_settings(name: str, task: str, shots: int | None, params: dict[str, float]) -> None:
+    benchmark = find_listed(name)
+    assert benchmark is not None
+    assert (benchmark.task, benchmark.shots, benchmark.params) == (task, shots, params)
+
+
+def test_lm_evals_names_have_lm_evals_settings() -> None:
+    benchmark = find_in_lm_eval("lm-eval/hellaswag")
+    assert benchmark is not None
+    assert (benchmark.name, benchmark.shots, benchmark.params, benchmark.listed) == ("hellaswag", None, {}, False)
+    assert len(known_names(every=True)) > 14_000
+
+
+def test_every_task_of_the_table_exists() -> None:
+    index = read_index()
+    assert index is not None
+    missing = [
+        benchmark.name
+        for benchmark in table().benchmarks.values()
+        if benchmark.provider == "lm-eval" and benchmark.task not in index and benchmark.task not in overlay_index()
+    ]
+    assert missing == []
+
+
+def test_the_index_reads_names_as_lm_eval_does() -> None:
+    from lm_eval.tasks import TaskManager
+
+    folders = [tasks_folder() / name for name in ("mmlu", "arc", "truthfulqa", "leaderboard", "glue")]
+    for folder in [*folders, OVERLAY]:
+        manager = TaskManager(include_defaults=False, include_path=str(folder))
+        names = scan(folder, "")
+        assert names.names() == manager.all_tasks
+        assert {name: names.files(name) for name in manager.all_groups} == {
+            name: [manager.task_index[name].yaml_path.relative_to(folder).as_posix()] for name in manager.all_groups
+        }
+        assert {tag: set(names.tags[tag]) for tag in manager.all_tags} == {
+            tag: manager.task_index[tag].tags for tag in manager.all_tags
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("helaswag", r"no eval file 'helaswag', and no task of that name \(did you mean 'hellaswag'\?\)"),
+        ("simpleqa", "simpleqa is a benchmark of simple_evals, which Holdfast does not have"),
+        ("adlr_race", "adlr_race is a benchmark of nvidia-lm-eval, which Holdfast does not have"),
+    ],
+)
+def test_unknown_names_say_what_is_close_or_what_they_need(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        resolve_eval(name)
+
+
+def test_a_benchmark_needs_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = command(monkeypatch, capsys, tmp_path, "eval", "hellaswag")
+    assert ended.code == 2
+    assert "error: name the model to measure with hellaswag" in ended.err
+    assert "hint: holdfast eval hellaswag -m MODEL" in ended.err
+
+
+@pytest.mark.usefixtures("no_lm_eval")
+class TestWithoutLmEval:
+    def test_names_are_listed_and_shown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        listed = json.loads(command(monkeypatch, capsys, tmp_path, "tasks", "ls", "adlr_*", "--json").out)
+        assert {row["name"] for row in listed} >= set(FIVE[:3])
+        shown = command(monkeypatch, capsys, tmp_path, "tasks", "show", "hellaswag").out
+        assert "hellaswag: task hellaswag, as in NeMo Evaluator\nexamples   10\n" in shown
+        assert 'needs lm-eval: pip install "holdfast-evals[lm-eval]"' in shown
+
+    def test_compiling_names_the_package(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ended = command(monkeypatch, capsys, tmp_path, "eval", "hellaswag", "-m", "m")
+        assert ended.code == 2
+        assert "compiling the benchmark hellaswag needs lm-eval" in ended.err
+
+    def test_samples_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        shown = command(monkeypatch, capsys, tmp_path, "eval", "mmlu-sample", "-m", "m", "--limit", "1", "--dry-run")
+        assert "4 samples" in shown.out  # one of each subject
