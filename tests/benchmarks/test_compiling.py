@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def test_rows_are_used_again_until_the_data_changes_also_without_lm_eval(
 ) -> None:
     first = compiled("openbookqa")
     with monkeypatch.context() as patched:
-        patched.setattr(index, "version", lambda _: (_ for _ in ()).throw(index.PackageNotFoundError()))
+        patched.setattr(index, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError()))
         assert compiled("openbookqa") == first
         with pytest.raises(UsageError, match="compiling the benchmark openbookqa needs lm-eval"):
             compiled("openbookqa", num_fewshot=1)
@@ -156,7 +157,7 @@ def test_a_compiled_benchmark_travels_with_its_rows_and_is_the_same_run_on_a_clu
     bundle = collect(spec, file, translated=True)
     sent = tmp_path / "cluster" / bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "empty"))
-    monkeypatch.setattr(index, "version", lambda _: (_ for _ in ()).throw(index.PackageNotFoundError()))
+    monkeypatch.setattr(index, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError()))
     there = load_sent(sent / bundle.eval_file, bundle.overrides(spec, str(sent)))
     assert there.dataset is not None
     assert Path(there.dataset.path[0]).is_relative_to(sent)

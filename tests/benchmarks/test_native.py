@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections import Counter
 from hashlib import sha256
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from holdfast.benchmarks.native import SAMPLES, load, names
 from holdfast.errors import UsageError
 from holdfast.spec.load import load_eval
+from holdfast.spec.template import template
 from tests.support.judges import judges
 from tests.support.running import holdfast, lines, metrics, run_dir
 from tests.support.specs import grade, write_rows
@@ -29,7 +32,7 @@ DIGESTS = {
 PROBLEMS = lines(SAMPLES / "humaneval.jsonl")
 TESTS = load("humaneval-sample", {})["graders"][0]
 CHAT_TESTS = load("humaneval-sample", {"chat": True})["graders"][0]
-MBPP_ROW = {
+MBPP_ROW: dict[str, Any] = {
     "task_id": 11,
     "text": "Write a function to double a number.",
     "test_setup_code": "ONE = 1",
@@ -138,9 +141,19 @@ def test_mbpp_runs_the_tests_of_its_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shots", [0, 2, 3])
-def test_mbpp_has_up_to_three_examples(shots: int) -> None:
-    prompt = load("mbpp", {"num_fewshot": shots})["prompt"]
-    assert (prompt.count("[BEGIN]\n"), prompt.count("[DONE]\n\nYou are")) == (shots + 1, shots)
+def test_mbpp_is_asked_with_up_to_three_examples_as_by_lm_eval(shots: int) -> None:
+    """Of lm-eval only the list of examples is run: its module loads a metric from the hub."""
+    source = (files("lm_eval") / "tasks" / "mbpp" / "utils.py").read_text()
+    (function,) = [node for node in ast.parse(source).body if getattr(node, "name", "") == "list_fewshot_samples"]
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module([function], []), "utils.py", "exec"), names)
+    expected = ""
+    for row in [*names["list_fewshot_samples"]()[:shots], MBPP_ROW]:
+        tests = "\n".join(row["test_list"])
+        expected += f"You are an expert Python programmer, and here is your task: {row['text']} "
+        expected += f"Your code should pass these tests:\n\n{tests}\n[BEGIN]\n"
+        expected += f"{row['code']}\n[DONE]\n\n" if "code" in row else ""
+    assert template(load("mbpp", {"num_fewshot": shots})["prompt"]).render(MBPP_ROW) == expected
 
 
 def test_pass_at_k_is_over_trials(tmp_path: Path) -> None:

@@ -100,14 +100,14 @@ def test_without_langdetect_the_grade_is_an_error_that_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "langdetect", None)
     ifeval_text._detector.cache_clear()
-    row = {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "kn"}]}
+    row: dict[str, Any] = {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "kn"}]}
     failure = grade(tmp_path, {"type": "ifeval"}, "no", **row)
     assert "pip install langdetect" in str(failure)
     ifeval_text._detector.cache_clear()
 
 
 def test_loose_ignores_the_first_line_the_last_line_and_asterisks(tmp_path: Path) -> None:
-    row = {"instruction_id_list": ["startend:quotation", "punctuation:no_comma"], "kwargs": [{}, {}]}
+    row: dict[str, Any] = {"instruction_id_list": ["startend:quotation", "punctuation:no_comma"], "kwargs": [{}, {}]}
     answer = 'Sure:\n*"quoted"*'
     strict, loose = (grade(tmp_path, {"type": "ifeval", "mode": mode}, answer, **row) for mode in ("strict", "loose"))
     assert (strict.score, strict.counts, strict.feedback) == (0, (1, 2), "does not follow startend:quotation")
@@ -207,6 +207,6 @@ def test_sentences_are_counted_as_by_nltk_with_the_same_abbreviations(words: lis
 
 def test_hostile_answers_take_no_time(tmp_path: Path) -> None:
     names = [case for case in FOLLOWED if case[0] != "keywords:forbidden_words"]
-    row = {"instruction_id_list": [case[0] for case in names], "kwargs": [case[1] for case in names]}
+    row: dict[str, Any] = {"instruction_id_list": [case[0] for case in names], "kwargs": [case[1] for case in names]}
     for hostile in ("[" * 60_000, "\n" * 60_000 + "x", "*" * 60_000, "a" * 60_000 + "!" * 60_000, "<<" * 60_000):
         assert grade(tmp_path, {"type": "ifeval"}, hostile, **row).score == 0

@@ -228,7 +228,7 @@ class TestTheCommand:
         assert path.read_text() == NEW and (tmp_path / "old.yaml.bak").read_text() == OLD
         assert {oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()} == {"0o640"}
         assert "old.yaml: schemaVersion 1.3 is added" in done.stdout
-        assert "old.yaml:7: follow_up_prompts: was renamed to follow_ups" in done.stdout
+        assert "old.yaml:7: follow_up_prompts: is now follow_ups" in done.stdout
         assert done.stdout.splitlines()[-1] == "old.yaml: version 1.3; backup: old.yaml.bak"
 
     def test_a_second_time_it_does_nothing(self, tmp_path: Path) -> None:

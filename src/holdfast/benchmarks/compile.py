@@ -184,19 +184,19 @@ def make_document(benchmark: Benchmark, block: BenchmarkBlock, compiled: Compile
 
 def _first_metric(result: dict[str, Any]) -> str:
     metric = next(iter(result["tasks"].values()))["metrics"][0]
-    return metric["grader"] or metric["metric"]
+    return str(metric["grader"] or metric["metric"])
 
 
 def _primary(benchmark: Benchmark, result: dict[str, Any]) -> set[str]:
     """Return the graders whose scores are the benchmark's score: that of the primary metric in each task."""
-    wanted = benchmark.primary or _first_metric(result)
+    primary = benchmark.primary or _first_metric(result)
     chosen: set[str] = set()
     for task in result["tasks"].values():
         graded = [metric for metric in task["metrics"] if metric["grader"] is not None]
         names = [
             metric["grader"]
             for metric in graded
-            if wanted in (metric["metric"], f"{metric['metric']},{metric['filter']}", metric["grader"])
+            if primary in (metric["metric"], f"{metric['metric']},{metric['filter']}", metric["grader"])
         ]
         chosen.update(names[:1] or [metric["grader"] for metric in graded[:1]])
     return chosen

@@ -68,7 +68,7 @@ def compile_task(request: Request, out: Path, report: Callable[[str], None]) -> 
     from lm_eval.tasks import TaskManager
 
     children = closure(request.task)
-    sources = _pin_datasets(datasets, request)
+    sources = _pin_datasets(datasets, request, out.with_name("datasets"))
     # lm-eval compiles a template anew for each field of each example of each document: nearly all of its time.
     utils.env.from_string = cache(utils.env.from_string)
     random.seed(0)
@@ -151,7 +151,7 @@ def closure(task: str) -> list[str]:
                     )
                 if "class" in config:
                     raise Refused(f"{name} is written in Python for lm-eval, and cannot be compiled")
-                if name in index.groups:
+                if index is not None and name in index.groups:
                     waiting += [child for child in _children(config.get("task")) if child not in names]
     return list(names)[1:]
 
@@ -166,8 +166,11 @@ def _children(listed: Any) -> Iterator[str]:
             yield from _children(item.get("task"))
 
 
-def _pin_datasets(datasets: Any, request: Request) -> dict[tuple[str, str | None], Source]:
-    """Let lm-eval load datasets from the mirror, or from the hub at a fixed commit, and record which ones it loads."""
+def _pin_datasets(datasets: Any, request: Request, place: Path) -> dict[tuple[str, str | None], Source]:
+    """Let lm-eval load datasets from the mirror, or from the hub at a fixed commit, and record which ones it loads.
+
+    `place` is for what the library makes of local files: its own cache does not notice all changes of them.
+    """
     original = datasets.load_dataset
     sources: dict[tuple[str, str | None], Source] = {}
     mirror = Path(request.mirror) if request.mirror is not None else None
@@ -182,7 +185,7 @@ def _pin_datasets(datasets: Any, request: Request) -> dict[tuple[str, str | None
         if folder is not None:
             options.pop("revision", None)
             sources[path, name] = Source(path, name, None, str(folder))
-            return original(str(folder), name, **options)
+            return original(str(folder), name, **{**options, "cache_dir": str(place)})
         if Path(path).exists() or "data_files" in options:  # files that the task brings or names itself
             sources[path, name] = Source(path, name, None)
             return original(path, name, **options)
@@ -322,7 +325,7 @@ def _choices(task: Any, doc: Any, arguments: list[tuple[str, str]]) -> dict[str,
     """Return the continuations of a document, each with its context where the contexts differ."""
     contexts = list(dict.fromkeys(context for context, _ in arguments))
     if len(contexts) == 1:
-        row = {"context": contexts[0], "continuations": [text for _, text in arguments]}
+        row: dict[str, Any] = {"context": contexts[0], "continuations": [text for _, text in arguments]}
     else:
         shared = os.path.commonprefix(contexts)  # noqa: RUF071 - of texts, letter by letter
         pairs = [{"context": context, "text": text} for context, text in arguments]

@@ -14,9 +14,12 @@ from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdfast.report.compare import Comparison
+    from rich.console import Console
+
+    from holdfast.report.compare import Breakdown, Compared, Comparison
 
 _SHOWN_FLIPS = 10
+_SHOWN_VALUES = 10
 
 
 @click.command("compare")
@@ -68,28 +71,38 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "first": comparison.first.path,
         "second": comparison.second.path,
-        "metrics": [
-            {
-                "metric": row.metric,
-                "first": row.first,
-                "second": row.second,
-                "difference": row.difference.mean,
-                "low": row.difference.low,
-                "high": row.difference.high,
-                "samples": row.difference.samples,
-                "p_value": row.p_value,
-                "adjusted": row.adjusted,
-                "test": row.test,
-                "detectable": row.difference.detectable,
-                "verdict": row.verdict,
-            }
-            for row in comparison.metrics
-        ],
+        "metrics": [_row_as_json(row) for row in comparison.metrics],
+        **({"by": {breakdown.field: _by_as_json(breakdown) for breakdown in comparison.by}} if comparison.by else {}),
         "differences": comparison.differences,
         "not_compared": comparison.not_compared,
         "flips": comparison.flips,
         "only_first": comparison.only_first,
         "only_second": comparison.only_second,
+    }
+
+
+def _row_as_json(row: Compared) -> dict[str, Any]:
+    return {
+        "metric": row.metric,
+        "first": row.first,
+        "second": row.second,
+        "difference": row.difference.mean,
+        "low": row.difference.low,
+        "high": row.difference.high,
+        "samples": row.difference.samples,
+        "p_value": row.p_value,
+        "adjusted": row.adjusted,
+        "test": row.test,
+        "detectable": row.difference.detectable,
+        "verdict": row.verdict,
+    }
+
+
+def _by_as_json(breakdown: Breakdown) -> dict[str, Any]:
+    return {
+        "values": {value: [_row_as_json(row) for row in rows] for value, rows in breakdown.values.items()},
+        "only_first": breakdown.only_first,
+        "only_second": breakdown.only_second,
     }
 
 
@@ -108,6 +121,7 @@ def _print(comparison: Comparison) -> None:
     texts = ("metric", "test", "verdict")
     columns = [Column(title, name=title in texts, spare=spare.get(title, 0)) for title in COLUMNS]
     console.print(fit_table(columns, comparison.rows(), console.width))
+    _print_breakdowns(console, comparison)
     for row in comparison.metrics:
         if row.difference.detectable is not None:
             console.print(
@@ -129,3 +143,27 @@ def _print(comparison: Comparison) -> None:
     for count, which in ((len(comparison.only_first), "first"), (len(comparison.only_second), "second")):
         if count:
             console.print(f"{count:,} samples are only in the {which} run and are left out")
+
+
+def _print_breakdowns(console: Console, comparison: Comparison) -> None:
+    """Print a table by each field, of the graders that count for the score."""
+    from holdfast.display.grid import Column, fit_table
+    from holdfast.report.breakdown_table import MOST_ROWS
+    from holdfast.report.compare import BY_COLUMNS
+
+    weighted = [name for name, grader in comparison.first.metrics.graders.items() if grader.weight]
+    spare = {"metric": 4 if len(weighted) < 2 else 0, "samples": 3, "p (Holm)": 2, "95 % interval": 1}
+    for breakdown in comparison.by:
+        rows = breakdown.rows(weighted)
+        columns = [
+            Column(title if number else breakdown.field, name=title in ("value", "metric"), spare=spare.get(title, 0))
+            for number, title in enumerate(BY_COLUMNS)
+        ]
+        console.print(fit_table(columns, rows[:MOST_ROWS], console.width, title=f"by {breakdown.field}"))
+        if len(rows) > MOST_ROWS:
+            console.print(f"… and {len(rows) - MOST_ROWS:,} more; --json has them all")
+        for values, which in ((breakdown.only_first, "first"), (breakdown.only_second, "second")):
+            if values:
+                more = f" and {len(values) - _SHOWN_VALUES:,} more" if len(values) > _SHOWN_VALUES else ""
+                named = ", ".join(values[:_SHOWN_VALUES])
+                console.print(f"{breakdown.field}: only in the {which} run: {named}{more}", soft_wrap=True)

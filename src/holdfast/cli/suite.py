@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import click
-
 from holdfast.cli.ending import export_results, run_locally
+from holdfast.cli.errors import show_note
 from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
 from holdfast.errors import HoldfastError, UsageError
@@ -104,7 +103,7 @@ def _dry_run(suite: Suite, cells: Sequence[Cell], flags: EvalFlags) -> int:
 
     specs = [cell.spec for cell in cells]
     for message in dict.fromkeys(message for spec in specs for message in (*spec.notices, *unseen_code(spec))):
-        click.echo(message, err=True)
+        show_note(message)
     options = flags.options()
     print_plan(suite.name, [(cell, *preview_run(cell.spec, options)) for cell in cells], as_json=flags.json)
     return 0

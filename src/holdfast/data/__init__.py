@@ -3,4 +3,5 @@
 `readers`  one generator per file format
 `dataset`  selection (where, shuffle, offset, limit), ids, digests, and the survey made before a run
 `panels`   the graders that apply to each row
+`grouping` the values by which results are broken down
 """

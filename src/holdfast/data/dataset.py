@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest, digest_bytes, encode_sorted
+from holdfast.data.grouping import Groupings
 from holdfast.data.panels import Conditions, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from holdfast.data.grouping import Grouping
     from holdfast.data.panels import Panel, Stale
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
@@ -75,6 +77,8 @@ class Survey:
     """a 1 for each sample whose HTTP request holds values other than texts; empty if there is none"""
     shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
     """each set of fields that rows have, with the graders that apply, and the place of the first such row"""
+    groupings: Mapping[str, Grouping] = field(default_factory=dict, repr=False)
+    """values of the fields by which results are broken down, by field"""
 
     def digest_at(self, position: int) -> bytes:
         """Return the digest of the sample at a position, as bytes."""
@@ -165,7 +169,7 @@ class Dataset:
         whole, digests, ids = sha256(), bytearray(), array("Q")
         typed = bytearray()
         checks, conditions = _TemplateChecks(self._eval), Conditions(self._eval, stale)
-        panels = Panels(conditions.everyone)
+        panels, groupings = Panels(conditions.everyone), Groupings(self._eval)
         shapes: dict[tuple[tuple[str, ...], Panel], str] = {}
         count = 0
         for sample in self:
@@ -176,6 +180,7 @@ class Dataset:
             panel = conditions.panel_for(sample.fields)
             panels.add(panel)
             checks.look(sample, panel)
+            groupings.add(sample.fields, sample.where)
             if len(shapes) < _MOST_SHAPES:
                 shapes.setdefault((tuple(sample.fields), panel), sample.where)
             typed.append(sample.typed)
@@ -183,6 +188,7 @@ class Dataset:
         if count == 0:
             raise DataError(", ".join(self.source), self._why_empty())
         checks.conclude()
+        groupings.conclude(checks.fields)
         if len(set(ids)) < count:
             self._name_duplicate()
         return Survey(
@@ -193,6 +199,7 @@ class Dataset:
             unsendable=checks.unsendable(),
             typed=bytes(typed) if any(typed) else b"",
             shapes=shapes,
+            groupings=groupings.by_field,
         )
 
     def _why_empty(self) -> str:
@@ -299,7 +306,8 @@ class _TemplateChecks:
 
     def __init__(self, spec: Eval) -> None:
         self._document = spec.document
-        self._fields: set[str] = set()
+        self.fields: set[str] = set()
+        """fields that some row has"""
         self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
         self._templates: list[tuple[Location, Callable[[Row], Any], frozenset[str], int | None]] = []
         self._not_texts: dict[Location, str] = {}
@@ -319,7 +327,7 @@ class _TemplateChecks:
 
     def look(self, sample: Sample, panel: Panel) -> None:
         fields = sample.fields.keys()
-        self._fields |= fields
+        self.fields |= fields
         for location, fill_in, needed, grader in self._templates:
             unfit = not needed <= fields or (location[0] in _SENT and _any_nested(sample.fields, needed))
             if unfit and (grader is None or grader in panel.graders):
@@ -345,9 +353,9 @@ class _TemplateChecks:
     def conclude(self) -> None:
         problems = []
         for location, (where, message, names) in self._missing.items():
-            unknown = sorted(names - self._fields)
+            unknown = sorted(names - self.fields)
             if unknown:
-                fields = ", ".join(sorted(self._fields))
+                fields = ", ".join(sorted(self.fields))
                 text = f"no sample has a field {', '.join(map(repr, unknown))}; they have: {fields}"
             else:
                 text = f"{where}: {message}"

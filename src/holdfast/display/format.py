@@ -48,6 +48,11 @@ def share(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
+def interval_text(low: float | None, high: float | None, form: str = ".3f") -> str:
+    """Format an interval, or a dash."""
+    return "–" if low is None or high is None else f"{low:{form}} – {high:{form}}"
+
+
 def dollars(cost: float) -> str:
     """Format a sum; a small one has more digits, and one too small for them is not shown as nothing."""
     if 0 < cost < 0.00005:

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Final
 from holdfast.errors import Interrupted, ResultsError, VersionError
 from holdfast.plan.identity import new_manifest
 from holdfast.plan.plan import Plan
+from holdfast.report.benchmark import describes
 from holdfast.report.failures import read_failures
 from holdfast.report.gate import missed_minima
 from holdfast.report.metrics import report_so_far
 from holdfast.report.outcome import Outcome
 from holdfast.report.verdicts import grading_rules
+from holdfast.spec.benchmark_tasks import benchmark_tasks
 
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.failures import Failures
+    from holdfast.spec.load import Eval
     from holdfast.store.index import Index
     from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
@@ -51,12 +54,21 @@ def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -
         metrics = rundir.read_metrics()
     except (ResultsError, VersionError):
         return None  # not ours, or damaged: it is rebuilt from the journals if the manifest's version is ours
-    if metrics is None or rundir.has_lost_lines(metrics) or metrics.rules != grading_rules(identity.spec):
+    if metrics is None or rundir.has_lost_lines(metrics) or not _is_current(metrics, identity.spec):
         return None
     ungraded = bool(metrics.graders) and metrics.graded < metrics.outputs
     if (options.retry_failed and metrics.coverage < 1) or (options.grade_only and ungraded):
         return None
     return metrics
+
+
+def _is_current(metrics: Metrics, spec: Eval) -> bool:
+    """Tell whether a report was made as the eval asks for it: with its thresholds, weights and breakdowns."""
+    return (
+        metrics.rules == grading_rules(spec)
+        and list(metrics.by) == list(dict.fromkeys(spec.by))
+        and describes(metrics.benchmark, benchmark_tasks(spec.document.data))
+    )
 
 
 def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason: Reason | None) -> Failures | None:

@@ -72,6 +72,7 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
         configuration=_pretty(view.manifest.eval),
         metrics=metrics,
         rows=rows,
+        by=metrics.by if metrics and metrics.graders else {},
         passes=[ks[0], ks[-1]] if len(ks) > 1 else [],
         extra=[key for key in ("skipped", "errors", "not_reached") if any(getattr(values, key) for _, values in rows)],
         graders=view.graders,

@@ -89,6 +89,9 @@ def _properties(view: RunView) -> str:
         properties |= {"coverage": metrics.coverage, "score": metrics.score}
         for name, values in metrics.graders.items():
             properties |= {f"{name}.{key}": getattr(values, key) for key in ("score", "low", "high")}
+        for field, value, name, values in metrics.value_scores():
+            place = f"by.{field}.{value}.{name}"
+            properties |= {f"{place}.{key}": getattr(values, key) for key in ("score", "low", "high")}
     lines = (
         f"<property{_attributes({'name': name, 'value': value})}/>\n"
         for name, value in properties.items()

@@ -23,13 +23,20 @@ _LONGEST = 20
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:
-    """Flatten to `score`, `correct/score`, `correct/low`, `usage/input_tokens` …; unknown numbers are left out."""
+    """Flatten to `score`, `correct/score`, `usage/input_tokens`, `by/subject/algebra/correct` …
+
+    Unknown numbers are left out.
+    """
     data = metrics.to_dict()
     flat = {name: data[name] for name in ("score", "passed", "coverage", "samples", "total", "outputs", "graded")}
     blocks = {**data["metrics"], "overall": data["overall"] or {}}
     blocks |= {name: data[name] for name in ("usage", "judge_usage", "timing")}
     for block, values in blocks.items():
         flat |= {f"{block}/{name}": value for name, value in values.items() if name not in Rule._fields}
+    for field, value, grader, group in metrics.value_scores():
+        flat[f"by/{field}/{value}/{grader}"] = group.score
+    for task, results in {} if metrics.benchmark is None else metrics.benchmark.results.items():
+        flat |= {f"benchmark/{task}/{name}": value for name, value in results.items()}
     return {name: value for name, value in flat.items() if isinstance(value, int | float)}
 
 

@@ -4,6 +4,7 @@
 `waza`      waza's eval and task files, and its results.json
 `nat`       configurations of NeMo Agent Toolkit, its workflows and evaluators, and its output files
 `flexeval`  flexeval's outputs.jsonl and metrics.json
+`lm_eval`   results and samples of lm-eval
 `providers` tasks by name, from installed packages
 `suite`     the runs of a suite: its evals, of any format, with its targets
 

@@ -52,9 +52,9 @@ class BenchmarkFile(Format):
                 remedy=f"holdfast eval {block.name} -m MODEL, or `target: {{model: MODEL}}` in the eval file.",
             )
         data, notices = benchmark_document(benchmark, block, target.get("api"), folder_of(document))
-        for key in _MERGED:
-            if isinstance(own.get(key), dict):
-                data[key] = {**data[key], **own.pop(key)}
+        for name in _MERGED:
+            if isinstance(own.get(name), dict):
+                data[name] = {**data[name], **own.pop(name)}
         data["graders"] = [*data["graders"], *own.pop("graders", [])]
         return replace(document, data={**data, **own}, notices=(*document.notices, *notices)), remaining
 

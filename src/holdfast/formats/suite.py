@@ -71,16 +71,17 @@ def find_evals(suite: Suite) -> list[Path]:
     """Return the files of a suite's evals."""
     paths, problems = [], []
     for number, entry in enumerate(suite.evals):
-        path: Path | None = suite.folder / entry.eval
+        path = suite.folder / entry.eval
         if not path.is_file() and may_be_name(entry.eval):
             providers = installed_providers()
-            path = find_file(entry.eval, providers)
-            if path is None:
+            named = find_file(entry.eval, providers)
+            if named is None:
                 error = unknown_task(entry.eval, providers)
                 if suite.document is None:
                     raise error
                 problems.append(Problem(suite.where(("evals", number)), error.message))
                 continue
+            path = named
         if not path.is_file():
             problems.append(Problem(suite.where(("evals", number)), f"no such file: {path}"))
         paths.append(path)

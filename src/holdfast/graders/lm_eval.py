@@ -46,8 +46,9 @@ class LmEval(WaitingGrader):
         try:
             answer = await self._pool.ask(question, self.block.timeout)
         except NoAnswer as error:
-            kind = "timeout" if error.late else "grader"
-            raise AttemptError(kind, f"lm-eval's task {self.block.task}: {error}", retry=False) from None
+            raise AttemptError(
+                "timeout" if error.late else "grader", f"lm-eval's task {self.block.task}: {error}", retry=False
+            ) from None
         if "error" in answer:
             raise AttemptError("grader", f"lm-eval's task {self.block.task}: {answer['error']}", retry=False)
         metrics = answer["metrics"]

@@ -2,6 +2,8 @@
 
 `stats`    intervals and pass@k, pure
 `tally`    what is counted on the way through a run
+`breakdown` sums over all rows, and over those with each value of a field
+`benchmark` the numbers of a benchmark as lm-eval computes them, pure
 `notices`  graders that checked nothing, in words
 `failures` why trials and grades are missing, and what was retried
 `summary`  the lines below the table
@@ -11,6 +13,7 @@
 `run_view` a run read back: rows × trials × verdicts
 `preview`  the first prompt and a token estimate, before a run
 `table`    what a person sees at the end
+`breakdown_table` its tables by field, and of a benchmark's tasks and groups
 `paired`   two runs on the same samples, pure
 `compare`  finished runs read back, and what comparing them says
 `suite`    runs of a suite side by side, and which differ from the best

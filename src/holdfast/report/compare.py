@@ -6,7 +6,7 @@ rubric would show as a difference between the models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -29,6 +29,8 @@ Scores = dict[str, list[float]]
 
 COLUMNS: Final = ("metric", "first", "second", "first − second", "95 % interval", "p (Holm)", "test", "verdict")
 """of a comparison, shown as a table"""
+BY_COLUMNS: Final = ("value", "metric", "samples", "first", "second", "first − second", "95 % interval", "p (Holm)")
+"""of a comparison by a field of the rows, whose name stands for `value`"""
 
 OVERALL = "passed"
 """the metric that says whether a trial passes every grader"""
@@ -49,6 +51,8 @@ class ScoredRun:
     """1 or 0 by whether the grader passes"""
     keys: dict[str, list[str]] = field(default_factory=dict)
     """the outputs' keys by sample"""
+    by: dict[str, dict[str, str]] = field(default_factory=dict)
+    """by field of the rows: the value of each sample, where the report was broken down by that field"""
     totals: Scores = field(default_factory=dict)
     """the trials' own scores: the weighted mean over their graders"""
 
@@ -73,6 +77,8 @@ def read_scores(view: RunView) -> ScoredRun:
     run = ScoredRun(str(view.rundir.path), view.final_metrics(), manifest.identity, manifest.dataset.digest)
     for trial in view.results():
         run.keys.setdefault(trial.sample, []).append(trial.key)
+        for name, value in ({} if isinstance(trial.by, msgspec.UnsetType) else trial.by).items():
+            run.by.setdefault(name, {})[trial.sample] = value
         if trial.status in ("passed", "failed"):
             run._add(OVERALL, trial.sample, float(trial.status == "passed"), trial.status)
             if trial.score is not None:
@@ -163,12 +169,43 @@ class Compared:
         low, high = self.difference.low, self.difference.high
         return "–" if low is None or high is None else f"{low:+.3f} – {high:+.3f}"
 
+    def cells(self) -> tuple[str, ...]:
+        """Return both means, the difference, its interval and the adjusted p-value as texts."""
+        return (
+            f"{self.first:.3f}",
+            f"{self.second:.3f}",
+            f"{self.difference.mean:+.3f}",
+            self.interval,
+            f"{self.adjusted:.3g}",
+        )
+
     @property
     def verdict(self) -> str:
         """The conclusion in words, at the usual level of 5 %."""
         if self.adjusted >= 0.05:
             return "no evidence of a difference"
         return "higher" if self.difference.mean > 0 else "lower"
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Two runs on the samples with each value of a field."""
+
+    field: str
+    values: dict[str, tuple[Compared, ...]]
+    """by value in the first run's order; Holm's correction is over all values and metrics of the field"""
+    only_first: tuple[str, ...]
+    """values of which only the first run has samples"""
+    only_second: tuple[str, ...]
+
+    def rows(self, metrics: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return a row of texts for each value and each of these metrics, under `BY_COLUMNS`."""
+        return [
+            (value, row.metric, f"{row.difference.samples:,}", *row.cells())
+            for value, compared in self.values.items()
+            for row in compared
+            if row.metric in metrics
+        ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -185,6 +222,8 @@ class Comparison:
     """what differs between the runs apart from their verdicts"""
     not_compared: tuple[str, ...] = ()
     """graders that both runs have under one name, and that are not the same grader"""
+    by: tuple[Breakdown, ...] = ()
+    """by each field that one of the runs was broken down by"""
 
     def __getitem__(self, metric: str) -> Compared:
         """Return the comparison of one metric."""
@@ -214,11 +253,7 @@ class Comparison:
         return [
             (
                 "passed (all graders)" if row.metric == OVERALL else row.metric,
-                f"{row.first:.3f}",
-                f"{row.second:.3f}",
-                f"{row.difference.mean:+.3f}",
-                row.interval,
-                f"{row.adjusted:.3g}",
+                *row.cells(),
                 row.test,
                 row.verdict,
             )
@@ -249,21 +284,51 @@ def compare_scores(first: ScoredRun, second: ScoredRun) -> Comparison:
             "`holdfast grade RUN EVAL`.",
         )
     moved = changed_thresholds(first, second)
-    adjusted = holm([row.p_value for row in rows])
-    compared = tuple(
-        Compared(row.metric, row.first, row.second, row.difference, row.p_value, corrected, row.test)
-        for row, corrected in zip(rows, adjusted, strict=True)
-    )
     return Comparison(
         first,
         second,
-        compared,
+        _adjusted(rows),
         tuple(flip for name in names if name not in moved for flip in _flips(name, first, second)),
         tuple(sorted(first.samples - second.samples)),
         tuple(sorted(second.samples - first.samples)),
         tuple(differences(first, second)),
         tuple(changed),
+        tuple(_breakdown(name, first, second, names) for name in dict.fromkeys([*first.by, *second.by])),
     )
+
+
+def _adjusted(rows: Sequence[Compared]) -> tuple[Compared, ...]:
+    """Correct the p-values of a family of tests."""
+    corrected = holm([row.p_value for row in rows])
+    return tuple(replace(row, adjusted=p_value) for row, p_value in zip(rows, corrected, strict=True))
+
+
+def _breakdown(name: str, first: ScoredRun, second: ScoredRun, metrics: Sequence[str]) -> Breakdown:
+    """Compare two runs by a field. A sample has the value that the first run recorded, else that of the second."""
+    values = {**second.by.get(name, {}), **first.by.get(name, {})}
+    members: dict[str, list[str]] = {}
+    for sample in dict.fromkeys([*first.keys, *second.keys]):
+        if sample in values:
+            members.setdefault(values[sample], []).append(sample)
+    rows: list[tuple[str, Compared]] = []
+    for value, samples in members.items():
+        for metric in metrics:
+            ours, theirs = (_only(run.scores[metric], samples) for run in (first, second))
+            if (row := compare_metric(metric, ours, theirs)) is not None:
+                rows.append((value, row))
+    compared: dict[str, list[Compared]] = {}
+    for (value, _), row in zip(rows, _adjusted([row for _, row in rows]), strict=True):
+        compared.setdefault(value, []).append(row)
+    return Breakdown(
+        name,
+        {value: tuple(listed) for value, listed in compared.items()},
+        tuple(value for value, samples in members.items() if second.samples.isdisjoint(samples)),
+        tuple(value for value, samples in members.items() if first.samples.isdisjoint(samples)),
+    )
+
+
+def _only(scores: Scores, samples: Sequence[str]) -> Scores:
+    return {sample: scores[sample] for sample in samples if sample in scores}
 
 
 def compare_metric(name: str, ours: Scores, theirs: Scores) -> Compared | None:

@@ -6,37 +6,45 @@ that was not; what depends on the clock is kept apart under `timing`, last.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from holdfast.data.dataset import dataset_changed
-from holdfast.graders.build import grader_class, grader_places
+from holdfast.graders.build import grader_places
+from holdfast.plan.plan import verdict_key
+from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
+from holdfast.report.breakdown import RowsTally
 from holdfast.report.notices import without_verdicts
 from holdfast.report.stats import quantile
-from holdfast.report.tally import Tally, UsageTally
+from holdfast.report.tally import UsageTally
 from holdfast.report.verdicts import JudgedOutput, grading_rules, judge_output
+from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
 from holdfast.spec.load import target_name
 from holdfast.store.durable import replacing
-from holdfast.store.index import TextReader
+from holdfast.store.index import TextReader, read_values
 from holdfast.store.metrics import GraderMetrics, Metrics, ResultGrade, RunTiming, TrialResult
 from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
-    from holdfast.spec.grader_schema import GraderBlock
-    from holdfast.store.index import Index, OutputRef, VerdictRef
+    from holdfast.spec.benchmark_tasks import BenchmarkTasks
+    from holdfast.store.index import Index, OutputRef
+    from holdfast.store.metrics import BenchmarkMetrics
     from holdfast.store.rundir import RunDir
 
 
 def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metrics:
     """Write results.json, then metrics.json, and return the latter."""
-    report = _Report(identified, index)
+    benchmark = benchmark_tasks(identified.spec.document.data)
+    scores = None if benchmark is None else _BenchmarkScores(identified, index, rundir, benchmark)
+    report = _Report(identified, index, scores)
     with replacing(rundir.results) as file:
         head = {"schemaVersion": SCHEMA_VERSION, "run": identified.id, "eval": identified.spec.name}
         file.write(msgspec.json.encode(head)[:-1] + b',"trials":[\n')
@@ -73,20 +81,22 @@ _NO_OUTPUT: Final = JudgedOutput({}, "error", None)
 class _Report:
     """One pass over a run in the dataset's order."""
 
-    def __init__(self, identified: RunIdentity, index: Index) -> None:
+    def __init__(self, identified: RunIdentity, index: Index, benchmark: _BenchmarkScores | None = None) -> None:
+        spec = identified.spec
         self._identified = identified
         self._index = index
-        self._places = grader_places(identified.spec)
-        self._numbers = range(1, identified.spec.trials + 1)
-        self._tallies = [Tally(identified.spec.trials) for _ in self._places]
-        self._overall = Tally(identified.spec.trials)
-        self._counts: dict[int, list[int]] = {}
-        """sums over the run, by grader, of those that have a number for the whole"""
+        self._benchmark = benchmark
+        self._places = grader_places(spec)
+        self._numbers = range(1, spec.trials + 1)
+        self._whole = RowsTally(self._places, spec.trials)
+        groupings = identified.survey.groupings
+        self._by = {
+            field: [(value, RowsTally(self._places, spec.trials)) for value in groupings[field].values]
+            for field in spec.by
+        }
         self._usage, self._judges = UsageTally(), UsageTally()
         self._seconds = array("d")
         self._outputs = self._graded = 0
-        self._looked_at = [0] * len(self._places)
-        """outputs that each grader is to look at"""
 
     def entries(self) -> Iterator[bytes]:
         """A line of results.json for every trial, counting on the way."""
@@ -97,8 +107,9 @@ class _Report:
             for position, sample in enumerate(self._identified.dataset):
                 if bytes.fromhex(sample.digest[7:]) != self._identified.survey.digest_at(position):
                     raise dataset_changed(sample.where)
+                by = {field: values[number][0] for field, values, number in self._values_at(position)}
                 for trial in self._trials_of(position):
-                    yield encode(self._entry(sample.id, trial, texts))
+                    yield encode(self._entry(sample.id, trial, texts, by))
                 seen += 1
             if seen != self._identified.survey.count:
                 raise dataset_changed(", ".join(self._identified.dataset.source))
@@ -110,7 +121,12 @@ class _Report:
         for position in range(self._identified.survey.count):
             self._trials_of(position)
 
-    def _entry(self, sample: str, trial: _Trial, texts: TextReader) -> TrialResult:
+    def _values_at(self, position: int) -> Iterator[tuple[str, list[tuple[str, RowsTally]], int]]:
+        """Yield each field of `by` with its values, and the number of the value that a row has."""
+        for field, values in self._by.items():
+            yield field, values, self._identified.survey.groupings[field].number_at(position)
+
+    def _entry(self, sample: str, trial: _Trial, texts: TextReader, by: dict[str, str]) -> TrialResult:
         return TrialResult(
             sample=sample,
             trial=trial.number,
@@ -123,6 +139,7 @@ class _Report:
                 for number, verdict in trial.judged.verdicts.items()
                 if verdict is not None
             },
+            by=by or msgspec.UNSET,
         )
 
     def _trials_of(self, position: int) -> list[_Trial]:
@@ -134,13 +151,13 @@ class _Report:
         keys = [identified.work.key(sample, number, *holders, typed=typed) for number in self._numbers]
         trials = [self._trial(number, key, panel) for number, key in zip(self._numbers, keys, strict=True)]
         outputs = sum(trial.ref is not None for trial in trials)
-        for grader in panel.graders:
-            self._looked_at[grader] += outputs
-            verdicts = [trial.judged.verdicts.get(grader) for trial in trials]
-            self._tallies[grader].add([(each.status, each.score) for each in verdicts if each is not None])
-        graded = [(status, score) for *_, (_, status, score) in trials if status != "error"]
-        self._graded += len(graded)
-        self._overall.add(graded)
+        judged = [trial.judged for trial in trials]
+        self._whole.add(panel, outputs, judged)
+        for _, values, value in self._values_at(position):
+            values[value][1].add(panel, outputs, judged)
+        if self._benchmark is not None:
+            self._benchmark.add(position, panel, trials)
+        self._graded += sum(each.status != "error" for each in judged)
         return trials
 
     def _trial(self, number: int, key: str, panel: Panel) -> _Trial:
@@ -151,46 +168,39 @@ class _Report:
         self._usage.add(ref.usage)
         self._seconds.append(ref.seconds)
         judged = judge_output(self._identified.work, self._places, key, ref, self._index.verdicts, panel)
-        for grader, verdict in judged.verdicts.items():
-            if verdict is not None and verdict.recorded is not None:
-                self._count_grade(grader, verdict.recorded)
+        for verdict in judged.verdicts.values():
+            if verdict is not None and verdict.recorded is not None and verdict.recorded.usage is not None:
+                self._judges.add(verdict.recorded.usage)
         return _Trial(number, key, ref, judged)
-
-    def _count_grade(self, grader: int, recorded: VerdictRef) -> None:
-        if recorded.usage is not None:
-            self._judges.add(recorded.usage)
-        if recorded.counts is not None:
-            sums = self._counts.get(grader, [0] * len(recorded.counts))
-            self._counts[grader] = [total + count for total, count in zip(sums, recorded.counts, strict=True)]
 
     def _by_grader(self, *, so_far: bool) -> dict[str, GraderMetrics]:
         rules, rows = grading_rules(self._identified.spec), self._identified.survey.panels.rows()
+        whole = self._whole
         return {
             place.name: msgspec.structs.replace(
-                tally.summary(),
-                totals=self._totals(number, place.block),
+                whole.grader_metrics(number),
                 rows=None if place.block.where is None else rows[number],
-                ungraded=self._looked_at[number] - tally.decided if so_far else None,
+                ungraded=whole.looked_at[number] - whole.decided(number) if so_far else None,
                 **rules[place.name]._asdict(),
             )
-            for number, (place, tally) in enumerate(zip(self._places, self._tallies, strict=True))
+            for number, place in enumerate(self._places)
         }
-
-    def _totals(self, grader: int, block: GraderBlock) -> dict[str, float]:
-        return grader_class(block).totals(block, self._counts[grader]) if grader in self._counts else {}
 
     def metrics(self, sizes: Mapping[str, int] | None = None, *, so_far: bool = False) -> Metrics:
         """Return the numbers, after all entries were taken. `sizes` are those of the journals."""
         identified = self._identified
         spec, total = identified.spec, identified.survey.count * identified.spec.trials
         covered = self._graded if self._places else self._outputs
-        overall = self._overall.summary() if self._places else None
+        overall = self._whole.overall.summary() if self._places else None
         if overall is not None and so_far:
             overall = msgspec.structs.replace(overall, ungraded=self._outputs - self._graded)
-        statuses = self._overall.statuses
+        statuses = self._whole.overall.statuses
         decided = statuses["passed"] + statuses["failed"]
         seconds = sorted(self._seconds)
         graders = self._by_grader(so_far=so_far)
+        notices = [*identified.idle_notices, *without_verdicts(self._places, graders)]
+        if self._benchmark is not None:
+            notices += missing_metrics(self._benchmark.tasks)
         return Metrics(
             run=identified.id,
             eval=spec.name,
@@ -205,7 +215,9 @@ class _Report:
             passed=statuses["passed"] / decided if decided else None,
             graders=graders,
             overall=overall,
-            notices=[*identified.idle_notices, *without_verdicts(self._places, graders)],
+            by={field: {value: tally.value_metrics() for value, tally in values} for field, values in self._by.items()},
+            benchmark=None if self._benchmark is None else self._benchmark.metrics(),
+            notices=notices,
             usage=self._usage.summary(),
             judge_usage=self._judges.summary(),
             timing=RunTiming(
@@ -216,3 +228,49 @@ class _Report:
                 **(sizes or {}),
             ),
         )
+
+
+class _BenchmarkScores:
+    """What each row of a benchmark contributes to the metrics of its task, in the dataset's order."""
+
+    def __init__(self, identified: RunIdentity, index: Index, rundir: RunDir, tasks: BenchmarkTasks) -> None:
+        self.tasks = tasks
+        self._identified = identified
+        self._index = index
+        self._tasks = identified.survey.groupings.get(TASK_FIELD)
+        self._names = list(tasks.tasks) if self._tasks is None else self._tasks.values
+        self._graders = {place.name: number for number, place in enumerate(grader_places(identified.spec))}
+        self._values: dict[tuple[str, str], list[Any]] = {}
+        """by task and the metric's key"""
+        listed = [metric for task in tasks.tasks.values() for metric in task.metrics]
+        graders = {metric.grader for metric in listed if metric.grader is not None and uses_values(metric)}
+        self._recorded = read_values(rundir.journals("grades"), graders) if graders else {}
+
+    def add(self, position: int, panel: Panel, trials: Sequence[_Trial]) -> None:
+        """Add the trials of one row."""
+        name = self._names[0 if self._tasks is None else self._tasks.number_at(position)]
+        task = self.tasks.tasks.get(name)
+        for metric in [] if task is None else task.metrics:
+            if (grader := self._graders.get(metric.grader or "")) is None:
+                continue
+            if uses_values(metric):
+                values = [self._value(grader, trial, panel) for trial in trials]
+            else:
+                values = [trial.judged.score_of(grader) for trial in trials]
+            present = [value for value in values if value is not None]
+            if present:
+                # A sample counts once. Values that are not scores cannot be averaged: the first stands for the sample.
+                value = present[0] if uses_values(metric) or len(present) == 1 else math.fsum(present) / len(present)
+                self._values.setdefault((name, metric.key), []).append(value)
+
+    def _value(self, grader: int, trial: _Trial, panel: Panel) -> Any:
+        """Return the value in the details of a grader's verdict on a trial."""
+        if trial.ref is None:
+            return None
+        keys = self._identified.work.grade_keys(trial.key, trial.ref, grader, panel)
+        key = verdict_key(keys, self._index.verdicts)
+        return None if key is None else self._recorded.get(key)
+
+    def metrics(self) -> BenchmarkMetrics:
+        """Return the numbers of the rows so far."""
+        return benchmark_metrics(self.tasks, self._values)

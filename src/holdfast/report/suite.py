@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from rich.text import Text
 
-from holdfast.display.format import share
+from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, fits, make_console
-from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted
+from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted, with_hint
 from holdfast.plan.changes import format_count
 from holdfast.report.compare import changed_graders, compare_metric, read_scores
 from holdfast.report.paired import holm
 from holdfast.report.run_view import RunView
 from holdfast.report.stats import Z95
 from holdfast.report.summary import failed, with_raised_limit
-from holdfast.report.table import interval_text, plan_as_json
+from holdfast.report.table import plan_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -263,14 +263,12 @@ def print_ending(unfinished: int, reason: BudgetReached | Interrupted | None, co
     if not unfinished:
         return
     if isinstance(reason, BudgetReached):
-        console.print(Text(f"{reason.message}. {reason.remedy}", style="bold yellow"))
+        console.print(Text(with_hint(reason.message, reason.remedy), style="bold yellow"), soft_wrap=True)
         command = with_raised_limit(command, reason)
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
-    console.print(
-        f"{format_count(unfinished, 'run')} of the suite {'is' if unfinished == 1 else 'are'} not finished. "
-        "Resume with:"
-    )
+    are = "is" if unfinished == 1 else "are"
+    console.print(f"{format_count(unfinished, 'run')} of the suite {are} not finished. Resume with:")
     console.print(f"  {command}", soft_wrap=True)
 
 

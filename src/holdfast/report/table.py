@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.text import Text
 
-from holdfast.display.format import share
+from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.errors import BudgetReached, Fault, Interrupted, with_hint
+from holdfast.report.breakdown_table import breakdown_tables
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
 from holdfast.spec.redact import without_secrets
@@ -49,6 +50,10 @@ def _print_metrics(console: Console, outcome: Outcome, metrics: Metrics, *, so_f
     title = f"{metrics.eval} · {metrics.target}{' · incomplete' if so_far else ''}"
     if metrics.graders:
         console.print(_scores(metrics, title, console.width, "ungraded" if so_far else "errors"))
+        for table, hidden in breakdown_tables(metrics, console.width):
+            console.print(table)
+            if hidden:
+                console.print(f"… and {hidden:,} more; {'--display json' if so_far else 'metrics.json'} has them all")
     else:
         console.print(Text(title, style="bold"))
         console.print("Nothing was graded: the eval has no graders.")
@@ -95,11 +100,6 @@ def _colour(values: GraderMetrics) -> str:
     if not values.n:
         return ""
     return "green" if not values.failed else "red" if not values.passed else "yellow"
-
-
-def interval_text(low: float | None, high: float | None, form: str = ".3f") -> str:
-    """Format an interval, or a dash."""
-    return "–" if low is None or high is None else f"{low:{form}} – {high:{form}}"
 
 
 def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = False) -> None:

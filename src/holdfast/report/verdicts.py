@@ -35,6 +35,11 @@ class JudgedOutput(NamedTuple):
     status: GradeStatus
     score: float | None
 
+    def score_of(self, grader: int) -> float | None:
+        """Return the score that a grader gave; None where it gave none."""
+        verdict = self.verdicts.get(grader)
+        return None if verdict is None else verdict.score
+
 
 _NOT_REACHED: Final = Judged("not_reached", None)
 

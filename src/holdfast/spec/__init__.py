@@ -25,6 +25,7 @@
 `re2_syntax`     translates Python's regular expressions to RE2
 `slow`           work that is done in other processes because it could take forever
 `template`       sandboxed Jinja2
+`benchmark_tasks` tasks, groups and metrics of a benchmark
 `selection`      rows selected by id and tag
 `fingerprint`    fingerprints of code, from reading it
 `redact`         removes secrets before an eval is shown or stored

@@ -25,6 +25,7 @@ EXPORTERS = Registry(
         "nat": "holdfast.formats.nat.export:write_nat",
         "flexeval": "holdfast.formats.flexeval:write_flexeval",
         "waza": "holdfast.formats.waza.export:write_waza",
+        "lm-eval": "holdfast.formats.lm_eval:write_lm_eval",
         "wandb": "holdfast.export.wandb:export_wandb",
         "mlflow": "holdfast.export.mlflow:export_mlflow",
     },

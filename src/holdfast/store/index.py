@@ -264,6 +264,24 @@ def read_output(ref: OutputRef) -> Output:
     return _output.decode(ref.line.read())
 
 
+def read_values(journals: Iterable[Path], graders: Container[str]) -> dict[str, Any]:
+    """Read the `value` in the details of these graders' verdicts, by grade key; of several verdicts the latest counts.
+
+    The index does not hold them, since few runs have metrics that are not made of scores.
+    """
+    values: dict[str, Any] = {}
+    times: dict[str, float] = {}
+    for path in journals:
+        for line in scan(path):
+            head = read_grade_head(line.data) if line.sound else None
+            if head is None or head.grader not in graders or times.get(head.grade_key, 0.0) > head.time:
+                continue
+            times[head.grade_key] = head.time
+            details = msgspec.json.decode(line.data)["details"]
+            values[head.grade_key] = details.get("value") if isinstance(details, dict) else None
+    return values
+
+
 def read_steps(lines: Iterable[LineRef]) -> list[Step]:
     """Read the valid recorded calls of a conversation, in the order in which they were made.
 

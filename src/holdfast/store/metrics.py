@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from holdfast.store.records import SCHEMA_VERSION, GradeStatus, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Rule(NamedTuple):
@@ -76,6 +79,40 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return data if self.weight is None else {**data, "threshold": self.threshold, "weight": self.weight}
 
 
+class ValueMetrics(Struct, frozen=True, kw_only=True):
+    """Statistics over the rows that have one value in a field."""
+
+    samples: int
+    graders: dict[str, GraderMetrics] = field(name="metrics")
+    """graders that apply to some of these rows; without thresholds and weights, which are those of the whole run"""
+    overall: GraderMetrics | None
+    """of the trials as a whole; None without graders"""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ValueMetrics:
+        """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        return msgspec.convert({**data, **_read_blocks(data)}, cls)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the block of `metrics.json`."""
+        return {"samples": self.samples, **_written_blocks(self.graders, self.overall)}
+
+
+class BenchmarkMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The numbers of a benchmark in lm-eval's words, computed with lm-eval's arithmetic."""
+
+    results: dict[str, dict[str, Any]]
+    """by task and group: `name`, `alias`, `sample_len`, and each metric's `METRIC,FILTER` and `METRIC_stderr,FILTER`"""
+    groups: dict[str, dict[str, Any]] = {}
+    """of the results, those of groups that average over their tasks"""
+    group_subtasks: dict[str, list[str]] = {}
+    versions: dict[str, Any] = {}
+    n_shot: dict[str, int] = field(name="n-shot", default={})
+    higher_is_better: dict[str, dict[str, bool | None]] = {}
+    n_samples: dict[str, dict[str, int]] = field(name="n-samples", default={})
+    """by task: `original`, the rows of the whole task, and `effective`, the rows with a score"""
+
+
 class RunTiming(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything in `metrics.json` that depends on the clock."""
 
@@ -124,6 +161,11 @@ class Metrics(Struct, frozen=True, kw_only=True):
     """statistics by grader, described below"""
     overall: GraderMetrics | None
     """statistics of the trials as a whole; null without graders"""
+    by: dict[str, dict[str, ValueMetrics]] = {}
+    """only with [`by`](eval-file.md#by): by field and value, `samples`, `metrics` and `overall` of the rows with this
+    value, in the dataset's order"""
+    benchmark: BenchmarkMetrics | None = None
+    """only for benchmarks: their [numbers](#numbers-of-benchmarks) as lm-eval reports them"""
     notices: list[str] = []
     """only if a grader checked nothing: which one, and why"""
     usage: Usage
@@ -136,20 +178,33 @@ class Metrics(Struct, frozen=True, kw_only=True):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Metrics:
         """Read the content of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
-        blocks = msgspec.convert(data.get("metrics"), dict[str, dict[str, Any]])
-        overall = msgspec.convert(data.get("overall"), dict[str, Any] | None)
-        read = GraderMetrics.from_dict
-        metrics = {name: read(block) for name, block in blocks.items()}
-        return msgspec.convert({**data, "metrics": metrics, "overall": None if overall is None else read(overall)}, cls)
+        values = msgspec.convert(data.get("by", {}), dict[str, dict[str, dict[str, Any]]])
+        by = {
+            name: {value: ValueMetrics.from_dict(block) for value, block in blocks.items()}
+            for name, blocks in values.items()
+        }
+        return msgspec.convert({**data, **_read_blocks(data), "by": by}, cls)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `metrics.json`."""
         data: dict[str, Any] = msgspec.to_builtins(self)
-        data["metrics"] = {name: block.to_dict() for name, block in self.graders.items()}
-        data["overall"] = None if self.overall is None else self.overall.to_dict()
-        if not self.notices:
-            del data["notices"]
+        data |= _written_blocks(self.graders, self.overall)
+        data["by"] = {
+            name: {value: block.to_dict() for value, block in blocks.items()} for name, blocks in self.by.items()
+        }
+        for name in ("by", "benchmark", "notices"):  # only where there is something to say
+            if not data[name]:
+                del data[name]
         return data
+
+    def value_scores(self) -> Iterator[tuple[str, str, str, GraderMetrics]]:
+        """Yield field, value, grader and statistics of everything in `by`; `overall` stands for all graders."""
+        for name, values in self.by.items():
+            for value, block in values.items():
+                for grader, metrics in block.graders.items():
+                    yield name, value, grader, metrics
+                if block.overall is not None and len(self.graders) > 1:
+                    yield name, value, "overall", block.overall
 
     @property
     def rules(self) -> dict[str, Rule]:
@@ -159,6 +214,20 @@ class Metrics(Struct, frozen=True, kw_only=True):
             for name, block in self.graders.items()
             if block.weight is not None
         }
+
+
+def _read_blocks(data: dict[str, Any]) -> dict[str, Any]:
+    """Read the statistics by grader and those of the trials as a whole."""
+    blocks = msgspec.convert(data.get("metrics"), dict[str, dict[str, Any]])
+    overall = msgspec.convert(data.get("overall"), dict[str, Any] | None)
+    read = GraderMetrics.from_dict
+    metrics = {name: read(block) for name, block in blocks.items()}
+    return {"metrics": metrics, "overall": None if overall is None else read(overall)}
+
+
+def _written_blocks(graders: dict[str, GraderMetrics], overall: GraderMetrics | None) -> dict[str, Any]:
+    metrics = {name: block.to_dict() for name, block in graders.items()}
+    return {"metrics": metrics, "overall": None if overall is None else overall.to_dict()}
 
 
 class ResultGrade(Struct, frozen=True):
@@ -178,6 +247,8 @@ class TrialResult(Struct, frozen=True):
     score: float | None
     output: str | None
     grades: dict[str, ResultGrade]
+    by: dict[str, str] | UnsetType = UNSET
+    """the row's values of the fields by which results are broken down, where there are such fields"""
 
 
 class Results(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@
 `model`     a model behind an OpenAI-compatible API
 `likelihood` a model that is asked for likelihoods, and `likelihood_forms`, its requests
 `tokenizer` token ids, from the server or from a file
-`endpoint`  the paths of a model's server, and how many requests are in flight
+`model_server` the paths of a model's server, and how many requests are in flight
 `client`    the HTTP client that all share, and the meaning of its failures
 `sse`       server-sent events, parsed as they arrive
 `balancer`  a client for several servers of one model, and `endpoints`, their URLs

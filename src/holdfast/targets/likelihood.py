@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from holdfast.spec.origin import Origin
     from holdfast.spec.schema import ModelTarget
-    from holdfast.targets.endpoint import Endpoint
     from holdfast.targets.likelihood_forms import Characters, Form, Score, Tokens
+    from holdfast.targets.model_server import ModelServer
     from holdfast.targets.prices import Prices
     from holdfast.targets.tokenizer import Tokenizer
     from holdfast.targets.types import Turn
@@ -77,27 +77,27 @@ class LikelihoodModel(Model):
 
     async def _open(self, opening: AsyncExitStack) -> None:
         from holdfast.targets.client import bearer
-        from holdfast.targets.endpoint import Endpoint, Gate  # aiohttp takes long to import
+        from holdfast.targets.model_server import Gate, ModelServer  # aiohttp takes long to import
 
         urls = await self._base_urls(opening)
-        endpoint = Endpoint(urls, bearer(self.block.api_key_env), self._key_hint, opening)
+        server = ModelServer(urls, bearer(self.block.api_key_env), self._key_hint, opening)
         self._gate = Gate(lambda: self._limit())
-        await self._probe(endpoint)
+        await self._probe(server)
 
-    async def _probe(self, endpoint: Endpoint) -> None:
+    async def _probe(self, server: ModelServer) -> None:
         """Find out how the server gives likelihoods; raise Fault where it gives none."""
-        from holdfast.targets.endpoint import patiently
         from holdfast.targets.likelihood_forms import Characters, Unsupported
+        from holdfast.targets.model_server import patiently
         from holdfast.targets.tokenizer import ServerTokenizer
 
         if self._tokenizer is None:
-            self._tokenizer = await ServerTokenizer.find(endpoint, self.block.model)
+            self._tokenizer = await ServerTokenizer.find(server, self.block.model)
         text = _CONTEXT + _CONTINUATION
         characters = Characters(text, len(_CONTEXT))
         tokens = None if self._tokenizer is None else await patiently(self._probe_tokens)
         reasons: list[str] = []
         remedy = _FORMS
-        for form in self._candidates(endpoint):
+        for form in self._candidates(server):
             for span in (tokens, characters if form.takes_text else None):
                 if span is None:
                     if not form.takes_text:
@@ -114,7 +114,7 @@ class LikelihoodModel(Model):
                         remedy = f"{error.remedy} {_FORMS}"
                     reasons.append(f"{form.name}: {error.message}")
                 else:
-                    await self._settle(form, endpoint, text=span is characters)
+                    await self._settle(form, server, text=span is characters)
                     return
         raise Fault(
             "rejected",
@@ -124,10 +124,10 @@ class LikelihoodModel(Model):
             remedy=remedy,
         )
 
-    def _candidates(self, endpoint: Endpoint) -> list[Form]:
+    def _candidates(self, server: ModelServer) -> list[Form]:
         from holdfast.targets.likelihood_forms import Echo, LlamaCpp, SGLang
 
-        forms: list[Form] = [Echo(endpoint, self.block.model), SGLang(endpoint), LlamaCpp(endpoint)]
+        forms: list[Form] = [Echo(server, self.block.model), SGLang(server), LlamaCpp(server)]
         name = self._settings.form
         if name == "auto" and is_embedded(self.block.model):
             name = "llama.cpp"
@@ -140,15 +140,15 @@ class LikelihoodModel(Model):
         context = await self._tokenizer.encode(_CONTEXT)
         return Tokens(await self._tokenizer.encode(_CONTEXT + _CONTINUATION), len(context))
 
-    async def _settle(self, form: Form, endpoint: Endpoint, *, text: bool) -> None:
+    async def _settle(self, form: Form, server: ModelServer, *, text: bool) -> None:
         """Use a form from now on, and read what else has to be known about the server."""
-        from holdfast.targets.endpoint import patiently
+        from holdfast.targets.model_server import patiently
 
         self._form = form
         if text:
             self._tokenizer = None
         if self._max_length is None:
-            self._max_length = await _read_max_length(endpoint, self.block.model)
+            self._max_length = await _read_max_length(server, self.block.model)
         self._prefix = self._settings.prefix
         if self._prefix is None and self._tokenizer is not None:
             self._prefix = await patiently(self._tokenizer.prefix)
@@ -255,15 +255,15 @@ class LikelihoodModel(Model):
         return self._prefix
 
 
-async def _read_max_length(endpoint: Endpoint, model: str) -> int | None:
+async def _read_max_length(server: ModelServer, model: str) -> int | None:
     """Return the model's context length, which vLLM and SGLang list with the model, and llama.cpp under /props."""
-    listed = await endpoint.find("GET", "/v1/models")
+    listed = await server.find("GET", "/v1/models")
     models = listed.get("data") if isinstance(listed, dict) else None
     entries = [entry for entry in models or [] if isinstance(entry, dict)]
     entries = [entry for entry in entries if entry.get("id") == model] or entries[:1]
     lengths = [entry.get("max_model_len") for entry in entries]
     if not any(isinstance(length, int) for length in lengths):
-        props = await endpoint.find("GET", "/props")
+        props = await server.find("GET", "/props")
         settings = props.get("default_generation_settings") if isinstance(props, dict) else None
         lengths = [settings.get("n_ctx")] if isinstance(settings, dict) else []
     return next((length for length in lengths if isinstance(length, int)), None)

@@ -18,7 +18,7 @@ from holdfast.errors import AttemptError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.targets.endpoint import Endpoint
+    from holdfast.targets.model_server import ModelServer
 
 
 class Tokens(NamedTuple):
@@ -88,8 +88,8 @@ class Echo:
     takes_text = True
     notice: str | None = None
 
-    def __init__(self, endpoint: Endpoint, model: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, server: ModelServer, model: str) -> None:
+        self._server = server
         self._model = model
         self._added = 0
         """tokens that the server adds before a prompt of ids"""
@@ -161,7 +161,7 @@ class Echo:
             "temperature": 0,
             "seed": 1234,
         }
-        return await self._endpoint.post("/v1/completions", body)
+        return await self._server.post("/v1/completions", body)
 
 
 def _choice(reply: Any) -> Any:
@@ -184,8 +184,8 @@ class _OwnForm:
     lacks: ClassVar[str]
     """completes "the server …" where it is another one"""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
 
     async def probe(self, span: Tokens | Characters, text: str) -> None:
         """Ask for the likelihood of a short text."""
@@ -217,7 +217,7 @@ class SGLang(_OwnForm):
             "logprob_start_len": 0,
             "top_logprobs_num": 1,
         }
-        reply = await self._endpoint.post("/generate", body)
+        reply = await self._server.post("/generate", body)
         try:
             meta = reply["meta_info"]
             entries, tops = meta["input_token_logprobs"], meta["input_top_logprobs"]
@@ -252,7 +252,7 @@ class LlamaCpp(_OwnForm):
             "grammar": "root ::= " + " ".join(f"<[{number}]>" for number in forced),
             "cache_prompt": True,
         }
-        reply = await self._endpoint.post("/completion", body)
+        reply = await self._server.post("/completion", body)
         try:
             steps = reply["completion_probabilities"]
             ids = [step["id"] for step in steps]

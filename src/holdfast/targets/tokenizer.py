@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from holdfast.spec.origin import Origin
-    from holdfast.targets.endpoint import Endpoint
+    from holdfast.targets.model_server import ModelServer
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -38,22 +38,22 @@ class Tokenizer(Protocol):
 class ServerTokenizer:
     """The tokenizer of the server, in the form of vLLM and SGLang or in that of llama.cpp."""
 
-    def __init__(self, endpoint: Endpoint, path: str, fields: Mapping[str, Any], key: str) -> None:
+    def __init__(self, server: ModelServer, path: str, fields: Mapping[str, Any], key: str) -> None:
         self.source = f"token ids from the server's {path.lstrip('/')}"
-        self._endpoint = endpoint
+        self._server = server
         self._path = path
         self._fields = fields
         self._key = key
 
     @classmethod
-    async def find(cls, endpoint: Endpoint, model: str) -> ServerTokenizer | None:
+    async def find(cls, server: ModelServer, model: str) -> ServerTokenizer | None:
         """Return the tokenizer of a server; None for a server that has none."""
         vllm = {"model": model, "add_special_tokens": False}
         llama_cpp = {"add_special": False}
         for path in ("/tokenize", "/v1/tokenize"):
             for fields, key in ((vllm, "prompt"), (llama_cpp, "content")):
-                tokenizer = cls(endpoint, path, fields, key)
-                reply = await endpoint.find("POST", path, tokenizer.request("a"))
+                tokenizer = cls(server, path, fields, key)
+                reply = await server.find("POST", path, tokenizer.request("a"))
                 if isinstance(reply, dict) and reply.get("tokens"):  # llama.cpp finds nothing in vLLM's form
                     return tokenizer
         return None
@@ -66,7 +66,7 @@ class ServerTokenizer:
         """Ask the server for the ids of a text."""
         if not text:
             return []
-        reply = await self._endpoint.post(self._path, self.request(text))
+        reply = await self._server.post(self._path, self.request(text))
         ids = reply.get("tokens") if isinstance(reply, dict) else None
         if not isinstance(ids, list) or not all(type(number) is int for number in ids):
             raise AttemptError("bad_reply", f"{self._path} returned no token ids: {str(reply)[:200]}")
@@ -75,7 +75,7 @@ class ServerTokenizer:
     async def prefix(self) -> int | None:
         """Read the special tokens that vLLM shows under /tokenizer_info, and llama.cpp under /props."""
         for path in ("/tokenizer_info", "/props"):
-            info = await self._endpoint.find("GET", path)
+            info = await self._server.find("GET", path)
             for name in ("bos_token", "eos_token"):
                 token = info.get(name) if isinstance(info, dict) else None
                 if isinstance(token, str) and (ids := await self.encode(token)):

@@ -179,7 +179,7 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
     transport = Here(pauses=())
     notes: list[str] = []
     python = ensure_python(transport, str(tmp_path), say=notes.append)
-    assert len(notes) == 1 and "Installing Holdfast" in notes[0]
+    assert len(notes) == 1 and "installing Holdfast" in notes[0]
     ready = Path(python).parent.parent / ".ready"
     modified = ready.stat().st_mtime_ns
     stdout = subprocess.run(

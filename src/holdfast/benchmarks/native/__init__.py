@@ -6,6 +6,7 @@ the data (the user's copy, the hub at a pinned commit, or a sample that Holdfast
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,7 +47,9 @@ def load(name: str, options: Mapping[str, Any], folder: Path | None = None) -> d
     shots = definition.get("shots", [])
     count = _count_shots(name, len(shots) or definition.get("num_fewshot", 0), options.get("num_fewshot"), bool(shots))
     document: dict[str, Any] = {"name": name, **common, **variant}
-    document["prompt"] = "".join(shots[:count]) + document["prompt"]
+    # As expressions, since Jinja changes line ends of a template's own text.
+    examples = "".join(f"{{{{ {json.dumps(shot)} }}}}" for shot in shots[:count])
+    document["prompt"] = examples + document["prompt"]
     document["target"] = {"api": api, **document["target"]}
     facts = dict(definition["dataset"])
     if is_sample:

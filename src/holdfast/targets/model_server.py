@@ -22,7 +22,7 @@ _ABSENT: Final = (401, 403, 404, 405, 501)
 """a path that the server does not have, or that a proxy does not let through"""
 
 
-class Endpoint:
+class ModelServer:
     """Servers of one model. Each path has a client, opened on first use."""
 
     def __init__(self, urls: Sequence[str], headers: Mapping[str, str], key_hint: str, opened: AsyncExitStack) -> None:

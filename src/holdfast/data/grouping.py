@@ -1,0 +1,104 @@
+"""Values of the fields by which results are broken down, taken from each row when the dataset is surveyed."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.errors import ConfigError, Problem
+from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
+from holdfast.spec.validation import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from holdfast.spec.document import Location
+    from holdfast.spec.load import Eval
+
+NO_VALUE: Final = "(none)"
+"""stands for the value of rows that lack the field, or hold null in it"""
+_MOST_VALUES: Final = 10_000
+"""a field with more different values is a text or an id, and breaks nothing down"""
+
+
+class Grouping:
+    """The value of one field in each row, in the dataset's order, stored as one number per row."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._rows = array("I")
+
+    def __len__(self) -> int:
+        """Return the number of different values."""
+        return len(self._numbers)
+
+    @property
+    def values(self) -> list[str]:
+        """The values, in the order in which they first occur."""
+        return list(self._numbers)
+
+    def add(self, value: str) -> None:
+        """Add the value of the next row."""
+        self._rows.append(self._numbers.setdefault(value, len(self._numbers)))
+
+    def number_at(self, position: int) -> int:
+        """Return the number, among `values`, of the value of the row at a position."""
+        return self._rows[position]
+
+
+class Groupings:
+    """The groupings of an eval: by the fields under `by`, and for a benchmark by task."""
+
+    def __init__(self, spec: Eval) -> None:
+        self._spec = spec
+        fields = dict.fromkeys(spec.by)
+        if (benchmark := benchmark_tasks(spec.document.data)) is not None and len(benchmark.tasks) > 1:
+            fields[TASK_FIELD] = None
+        self.by_field = {field: Grouping() for field in fields}
+        self._present: set[str] = set()
+        self._problems: dict[str, str] = {}
+
+    def add(self, fields: Mapping[str, Any], where: str) -> None:
+        """Take the values of the next row."""
+        for field, grouping in self.by_field.items():
+            value = fields.get(field)
+            if field in fields:
+                self._present.add(field)
+            if isinstance(value, list | tuple | dict):
+                kind = "a mapping" if isinstance(value, dict) else "a list"
+                self._problems.setdefault(field, f"{where}: {field!r} is {kind}, and results need one value per row")
+                value = None
+            grouping.add(_as_text(value))
+            if len(grouping) > _MOST_VALUES:
+                message = f"{field!r} has more than {_MOST_VALUES:,} different values, which breaks nothing down"
+                raise ConfigError([Problem(self._where(field), message)])
+
+    def conclude(self, names: Collection[str]) -> None:
+        """Raise ConfigError for fields that no row has, and for values that are not one value. `names` are all fields.
+
+        The tasks of a benchmark are not the user's: rows without them count for no task.
+        """
+        for field in self._spec.by:
+            if field not in self._present:
+                known = f"; they have: {', '.join(sorted(names))}" if names else ""
+                self._problems[field] = f"no sample has a field {field!r}{suggest(field, names) or known}"
+        problems = [
+            Problem(self._where(field), message) for field, message in self._problems.items() if field in self._spec.by
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+    def _where(self, field: str) -> str:
+        written: Location = ("by",)
+        if isinstance(self._spec.document.data.get("by"), list):
+            written = ("by", self._spec.by.index(field))
+        return self._spec.document.where(written)
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as the name of its group: texts as they are, other values as JSON."""
+    if value is None or value != value:  # NaN, which JSON cannot hold
+        return NO_VALUE
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

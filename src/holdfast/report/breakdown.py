@@ -1,0 +1,71 @@
+"""Sums over the rows of a run, as a whole and for each value of the fields under `by`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.graders.build import grader_class
+from holdfast.report.tally import Tally
+from holdfast.store.metrics import GraderMetrics, ValueMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.data.panels import Panel
+    from holdfast.graders.build import GraderPlace
+    from holdfast.report.verdicts import JudgedOutput
+
+
+class RowsTally:
+    """The verdicts on some rows: by grader, and for the trials as a whole."""
+
+    def __init__(self, places: Sequence[GraderPlace], trials: int) -> None:
+        self._places = places
+        self._tallies = [Tally(trials) for _ in places]
+        self._counts: dict[int, list[int]] = {}
+        """sums over the rows, by grader, of graders with metrics that are not the mean of their parts"""
+        self.overall = Tally(trials)
+        self.samples = 0
+        self.looked_at = [0] * len(places)
+        """outputs that each grader is to look at"""
+        self._applies = [False] * len(places)
+
+    def add(self, panel: Panel, outputs: int, trials: Sequence[JudgedOutput]) -> None:
+        """Add the trials of one row, of which `outputs` have an output."""
+        self.samples += 1
+        for grader in panel.graders:
+            self._applies[grader] = True
+            self.looked_at[grader] += outputs
+            verdicts = [trial.verdicts.get(grader) for trial in trials]
+            self._tallies[grader].add([(each.status, each.score) for each in verdicts if each is not None])
+            for verdict in verdicts:
+                if verdict is not None and verdict.recorded is not None and verdict.recorded.counts is not None:
+                    counts = verdict.recorded.counts
+                    sums = self._counts.get(grader, [0] * len(counts))
+                    self._counts[grader] = [total + count for total, count in zip(sums, counts, strict=True)]
+        self.overall.add([(trial.status, trial.score) for trial in trials if trial.status != "error"])
+
+    def decided(self, grader: int) -> int:
+        """Return the number of trials with a verdict of a grader."""
+        return self._tallies[grader].decided
+
+    def grader_metrics(self, grader: int) -> GraderMetrics:
+        """Return the statistics of a grader, without its rule."""
+        block, totals = self._places[grader].block, {}
+        if grader in self._counts:
+            totals = grader_class(block).totals(block, self._counts[grader])
+        return msgspec.structs.replace(self._tallies[grader].summary(), totals=totals)
+
+    def value_metrics(self) -> ValueMetrics:
+        """Return the statistics as those of the rows with one value."""
+        return ValueMetrics(
+            samples=self.samples,
+            graders={
+                place.name: self.grader_metrics(number)
+                for number, place in enumerate(self._places)
+                if self._applies[number]
+            },
+            overall=self.overall.summary() if self._places else None,
+        )
