@@ -43,7 +43,7 @@ class Refused(Exception):
         self.remedy = remedy
 
 
-class Request(msgspec.Struct, frozen=True):
+class CompileRequest(msgspec.Struct, frozen=True):
     """What to compile."""
 
     task: str
@@ -59,7 +59,7 @@ class Request(msgspec.Struct, frozen=True):
     """commits by dataset"""
 
 
-def compile_task(request: Request, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
+def compile_task(request: CompileRequest, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
     """Write the rows of a task, and return what the eval document says of them."""
     import datasets
     import numpy as np
@@ -166,7 +166,7 @@ def _children(listed: Any) -> Iterator[str]:
             yield from _children(item.get("task"))
 
 
-def _pin_datasets(datasets: Any, request: Request, place: Path) -> dict[tuple[str, str | None], Source]:
+def _pin_datasets(datasets: Any, request: CompileRequest, place: Path) -> dict[tuple[str, str | None], Source]:
     """Let lm-eval load datasets from the mirror, or from the hub at a fixed commit, and record which ones it loads.
 
     `place` is for what the library makes of local files: its own cache does not notice all changes of them.
@@ -210,7 +210,7 @@ def _commit(path: str) -> str:
         ) from error
 
 
-def _kind(name: str, task: Any, request: Request) -> str:
+def _kind(name: str, task: Any, request: CompileRequest) -> str:
     """Return `likelihood` or `generation`; refuse a task that has neither as rows."""
     if getattr(task, "MULTIMODAL", False):
         raise Refused(f"{name} has images or sound, which Holdfast does not send")
@@ -229,7 +229,7 @@ def _kind(name: str, task: Any, request: Request) -> str:
     return "likelihood"
 
 
-def _settle(tasks: dict[str, Any], request: Request) -> list[str]:
+def _settle(tasks: dict[str, Any], request: CompileRequest) -> list[str]:
     """Set examples, seed and parameters of the tasks as lm-eval's own command does."""
     fixed = []
     changes = {("max_gen_toks" if key == "max_tokens" else key): value for key, value in request.params.items()}
@@ -268,7 +268,7 @@ def _common(params: list[dict[str, Any]]) -> dict[str, Any]:
     return {key: value for key, value in first.items() if all(key in each and each[key] == value for each in params)}
 
 
-def task_rows(name: str, task: Any, request: Request, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def task_rows(name: str, task: Any, request: CompileRequest, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a task: one for each document, in the order of the data."""
     task.build_all_requests(
         rank=0,
@@ -376,7 +376,7 @@ def main() -> None:
 
     data = json.loads(sys.stdin.readline())
     try:
-        request = msgspec.convert(data["request"], Request)
+        request = msgspec.convert(data["request"], CompileRequest)
         write(result=compile_task(request, Path(data["out"]), lambda text: write(progress=text)))
     except Refused as error:
         write(error=str(error), remedy=error.remedy)

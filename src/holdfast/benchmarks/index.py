@@ -29,7 +29,7 @@ _KEY: Final = re.compile(
 _FOLLOWING_ITEM: Final = re.compile(r"""\n[ \t]*-[ \t]*["']?([^"'\n#:]+?)["']?[ \t]*(?:#.*)?(?=\n|\Z)""")
 
 
-class Index(msgspec.Struct, frozen=True):
+class TaskIndex(msgspec.Struct, frozen=True):
     """Tasks and groups by name, with the paths of their files relative to lm-eval's folder of tasks."""
 
     version: str
@@ -70,14 +70,14 @@ def tasks_folder() -> Path:
 
 
 @cache
-def read_index() -> Index | None:
+def read_index() -> TaskIndex | None:
     """Return the index of the installed lm-eval, or None where there is none."""
     current = installed_version()
     if current is None:
         return None
     file = cache_folder() / f"lm-eval-{current}.json"
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Index)
+        return msgspec.json.decode(file.read_bytes(), type=TaskIndex)
     except (OSError, msgspec.DecodeError):
         index = scan(tasks_folder(), current)
         write_atomically(file, msgspec.json.encode(index))
@@ -85,12 +85,12 @@ def read_index() -> Index | None:
 
 
 @cache
-def overlay_index() -> Index:
+def overlay_index() -> TaskIndex:
     """Return the index of the overlay."""
     return scan(OVERLAY, "overlay")
 
 
-def scan(folder: Path, version: str) -> Index:
+def scan(folder: Path, version: str) -> TaskIndex:
     """Read the names out of all YAML files of a folder, the first file of a name in the order of lm-eval."""
     tasks: dict[str, str] = {}
     groups: dict[str, str] = {}
@@ -105,7 +105,7 @@ def scan(folder: Path, version: str) -> Index:
             tasks[task[0]] = name
             for tag in keys.get("tag", ()):
                 tags.setdefault(tag, []).append(task[0])
-    return Index(version, tasks, groups, {tag: sorted(names) for tag, names in tags.items()})
+    return TaskIndex(version, tasks, groups, {tag: sorted(names) for tag, names in tags.items()})
 
 
 def _keys(path: Path, depth: int = 0) -> dict[str, list[str]]:

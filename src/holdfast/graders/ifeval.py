@@ -38,8 +38,8 @@ class InstructionFollowing(InstantGrader):
         text = case.text(self.block)
         answers = [text] if self.block.mode == "strict" else _variants(text)
         followed = [
-            any(follows(instruction, given or {}, answer) for answer in answers)
-            for instruction, given in zip(instructions, arguments, strict=True)
+            any(follows(instruction, values or {}, answer) for answer in answers)
+            for instruction, values in zip(instructions, arguments, strict=True)
         ]
         missed = [name for name, holds in zip(instructions, followed, strict=True) if not holds]
         feedback = f"does not follow {', '.join(missed)}" if missed else ""

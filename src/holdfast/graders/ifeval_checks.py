@@ -148,8 +148,8 @@ def _title(answer: str) -> bool:
 
 def _two_responses(answer: str) -> bool:
     responses = [response.strip() for response in answer.split("******")]
-    given = list(filter(None, responses))
-    return "" not in responses[1:-1] and len(given) == 2 and given[0] != given[1]
+    nonempty = list(filter(None, responses))
+    return "" not in responses[1:-1] and len(nonempty) == 2 and nonempty[0] != nonempty[1]
 
 
 def _repeats_prompt(answer: str, *, prompt_to_repeat: str) -> bool:

@@ -85,12 +85,12 @@ def _choose_api(name: str, definition: Mapping[str, Any], chat: bool | None) -> 
     return api
 
 
-def _count_shots(name: str, default: int, wanted: int | None, is_variable: bool) -> int:
-    if wanted is None or wanted == default or (is_variable and wanted < default):
-        return default if wanted is None else wanted
+def _count_shots(name: str, default: int, requested: int | None, is_variable: bool) -> int:
+    if requested is None or requested == default or (is_variable and requested < default):
+        return default if requested is None else requested
     allowed = f"0 to {default}" if is_variable else str(default)
     raise UsageError(
-        f"benchmark.num_fewshot={wanted}: the benchmark {name} has {allowed} examples",
+        f"benchmark.num_fewshot={requested}: the benchmark {name} has {allowed} examples",
         remedy="Leave benchmark.num_fewshot out.",
     )
 
