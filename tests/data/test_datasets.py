@@ -316,7 +316,7 @@ class TestWhatIsWrongWithFiles:
             ("d.jsonl", b"", ["d.jsonl", "no samples"]),
             ("d.jsonl", b"\n \n", ["d.jsonl", "no samples"]),
             ("d.json", b"[{]", ["d.json", "not valid JSON"]),
-            ("d.json", b'{"id": 1}', ["d.json", "not a list", ".jsonl"]),
+            ("d.json", b'{"id": 1}', ["d.json", "must be a list of objects", ".jsonl"]),
             ("d.json", b'{"id": 1}\n{"id": 2}\n', ["d.json", "not valid JSON"]),
             ("d.json", b'[{"id": 1}, 5]', ["d.json[1]", "not int"]),
             ("d.json", b"", ["d.json", "not valid JSON"]),
