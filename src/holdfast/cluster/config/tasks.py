@@ -281,7 +281,7 @@ class TaskReader:
             message = "must be given: it is the model that benchmarks ask the server for"
             self.findings.wrong(self.tree, ("deployment", "served_model_name"), message)
         else:
-            message = "which model? Name it with -m MODEL, or as target.api_endpoint.model_id, with the url of its server"
+            message = "names no model to measure; name it with -m MODEL, or as target.api_endpoint.model_id"
             self.findings.wrong(self.tree, location, message)
 
     def _param_overrides(self, params: Params, values: Tree, *, is_benchmark: bool) -> list[Override]:
