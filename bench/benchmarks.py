@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from run import CONCURRENCY, HERE, HOLDFAST, Figure, Server, Spent, compile_first, conclude, serving, spend
+from run import CONCURRENCY, HERE, HOLDFAST, Case, Figure, Server, Spent, compile_first, conclude, serving, spend
 
 sys.path.insert(0, str(HERE.parent))
 from tests.support import hub
@@ -84,6 +83,17 @@ def write_data(folder: Path) -> None:
         for place, subject in enumerate(hub.SUBJECTS)
     }
     hub.write_dataset(folder / "cais/mmlu", subjects)
+
+
+class Start(NamedTuple):
+    """Seconds from the start of a command."""
+
+    opened: float
+    """to the first request of any kind, which belongs to the probe"""
+    first: float
+    """to the first request of a row"""
+    cpu: float
+    """of user and system time by then"""
 
 
 class Benchmark:
@@ -150,23 +160,29 @@ class Benchmark:
         ]
         return [{key: each[key] for key in ("acc,none", "acc_norm,none")} for each in found]
 
-    def start(self, server: Server) -> tuple[float, float]:
-        """Return the seconds from spawn to the first request of any kind and to that of a row, and end the run."""
+    def start(self, server: Server) -> Start:
+        """Start the whole benchmark, and end it when its first row is asked for."""
         shutil.rmtree(self.folder / "runs", ignore_errors=True)
         server.reset()
         spawned = time.monotonic()
         process = subprocess.Popen(
-            self.command(), cwd=self.folder, env=os.environ | self.variables, stdout=subprocess.DEVNULL
+            self.command(),
+            cwd=self.folder,
+            env=os.environ | self.variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         try:
             while (seen := server.stats())["first"] is None:
                 if process.poll() is not None:
-                    raise SystemExit(f"{self.file.name} ended with {process.returncode} and no request")
-                time.sleep(0.02)
+                    raise SystemExit(f"{self.file.name} ended with {process.returncode} before its first request")
+                time.sleep(0.01)
+            ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         finally:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait()
-        return seen["opened"] - spawned, seen["first"] - spawned
+        cpu = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        return Start(seen["opened"] - spawned, seen["first"] - spawned, cpu)
 
 
 def compiling(benchmark: Benchmark, name: str, rows: int, repeats: int) -> Iterator[Figure]:
@@ -185,11 +201,20 @@ def compiling(benchmark: Benchmark, name: str, rows: int, repeats: int) -> Itera
 
 
 def starting(benchmark: Benchmark, server: Server, repeats: int) -> Iterator[Figure]:
-    """Measure the time until the first request with rows compiled."""
-    opened, first = zip(*(benchmark.start(server) for _ in range(repeats)), strict=True)
-    note = f"fastest {min(first):.2f} s; first request of the probe after {median(opened):.2f} s"
-    what = f"start to first request, {benchmark.task} compiled, {MMLU_ROWS:,} rows"
-    yield Figure(what, median(first), "s", maximum=1.0, note=note)
+    """Measure the time until the first row is asked for, with rows compiled, and beside it that of a small eval."""
+    small = Case(benchmark.folder / "small", 100, server.url)
+    starts, others = [], []
+    for _ in range(repeats):
+        starts.append(benchmark.start(server))
+        spent, seen = server.watch(small.fresh)
+        others.append(seen["first"] - spent.spawned)
+    first = median(start.first for start in starts)
+    what = f"start to first row's request, {benchmark.task} compiled, {MMLU_ROWS:,} rows"
+    note = f"the probe's after {median(start.opened for start in starts):.2f} s"
+    yield Figure(what, first, "s", maximum=1.0, note=note)
+    yield Figure("… CPU until then", median(start.cpu for start in starts), "s", maximum=1.0)
+    ratio = median(start.first / other for start, other in zip(starts, others, strict=True))
+    yield Figure("… to the start of a plain eval of 100 samples", ratio, "", note=f"{median(others):.2f} s")
 
 
 def throughput(benchmark: Benchmark, server: Server, documents: int, repeats: int) -> Iterator[Figure]:
@@ -203,7 +228,8 @@ def throughput(benchmark: Benchmark, server: Server, documents: int, repeats: in
         run(1)  # caches of the datasets
     for repeat in range(repeats):
         for name in runs if repeat % 2 == 0 else reversed(runs):
-            fixed[name].append(runs[name](1).cpu)
+            if repeat % 2 == 0:
+                fixed[name].append(runs[name](1).cpu)
             spent, seen = server.watch(lambda run=runs[name]: run(documents))
             if seen["requests"] != requests:
                 raise SystemExit(f"{name}: {seen['requests']} requests for {requests} continuations")
