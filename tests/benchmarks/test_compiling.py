@@ -15,8 +15,9 @@ from holdfast.benchmarks.compile import compile_benchmark
 from holdfast.benchmarks.names import find_listed
 from holdfast.cluster.remote.bundle import collect, load_sent
 from holdfast.cluster.remote.transport import Here
+from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, read_rows
-from holdfast.errors import UsageError
+from holdfast.errors import ConfigError, UsageError
 from holdfast.formats import load_any
 from holdfast.formats.benchmark import find_benchmark
 from holdfast.formats.providers import find_file, named_benchmark
@@ -145,6 +146,34 @@ def test_an_eval_file_keeps_its_own_keys_and_adds_graders_of_lm_eval(place: Path
     numbers = metrics(run_dir(tmp_path, "mine"))["metrics"]
     for name in ("strict-match", "flexible-extract"):
         assert numbers[f"theirs-{name}"]["score"] == numbers[f"exact_match,{name}"]["score"] == 1 / 8
+
+
+@pytest.mark.usefixtures("place")
+def test_a_file_selects_rows_of_its_benchmark(tmp_path: Path) -> None:
+    file = tmp_path / "eval.yaml"
+    file.write_text("benchmark: winogrande\ndataset: {limit: 2, offset: 1}\n")
+    spec = load_any(read_document(file), [*MODEL, (("dataset",), {"limit": 3})])
+    assert [sample.id for sample in Dataset(spec)] == [f"winogrande/{number}" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("line", "overrides", "message"),
+    [
+        ("prompt: hi", [], "eval.yaml:2: prompt: `prompt` cannot be combined with `benchmark`"),
+        ("samples: [{q: 1}]", [], "eval.yaml:2: samples: `samples` cannot be combined with `benchmark`"),
+        ("dataset: {path: a.jsonl}", [], "eval.yaml:2: dataset.path: `dataset.path` cannot be combined with"),
+        ("trials: 1", [(("prompt",), "hi")], "prompt: `prompt` cannot be combined with `benchmark`"),
+        ("trials: 1", [(("dataset",), {"path": "a"})], "dataset.path: `dataset.path` cannot be combined with"),
+    ],
+)
+def test_what_a_benchmark_brings_cannot_be_set_beside_it(
+    tmp_path: Path, line: str, overrides: list[Any], message: str
+) -> None:
+    file = tmp_path / "eval.yaml"
+    file.write_text(f"benchmark: winogrande\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_any(read_document(file), [*MODEL, *overrides])
+    assert message in str(caught.value)
 
 
 def test_a_compiled_benchmark_travels_with_its_rows_and_is_the_same_run_on_a_cluster(

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _MERGED: Final = ("target", "metadata", "dataset")
 """blocks whose keys are laid over the benchmark's"""
+_BROUGHT: Final = ("samples", "prompt", "continuations", "history")
+"""keys that a benchmark brings itself"""
+_SELECTIONS: Final = ("limit", "limit_by", "offset", "shuffle", "where", "ids", "tags")
+"""keys of `dataset` that select among the benchmark's rows"""
 
 
 class BenchmarkFile(Format):
@@ -39,7 +43,11 @@ class BenchmarkFile(Format):
 
     def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
         block = read_block(document, [item for item in overrides if item[0][0] == "benchmark"])
-        remaining = [item for item in overrides if item[0][0] != "benchmark"]
+        remaining = [item for each in overrides if each[0][0] != "benchmark" for item in _split_dataset(each)]
+        written = [((key,), value) for key, value in document.data.items()]
+        keys = [key for item in (*written, *remaining) for key, _ in _split_dataset(item)]
+        if problems := [Problem(document.where(key), message) for key in keys if (message := _refusal(key))]:
+            raise ConfigError(problems)
         benchmark = find_benchmark(block)
         own = {key: value for key, value in document.data.items() if key != "benchmark"}
         target = dict(own.get("target") or {})
@@ -57,6 +65,23 @@ class BenchmarkFile(Format):
                 data[name] = {**data[name], **own.pop(name)}
         data["graders"] = [*data["graders"], *own.pop("graders", [])]
         return replace(document, data={**data, **own}, notices=(*document.notices, *notices)), remaining
+
+
+def _split_dataset(override: Override) -> list[Override]:
+    """Return an override of the whole `dataset` as overrides of its keys, which leave the benchmark's own in place."""
+    key, value = override
+    if key == ("dataset",) and isinstance(value, dict):
+        return [(("dataset", name), each) for name, each in value.items()]
+    return [override]
+
+
+def _refusal(key: tuple[str, ...]) -> str | None:
+    """Return why a key cannot stand beside `benchmark`."""
+    if key[0] in _BROUGHT:
+        return f"`{key[0]}` cannot be combined with `benchmark`"
+    if key[0] == "dataset" and len(key) > 1 and key[1] not in _SELECTIONS:
+        return f"`dataset.{key[1]}` cannot be combined with `benchmark`; {', '.join(_SELECTIONS)} can"
+    return None
 
 
 def benchmark_document(
