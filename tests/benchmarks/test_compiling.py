@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,11 @@ from holdfast.spec.document import read_document
 from holdfast.spec.schema import BenchmarkBlock
 from tests.support.hub import write_hub
 from tests.support.running import holdfast, metrics, run_dir, server
+from tests.support.specs import command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.benchmarks.cache import Compiled
 
 MODEL: list[tuple[tuple[str, ...], Any]] = [(("target", "model"), "m"), (("target", "base_url"), "http://127.0.0.1:9")]
@@ -56,9 +60,20 @@ def settings(place: Path) -> dict[str, str]:
     }
 
 
-def compiled(name: str, *, again: bool = False, chat: bool = False, **keys: Any) -> Compiled:
+def compiled(name: str, *, chat: bool = False, **keys: Any) -> Compiled:
     block = BenchmarkBlock(name=name, **keys)
-    return compile_benchmark(find_benchmark(block), block, Path.cwd(), chat=chat, again=again)
+    return compile_benchmark(find_benchmark(block), block, Path.cwd(), chat=chat)
+
+
+@pytest.fixture
+def forget_lm_eval(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function after which lm-eval seems not to be installed."""
+
+    def forget() -> None:
+        monkeypatch.setattr(index, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError()))
+        index.read_index.cache_clear()
+
+    return forget
 
 
 def rows(benchmark: Compiled) -> list[dict[str, Any]]:
@@ -68,7 +83,9 @@ def rows(benchmark: Compiled) -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("place")
 def test_two_starts_make_the_same_rows_and_another_seed_makes_others() -> None:
     first = compiled("winogrande")
-    assert compiled("winogrande", again=True).rows == first.rows
+    for file in cache_folder().glob("winogrande-*.json"):
+        file.unlink()
+    assert compiled("winogrande").rows == first.rows
     assert compiled("winogrande", seed=7).rows != first.rows
     assert [row["id"] for row in rows(first)] == [f"winogrande/{number}" for number in range(9)]
 
@@ -91,6 +108,34 @@ def test_rows_are_used_again_until_the_data_changes_also_without_lm_eval(
         file.write_text(text)
     before = rows(first)
     assert [row["id"] for row, old in zip(changed, before, strict=True) if row != old] == ["openbookqa/0"]
+
+
+@pytest.mark.usefixtures("place")
+def test_what_was_fetched_from_a_folder_runs_without_it_and_without_lm_eval(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    forget_lm_eval: Callable[[], None],
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HOLDFAST_DATA")
+    data = tmp_path / "data"
+    (data / "allenai").mkdir(parents=True)
+    (data / "allenai/openbookqa").symlink_to(place / "hub/allenai/openbookqa")
+    fetch = ("tasks", "fetch", "lm-eval/openbookqa", "--data", data)
+    fetched = command(monkeypatch, capsys, tmp_path, *fetch)
+    assert (fetched.code, fetched.out.count("rows in")) == (0, 1)
+    assert "note: compiling lm-eval/openbookqa …" in fetched.err
+    assert "compiling" not in command(monkeypatch, capsys, tmp_path, *fetch).err
+    shutil.rmtree(data)
+    forget_lm_eval()
+    for name in ("lm-eval/openbookqa", "suite"):
+        asked = ("lm-eval/openbookqa",) if name != "suite" else ("lm-eval/openbookqa", "-m", "other")
+        ended = command(monkeypatch, capsys, tmp_path, "eval", *asked, "-m", "m", "--dry-run")
+        assert ended.code == 0, ended.err
+        assert ended.err.count(f"openbookqa was compiled from the data in {data}") == 1
+        assert "compiling" not in ended.err
 
 
 @pytest.mark.usefixtures("place")
@@ -118,10 +163,10 @@ def test_what_cannot_be_compiled_says_why(name: str, message: str, hint: str) ->
 
 def test_a_limit_holds_for_each_subtask_and_grows_without_repeats(place: Path, tmp_path: Path) -> None:
     with server() as provider:
-        command = ("eval", "adlr_mmlu", "-m", "m", f"target.base_url={provider.base_url}", "--limit")
-        holdfast(*command, "1", cwd=tmp_path, env=settings(place))
+        arguments = ("eval", "adlr_mmlu", "-m", "m", f"target.base_url={provider.base_url}", "--limit")
+        holdfast(*arguments, "1", cwd=tmp_path, env=settings(place))
         assert provider.requests == 57
-        again = holdfast(*command, "2", cwd=tmp_path, env=settings(place))
+        again = holdfast(*arguments, "2", cwd=tmp_path, env=settings(place))
         assert provider.requests == 114
         assert "57 reused, 57 to run" in again.stderr
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.benchmarks.compile import compile_benchmark, make_document
+from holdfast.benchmarks.data import mirror_folder
 from holdfast.benchmarks.names import LM_EVAL, Benchmark, find_in_lm_eval, find_listed
 from holdfast.benchmarks.native import load
 from holdfast.errors import ConfigError, Problem, UsageError
@@ -99,24 +100,33 @@ def benchmark_document(
     compiled = compile_shown(benchmark, block, folder, chat=bool(chat))
     data = make_document(benchmark, block, compiled, chat=bool(chat))
     settings = describe_settings(benchmark, block, compiled.document["tasks"])
+    mirror = mirror_folder(block.data, folder)
+    if block.revision is not None and mirror is not None:
+        settings.append(f"benchmark.revision has no effect on the data in {mirror}")
     return data, [*settings, *compiled.notices]
 
 
 def compile_shown(
-    benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool, again: bool = False
+    benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool, newest: bool = False
 ) -> Compiled:
-    """Compile a benchmark, and show on a terminal what is being done."""
+    """Compile a benchmark, and show that it takes its time; on a terminal, also what is being done."""
+    terminal, started = sys.stderr.isatty(), False
+
+    def show(text: str) -> None:
+        nonlocal started
+        if not started:
+            sys.stderr.write(f"note: compiling {block.name} …\n")
+            started = True
+        if terminal:
+            sys.stderr.write(f"\r\x1b[Kcompiling: {text}")
+            sys.stderr.flush()
+
     try:
-        return compile_benchmark(benchmark, block, folder, chat=chat, report=show_progress, again=again)
+        return compile_benchmark(benchmark, block, folder, chat=chat, report=show, newest=newest)
     finally:
-        show_progress("")
-
-
-def show_progress(text: str) -> None:
-    """Show on a terminal what is being compiled; an empty text clears the line."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text and f'compiling: {text}'}")
-        sys.stderr.flush()
+        if terminal and started:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 def read_block(document: Document, overrides: Sequence[Override] = ()) -> BenchmarkBlock:
