@@ -13,7 +13,9 @@ import pytest
 from holdfast.benchmarks import index
 from holdfast.benchmarks.cache import cache_folder
 from holdfast.benchmarks.compile import compile_benchmark
+from holdfast.benchmarks.compiler import CompileRequest, explain
 from holdfast.benchmarks.names import find_listed
+from holdfast.cli.suite import suite_of
 from holdfast.cluster.remote.bundle import collect, load_sent
 from holdfast.cluster.remote.transport import Here
 from holdfast.data.dataset import Dataset
@@ -22,6 +24,7 @@ from holdfast.errors import ConfigError, UsageError
 from holdfast.formats import load_any
 from holdfast.formats.benchmark import find_benchmark
 from holdfast.formats.providers import find_file, named_benchmark
+from holdfast.formats.suite import load_suite
 from holdfast.plan.identity import identify
 from holdfast.spec.document import read_document
 from holdfast.spec.schema import BenchmarkBlock
@@ -159,6 +162,58 @@ def test_what_cannot_be_compiled_says_why(name: str, message: str, hint: str) ->
     with pytest.raises(UsageError, match=message) as caught:
         compiled(name)
     assert hint in str(caught.value.remedy)
+
+
+@pytest.mark.usefixtures("place")
+def test_more_examples_than_the_split_has_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"winogrande is asked with 500 examples, and the split has only [0-9]+ ex"):
+        compiled("winogrande", num_fewshot=500)
+
+
+def test_the_folder_of_another_dataset_is_refused(place: Path) -> None:
+    folder = place / "hub/allenai/openbookqa"
+    with pytest.raises(UsageError, match=f"{folder} is not the dataset Rowan/hellaswag") as caught:
+        compiled("hellaswag", data=str(folder))
+    assert "Name the folder of Rowan/hellaswag" in str(caught.value.remedy)
+
+
+def test_a_package_that_a_task_lacks_is_named() -> None:
+    request = CompileRequest("a", None, 1, False, {}, None, None, {})
+    error = ValueError("cannot load utils.process_docs")
+    error.__cause__ = ModuleNotFoundError("No module named 'sympy.core'", name="sympy.core")
+    refusal = explain("load", "a", error, request, [])
+    assert (str(refusal), refusal.remedy) == ("a needs the package sympy, which is not installed", "pip install sympy")
+
+
+def test_a_revision_of_local_data_has_no_effect_and_a_note_says_so(place: Path) -> None:
+    spec = load_any(named_benchmark("winogrande"), [*MODEL, (("benchmark", "revision"), "main")])
+    assert f"benchmark.revision has no effect on the data in {place / 'hub'}" in spec.notices
+
+
+@pytest.mark.usefixtures("place")
+def test_a_dry_run_shows_how_many_tasks_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = command(monkeypatch, capsys, tmp_path, "eval", "adlr_mmlu", "-m", "m", "--limit", "1", "--dry-run").out
+    assert "tasks: 57 tasks\n" in shown
+    assert len(shown.splitlines()) < 120
+
+
+@pytest.mark.usefixtures("place")
+def test_one_suite_has_both_settings_of_a_benchmark_and_each_note_once() -> None:
+    cells = load_suite(suite_of(["winogrande", "lm-eval/winogrande"], ["m", "other"]), MODEL[1:])
+    assert [cell.eval for cell in cells] == ["winogrande"] * 2 + ["lm-eval/winogrande"] * 2
+    notices = [notice for cell in cells for notice in cell.spec.notices]
+    assert len(notices) == len(set(notices)) == 2
+
+
+@pytest.mark.usefixtures("place")
+def test_fetch_takes_globs_over_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetched = command(monkeypatch, capsys, tmp_path, "tasks", "fetch", "openbook*", "mmlu-sam*", "mmlu-sample")
+    assert [line.partition(":")[0] for line in fetched.out.splitlines()] == ["openbookqa", "mmlu-sample"]
+    assert "error: no benchmark matches 'x*'" in command(monkeypatch, capsys, tmp_path, "tasks", "fetch", "x*").err
 
 
 def test_a_limit_holds_for_each_subtask_and_grows_without_repeats(place: Path, tmp_path: Path) -> None:

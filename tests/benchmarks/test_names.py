@@ -109,6 +109,15 @@ def test_unknown_names_say_what_is_close_or_what_they_need(name: str, message: s
         resolve_eval(name)
 
 
+@pytest.mark.parametrize("arguments", [("eval", "", "-m", "m"), ("tasks", "show", "")])
+def test_an_empty_name_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    ended = command(monkeypatch, capsys, tmp_path, *arguments)
+    assert ended.code == 2
+    assert " is empty\n" in ended.err
+
+
 def test_a_benchmark_needs_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

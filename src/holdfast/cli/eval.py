@@ -242,6 +242,8 @@ _DATA: Final = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".json")
 
 def _find_eval(config: str | None) -> str:
     """Return the eval file, which may be given as its folder or not at all."""
+    if config == "":
+        raise UsageError("the name of the eval is empty", remedy="Name an eval file or a task.")
     folder = Path(config or ".")
     if folder.is_dir():
         here = [folder / name for name in _EVAL_FILES if (folder / name).is_file()]

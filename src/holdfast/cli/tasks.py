@@ -79,8 +79,11 @@ def _summary(benchmark: Benchmark) -> dict[str, Any]:
 
 def _find(name: str, data: str | None) -> tuple[Benchmark, BenchmarkBlock]:
     from holdfast.formats.benchmark import find_benchmark
+    from holdfast.formats.providers import unknown_task
     from holdfast.spec.schema import BenchmarkBlock
 
+    if not name:
+        raise unknown_task(name)
     block = BenchmarkBlock(name=name, data=data)
     return find_benchmark(block), block
 
