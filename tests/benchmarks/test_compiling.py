@@ -200,6 +200,21 @@ def test_a_dry_run_shows_how_many_tasks_there_are(
 
 
 @pytest.mark.usefixtures("place")
+def test_notes_for_programs_are_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    index.read_index.cache_clear()
+    named = ("lm-eval/openbookqa", "-m", "m", "target.base_url=http://127.0.0.1:9", "limits.retries=0", "--limit", "1")
+    ended = command(monkeypatch, capsys, tmp_path, "eval", *named, "--display", "json")
+    assert "note: " not in ended.err
+    events = [json.loads(line) for line in ended.err.splitlines() if line.startswith("{")]
+    notes = [event["message"] for event in events if event["event"] == "notice"]
+    assert "compiling lm-eval/openbookqa …" in notes
+    assert any("reading the names of lm-eval" in note for note in notes)
+
+
+@pytest.mark.usefixtures("place")
 def test_one_suite_has_both_settings_of_a_benchmark_and_each_note_once() -> None:
     cells = load_suite(suite_of(["winogrande", "lm-eval/winogrande"], ["m", "other"]), MODEL[1:])
     assert [cell.eval for cell in cells] == ["winogrande"] * 2 + ["lm-eval/winogrande"] * 2

@@ -7,7 +7,6 @@ version of lm-eval, and needs no import of it.
 from __future__ import annotations
 
 import re
-import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.benchmarks.cache import cache_folder, write_atomically
+from holdfast.benchmarks.progress import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -80,7 +80,7 @@ def read_index() -> TaskIndex | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=TaskIndex)
     except (OSError, msgspec.DecodeError):
-        sys.stderr.write(f"note: reading the names of lm-eval {current}'s tasks, once …\n")
+        note(f"reading the names of lm-eval {current}'s tasks, once …")
         index = scan(tasks_folder(), current)
         write_atomically(file, msgspec.json.encode(index))
         return index

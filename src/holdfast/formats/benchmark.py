@@ -5,7 +5,6 @@ The other keys of such a file are kept: `target`, `limits`, `gate`, `graders` be
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -13,6 +12,7 @@ from holdfast.benchmarks.compile import compile_benchmark, make_document
 from holdfast.benchmarks.data import mirror_folder
 from holdfast.benchmarks.names import LM_EVAL, Benchmark, find_in_lm_eval, find_listed
 from holdfast.benchmarks.native import load
+from holdfast.benchmarks.progress import note, show_step
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import Format, folder_of
 from holdfast.formats.providers import unknown_task
@@ -110,23 +110,20 @@ def compile_shown(
     benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool, newest: bool = False
 ) -> Compiled:
     """Compile a benchmark, and show that it takes its time; on a terminal, also what is being done."""
-    terminal, started = sys.stderr.isatty(), False
+    started = False
 
     def show(text: str) -> None:
         nonlocal started
         if not started:
-            sys.stderr.write(f"note: compiling {block.name} …\n")
+            note(f"compiling {block.name} …")
             started = True
-        if terminal:
-            sys.stderr.write(f"\r\x1b[Kcompiling: {text}")
-            sys.stderr.flush()
+        show_step(f"compiling: {text}")
 
     try:
         return compile_benchmark(benchmark, block, folder, chat=chat, report=show, newest=newest)
     finally:
-        if terminal and started:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        if started:
+            show_step("")
 
 
 def read_block(document: Document, overrides: Sequence[Override] = ()) -> BenchmarkBlock:
