@@ -33,7 +33,7 @@ from tests.support.running import holdfast, metrics, run_dir, server
 from tests.support.specs import command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from holdfast.benchmarks.cache import Compiled
 
@@ -69,14 +69,15 @@ def compiled(name: str, *, chat: bool = False, **keys: Any) -> Compiled:
 
 
 @pytest.fixture
-def forget_lm_eval(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def forget_lm_eval(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """A function after which lm-eval seems not to be installed."""
 
     def forget() -> None:
         monkeypatch.setattr(index, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError()))
         index.read_index.cache_clear()
 
-    return forget
+    yield forget
+    index.read_index.cache_clear()
 
 
 def rows(benchmark: Compiled) -> list[dict[str, Any]]:
