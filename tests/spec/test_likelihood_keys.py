@@ -55,7 +55,6 @@ def test_history_stands_between_the_system_message_and_the_prompt(tmp_path: Path
         ({"continuations": "{{ }}"}, "continuations"),
         ({"graders": [{"type": "likelihood", "choices": "a b"}]}, "graders[0].choices: not a valid expression"),
         ({"graders": [{"type": "likelihood", "greedy": True, "normalize": "chars"}]}, "nothing to `normalize`"),
-        ({"history": "ends", "graders": [{"type": "exact", "transcript": "all"}]}, "would also look at the replies"),
         ({"target": {**MODEL, "likelihood": {"truncate": "right"}}}, "target.likelihood.truncate"),
     ],
 )
