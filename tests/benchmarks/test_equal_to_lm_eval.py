@@ -113,9 +113,9 @@ def test_every_prompt_likelihood_and_number_is_lm_evals(
             message = outputs[identifier]["messages"][-1]
             if "continuations" in rows[identifier]:
                 assert arguments(rows[identifier], {}) == asked
-                found = [[each["logprob"], each["greedy"]] for each in message["likelihoods"]]
-                given = [response[0] for response in sample["resps"]]
-                assert [[float(value), greedy in (True, "True")] for value, greedy in given] == found
+                ours = [[each["logprob"], each["greedy"]] for each in message["likelihoods"]]
+                theirs = [response[0] for response in sample["resps"]]
+                assert [[float(value), greedy in (True, "True")] for value, greedy in theirs] == ours
             else:
                 params = {**manifest["target"]["params"]}
                 assert arguments(rows[identifier], params) == [[asked[0][0], generation(asked[0][1])]]

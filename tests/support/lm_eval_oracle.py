@@ -38,7 +38,7 @@ def main() -> None:
         max_length=request.get("max_length", 100_000),
         num_concurrent=2,
     )
-    found = {}
+    by_task = {}
     for task, shots, options in request["tasks"]:
         results = lm_eval.simple_evaluate(
             model=client,
@@ -56,8 +56,8 @@ def main() -> None:
             ]
             for name, listed in results["samples"].items()
         }
-        found[task] = {"results": results["results"], "samples": samples}
-    json.dump(found, answers, default=str)
+        by_task[task] = {"results": results["results"], "samples": samples}
+    json.dump(by_task, answers, default=str)
     answers.close()
 
 
