@@ -112,17 +112,19 @@ def wikitext(number: int) -> dict[str, Any]:
 
 def write_hub(folder: Path) -> Path:
     """Write the datasets, and return the folder of the mirror."""
-    _write(folder / "allenai/ai2_arc", {"ARC-Challenge": {"train": _rows(arc, 30, 7), "test": _rows(arc, 9)}})
-    _write(folder / "allenai/openbookqa", {"main": {"train": _rows(openbookqa, 8, 3), "test": _rows(openbookqa, 9)}})
-    _write(
+    write_dataset(folder / "allenai/ai2_arc", {"ARC-Challenge": {"train": _rows(arc, 30, 7), "test": _rows(arc, 9)}})
+    write_dataset(
+        folder / "allenai/openbookqa", {"main": {"train": _rows(openbookqa, 8, 3), "test": _rows(openbookqa, 9)}}
+    )
+    write_dataset(
         folder / "Rowan/hellaswag", {"default": {"train": _rows(hellaswag, 14, 50), "validation": _rows(hellaswag, 6)}}
     )
-    _write(
+    write_dataset(
         folder / "allenai/winogrande",
         {"winogrande_xl": {"train": _rows(winogrande, 12, 40), "validation": _rows(winogrande, 9)}},
     )
-    _write(folder / "openai/gsm8k", {"main": {"train": _rows(gsm8k, 12, 60), "test": _rows(gsm8k, 8)}})
-    _write(
+    write_dataset(folder / "openai/gsm8k", {"main": {"train": _rows(gsm8k, 12, 60), "test": _rows(gsm8k, 8)}})
+    write_dataset(
         folder / "cais/mmlu",
         {
             subject: {
@@ -143,7 +145,8 @@ def _rows(make: Any, count: int, first: int = 0) -> list[dict[str, Any]]:
     return [make(number) for number in range(first, first + count)]
 
 
-def _write(folder: Path, configs: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+def write_dataset(folder: Path, configs: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    """Write a dataset: its configurations, their splits, and a README.md that lists these as the hub's do."""
     described = []
     for config, splits in configs.items():
         for split, rows in splits.items():

@@ -33,6 +33,7 @@ from holdfast.cluster.config.servers import (
     build_server,
     check_instances,
     check_ports,
+    default_model,
     fill_references,
     missing_model,
     needed_nodes,
@@ -266,6 +267,8 @@ def _read_servers(
         _check_model(tree, block, ("deployment",), findings)
         if block.served_model_name is None:
             message = "is not given: the server is asked for the model that each eval file names"
+            if (name := default_model(block)) is not None:
+                message += f", and by benchmarks for {name}"
             findings.notice(tree, ("deployment", "served_model_name"), message)
         deployment = build_server(
             block,
@@ -308,9 +311,22 @@ def _endpoint(blocks: _Blocks) -> Endpoint:
     """Return the model that the tasks measure."""
     block, asked = blocks.deployment, blocks.target.api_endpoint
     if block.type == "none":
-        return Endpoint(asked.model_id, asked.url, asked.api_key_name, asked.type, asked.stream)
+        return Endpoint(
+            model=asked.model_id,
+            base_url=asked.url,
+            api_key_env=asked.api_key_name,
+            type=asked.type,
+            stream=asked.stream,
+        )
     version = served_version(block)
-    return Endpoint(block.served_model_name, None, asked.api_key_name, asked.type, asked.stream, version)
+    return Endpoint(
+        model=block.served_model_name,
+        default_model=default_model(block),
+        api_key_env=asked.api_key_name,
+        type=asked.type,
+        stream=asked.stream,
+        version=version,
+    )
 
 
 def _read_scope(tree: Tree, findings: Findings, scope: str, *inner: str) -> dict[str, EnvVar]:

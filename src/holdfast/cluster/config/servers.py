@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from holdfast.cluster.config.launch import CACHE, CHECKPOINT, Server
@@ -65,6 +66,11 @@ def served_version(block: DeploymentBlock) -> str | None:
     image = block.image if block.type == "nim" else None
     parts = (block.checkpoint_path or block.hf_model_handle, image, command, block.extra_args)
     return " ".join(text for text in parts if text) or None
+
+
+def default_model(block: DeploymentBlock) -> str | None:
+    """Return the name to ask a server for if none is given: the checkpoint's, or that on Hugging Face."""
+    return PurePosixPath(block.checkpoint_path or "").name or block.hf_model_handle
 
 
 def build_server(

@@ -68,6 +68,8 @@ class Endpoint:
 
     model: str | None = None
     """None: the eval files say themselves what they measure"""
+    default_model: str | None = None
+    """for benchmarks, which name no model, where the server's name is not given"""
     base_url: str | None = None
     """None: of the server that is started"""
     api_key_env: str | None = None
@@ -192,7 +194,13 @@ class TaskReader:
             for key, value in (block.overrides or {}).items()
             if not key.startswith(older)
         ]
-        spec, overrides = self._load_eval(document, derived, [*written, *self.overrides], location)
+        written += self.overrides
+        if is_benchmark and not _target_kinds(document, [*derived, *written]):
+            if self.endpoint.default_model is None:
+                self._report_no_model(location)
+                return None
+            derived.append((("target", "model"), self.endpoint.default_model))
+        spec, overrides = self._load_eval(document, derived, written, location)
         if spec is None:
             return None
         serves = self.shared.deployment is not None
@@ -267,6 +275,15 @@ class TaskReader:
         }
         return [(("target", key), value) for key, value in values.items() if value is not None]
 
+    def _report_no_model(self, location: Location) -> None:
+        """Report a benchmark that neither the server nor the configuration gives a model."""
+        if self.shared.deployment is not None:
+            message = "must be given: it is the model that benchmarks ask the server for"
+            self.findings.wrong(self.tree, ("deployment", "served_model_name"), message)
+        else:
+            message = "names no model to measure; name it with -m MODEL, or as target.api_endpoint.model_id"
+            self.findings.wrong(self.tree, location, message)
+
     def _param_overrides(self, params: Params, values: Tree, *, is_benchmark: bool) -> list[Override]:
         """Translate params into keys of the eval file."""
         location: Location = ("config", "params")
@@ -338,13 +355,17 @@ class TaskReader:
 
 def _measures_model(document: Document, derived: Sequence[Override], written: Sequence[Override]) -> bool:
     """Return True if the target is a model: by the overrides, else by the file. An eval without a target takes any."""
-    data = document.data
-    changes = ({key[1]: value} if key[1:] else value for key, value in written if key[0] == "target")
-    blocks = [data.get("target"), *changes]
-    kinds = {kind for block in blocks if isinstance(block, dict) for kind in TARGETS if kind in block}
-    if not kinds and (find_format(data) is not None or data.get("target") is None):
+    kinds = _target_kinds(document, written)
+    if not kinds and (find_format(document.data) is not None or document.data.get("target") is None):
         return any(key == ("target", "model") for key, _ in derived)
     return kinds == {"model"}
+
+
+def _target_kinds(document: Document, overrides: Sequence[Override]) -> set[str]:
+    """Return the kinds of target that a file and overrides name: `model`, `python` and so on."""
+    changes = ({key[1]: value} if key[1:] else value for key, value in overrides if key[0] == "target")
+    blocks = [document.data.get("target"), *changes]
+    return {kind for block in blocks if isinstance(block, dict) for kind in TARGETS if kind in block}
 
 
 def _candidates(name: str, folder: Path, cwd: Path) -> Iterable[Path]:

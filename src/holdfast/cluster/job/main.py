@@ -243,10 +243,7 @@ class JobRun:
         """Start the servers, if there are any and they do not run yet."""
         if self._servers.started or not self._servers.spots:
             return
-        count = len(self._servers.spots)
-        servers = "the server is starting" if count == 1 else f"{count} servers are starting"
-        self._set(phase="deploying", reason=f"{servers}; see {self._servers.logs[0]}")
-        self._servers.start()
+        self._servers.start(lambda reason: self._set(phase="deploying", reason=reason))
 
     # Work
 

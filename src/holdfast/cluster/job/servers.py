@@ -76,16 +76,29 @@ class Servers:
         """True if the servers were started."""
         return bool(self._processes)
 
-    def start(self) -> None:
-        """Start all servers and wait until they answer. Raises StopRequested or ServerFailed."""
+    def start(self, show: Callable[[str], None]) -> None:
+        """Start all servers and wait until they answer; `show` learns why that takes time.
+
+        Raises StopRequested or ServerFailed.
+        """
+        count = len(self.spots)
+        starting = "the server is starting" if count == 1 else f"{count} servers are starting"
+        starting += f"; see {self.logs[0]}"
+
+        def wait_for_port(reason: str) -> None:
+            say(reason)
+            show(reason)
+
+        show(starting)
         for spot, log in zip(self.spots, self.logs, strict=True):
             server = spot.deployment
             if not (server.image and has_pyxis()):
                 server = without_container(server)
             process = ServerProcess(replace(spot, deployment=server), log, self._job.env(server.env))
             self._processes.append(process)  # to be stopped whatever happens
-            if not process.start(say, lambda: self._job.must_stop):
+            if not process.start(wait_for_port, lambda: self._job.must_stop):
                 raise StopRequested
+        show(starting)
         if not await_ready(self._processes, self._job.task.walltime, lambda: self._job.must_stop):
             raise StopRequested
         for spot in self.spots:
