@@ -70,12 +70,12 @@ class Spent(NamedTuple):
     """bytes it gave to write(): files, standard output and sockets alike"""
 
 
-def spend(*command: str | Path, cwd: Path) -> Spent:
-    """Run a command to its end."""
+def spend(*command: str | Path, cwd: Path, **variables: str) -> Spent:
+    """Run a command to its end, with further variables in its environment."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "OPENAI_"))}
     spawned = time.monotonic()
     process = subprocess.Popen(
-        list(map(str, command)), cwd=cwd, env=kept, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        list(map(str, command)), cwd=cwd, env=kept | variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     assert process.stderr is not None
     stderr = process.stderr.read().decode()
@@ -102,9 +102,17 @@ class Server:
 
     def watch(self, run: Callable[[], Spent]) -> tuple[Spent, dict[str, Any]]:
         """Run a command; also returns how many requests came, when the first came and the last was answered."""
-        self._call("/reset", b"")
+        self.reset()
         spent = run()
-        return spent, self._call("/stats")
+        return spent, self.stats()
+
+    def reset(self) -> None:
+        """Forget what came so far."""
+        self._call("/reset", b"")
+
+    def stats(self) -> dict[str, Any]:
+        """Return what came since the last reset."""
+        return self._call("/stats")
 
 
 @contextmanager
@@ -337,6 +345,26 @@ def compile_first() -> None:
         subprocess.run([PYTHON, "-m", "compileall", "-q", *folders], check=False, stdout=subprocess.DEVNULL)
 
 
+def conclude(figures: list[Figure], bench: str, *, quick: bool) -> int:
+    """Print the table, keep the figures in a file, and return the exit code."""
+    print(table(figures))
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    document = {
+        "time": stamp,
+        "bench": bench,
+        "quick": quick,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "figures": [{**figure._asdict(), "ok": figure.ok} for figure in figures],
+    }
+    path = results / f"{stamp}.json"
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    print(f"\n{path.relative_to(HERE.parent)}")
+    return 0 if all(figure.ok for figure in figures) else 1
+
+
 def main() -> int:
     """Measure everything and say it."""
     parser = argparse.ArgumentParser(description="Measure Holdfast's promises side by side with a bare aiohttp loop.")
@@ -357,21 +385,8 @@ def main() -> int:
         }.items():
             print(f"{time.monotonic() - began:6.0f} s  {title}", flush=True)
             figures += part()
-    print(f"{time.monotonic() - began:6.0f} s  done\n\n{table(figures)}")
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    document = {
-        "time": stamp,
-        "quick": quick,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "figures": [{**figure._asdict(), "ok": figure.ok} for figure in figures],
-    }
-    path = results / f"{stamp}.json"
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    print(f"\n{path.relative_to(HERE.parent)}")
-    return 0 if all(figure.ok for figure in figures) else 1
+    print(f"{time.monotonic() - began:6.0f} s  done\n")
+    return conclude(figures, "run", quick=quick)
 
 
 if __name__ == "__main__":

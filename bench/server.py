@@ -6,15 +6,20 @@ prints `listening http://127.0.0.1:PORT` and serves until its standard input end
 
 POST /v1/chat/completions      answers at once
 POST /50/v1/chat/completions   answers after 50 ms; any number does
+POST /v1/completions           log-probabilities of a prompt of token ids, as vLLM gives them with `echo`
+POST /tokenize                 token ids of a text; also GET /tokenizer_info and /v1/models
 GET  /stats                    {"requests": …, "bytes": …, "first": …, "last": …}: how many completions were asked for
                                with how many bytes, and when the first came and the last was answered, on the clock
-                               of `time.monotonic()`
+                               of `time.monotonic()`; "opened": when a request of any kind first came. Prompts of fewer
+                               than 32 ids are probes and do not count
 POST /reset                    forgets the counts
 
-It reads no JSON: it finds the end of a request by its Content-Length and sends bytes made beforehand.
+Chats are answered without reading JSON: the end of a request is found by its Content-Length, and the reply's bytes are
+made beforehand. Likelihoods are nearly so: what is long in a reply depends on the number of tokens, and is kept.
 
-Its ceiling, measured with `wrk -t1 -c64` on 2 cores: 60,000 to 97,000 answers per second, where the bare loop asks for
-8,000 to 11,000. That is seven to ten times as many, so it is not what is measured.
+The ceiling for chats, measured with `wrk -t1 -c64` on 2 cores: 60,000 to 97,000 answers per second, where the bare loop
+asks for 8,000 to 11,000. That is seven to ten times as many, so the server is not what is measured. `benchmarks.py`
+measures the ceiling for likelihoods.
 """
 
 from __future__ import annotations
@@ -23,8 +28,15 @@ import asyncio
 import json
 import sys
 import time
+import zlib
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.support.token_model import BOS, EOS, TokenModel
 
 ANSWER = "The answer is 42."
 
@@ -49,12 +61,48 @@ _REPLY = _http(
 )
 
 
+_PROBE = 32
+"""ids that a prompt of a row has at least"""
+_MODEL = TokenModel()
+_ABOUT = {
+    b"/tokenizer_info": _http(json.dumps({"bos_token": BOS, "eos_token": EOS}).encode()),
+    b"/v1/models": _http(json.dumps({"data": [{"id": "bench", "max_model_len": 100_000}]}).encode()),
+}
+
+
+@lru_cache(4096)
+def _likelihoods(count: int, variant: int) -> bytes:
+    """Return the end of a reply for a prompt of so many tokens."""
+    values = [-((place * 31 + variant * 1009) % 7919 + 1) / 1009 for place in range(1, count + 1)]
+    logprobs = {
+        "text_offset": list(range(0, 4 * count + 4, 4)),
+        "tokens": [" word"] * (count + 1),
+        "token_logprobs": [None, *values],
+        "top_logprobs": [None, *({" other": value / 2, " word": value} for value in values)],
+    }
+    usage = {"prompt_tokens": count, "completion_tokens": 1, "total_tokens": count + 1}
+    return b',"finish_reason":"length","logprobs":%b}],"usage":%b}' % (
+        json.dumps(logprobs).encode(),
+        json.dumps(usage).encode(),
+    )
+
+
+def _echo(prompt: Any) -> bytes:
+    """Return the reply for a prompt of ids, or for a list of one of these."""
+    ids = prompt[0] if isinstance(prompt[0], list) else prompt
+    text = msgspec.json.encode(_MODEL.decode(ids) + ".")
+    variant = zlib.crc32(text) % 16
+    head = b'{"id":"cmpl-bench","object":"text_completion","model":"bench","choices":[{"index":0,"text":'
+    return _http(head + text + _likelihoods(len(ids), variant))
+
+
 class _Counts:
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.requests = self.bytes = 0
+        self.opened: float | None = None
         self.first: float | None = None
         self.last: float | None = None
 
@@ -97,27 +145,46 @@ class _Connection(asyncio.Protocol):
 
     def _request(self, data: bytes, length: int) -> None:
         path = data[data.index(b" ") + 1 : data.index(b" ", 6)]
-        if path.endswith(b"/completions"):
-            counts = self._counts
-            if counts.first is None:
-                counts.first = time.monotonic()
-            counts.requests += 1
-            counts.bytes += length
-            latency = _latency(path)
-            if latency:
-                self._later(latency, self._answer)
-            else:
-                self._answer()
-        elif path == b"/stats":
+        if path == b"/stats":
             self._write(_http(json.dumps(vars(self._counts)).encode()))
-        elif path == b"/reset":
+            return
+        if path == b"/reset":
             self._counts.reset()
             self._write(_http(b"{}"))
+            return
+        if self._counts.opened is None:
+            self._counts.opened = time.monotonic()
+        if path.endswith(b"/chat/completions"):
+            self._count(path, length, _REPLY)
+        elif path.endswith(b"/completions"):
+            body = msgspec.json.decode(data[data.index(b"\r\n\r\n") + 4 : length])
+            reply = _echo(body["prompt"])
+            if len(body["prompt"]) < _PROBE and isinstance(body["prompt"][0], int):
+                self._write(reply)
+            else:
+                self._count(path, length, reply)
+        elif path.endswith(b"/tokenize"):
+            body = msgspec.json.decode(data[data.index(b"\r\n\r\n") + 4 : length])
+            self._write(_http(msgspec.json.encode({"tokens": _MODEL.encode(body.get("prompt", ""))})))
         else:
-            self._write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            answers = (reply for end, reply in _ABOUT.items() if path.endswith(end))
+            self._write(next(answers, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"))
 
-    def _answer(self) -> None:
-        self._write(_REPLY)  # a transport that is closed drops it
+    def _count(self, path: bytes, length: int, reply: bytes) -> None:
+        """Answer a request that counts."""
+        counts = self._counts
+        if counts.first is None:
+            counts.first = time.monotonic()
+        counts.requests += 1
+        counts.bytes += length
+        latency = _latency(path)
+        if latency:
+            self._later(latency, self._answer, reply)
+        else:
+            self._answer(reply)
+
+    def _answer(self, reply: bytes) -> None:
+        self._write(reply)  # a transport that is closed drops it
         self._counts.last = time.monotonic()
 
 

@@ -202,7 +202,7 @@ def test_another_model_than_the_served_one_is_refused(folder: Path) -> None:
     }
     (folder / "c.yaml").write_text(json.dumps(config))
     output = run(folder, "c.yaml", "--run", "here", "-m", "other", check=2)
-    assert "name it with deployment.served_model_name=…" in output
+    assert "set deployment.served_model_name=…" in output
 
 
 def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Cluster) -> None:
@@ -212,7 +212,7 @@ def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Cluster) ->
     command = start("eval", "-c", "nano", "--run", "lab", cwd=tmp_path, env=env)
     assert command.stdout is not None
     line = next(line for line in command.stdout if "is pending" in line)
-    assert re.search(r"\[info\] job \d+ is pending: .*partition.*; ask for (less|fewer)", line)  # two words of Slurm's
+    assert re.search(r"note: job \d+ is pending: .*partition.*; ask for (less|fewer)", line)  # two words of Slurm's
     command.send_signal(signal.SIGINT)
     assert command.wait(60) == 130
     command.communicate()

@@ -49,6 +49,7 @@ def test_both_turns_of_each_question_are_asked_and_judged(tmp_path: Path, provid
     assert lab.eval().asked == 0
 
 
+@pytest.mark.faults
 def test_the_second_turn_is_asked_with_the_first_in_view_and_survives_kills(tmp_path: Path, provider: Server) -> None:
     spec = {**SPEC, "limits": {"concurrency": 1}}
     calm = Lab(tmp_path / "calm", provider, rows=QUESTIONS, spec=spec).eval().run

@@ -212,7 +212,7 @@ class TestSelection:
         assert ids(tmp_path, **keys) == [f"r{number}" for number in expected]
 
     @pytest.mark.parametrize(
-        ("keys", "wanted"),
+        ("keys", "expected"),
         [
             ({"limit": 2}, [0, 1, 2, 3]),
             ({"limit": 1, "offset": 2}, [4, 5]),
@@ -221,9 +221,9 @@ class TestSelection:
         ],
         ids=str,
     )
-    def test_a_limit_by_a_field_holds_for_each_of_its_values(self, tmp_path: Path, keys: Any, wanted: Any) -> None:
+    def test_a_limit_by_a_field_holds_for_each_of_its_values(self, tmp_path: Path, keys: Any, expected: Any) -> None:
         write_rows(tmp_path / "d.jsonl", [{"id": f"r{n}", "n": n, "parity": n % 2} for n in range(10)])
-        assert ids(tmp_path, limit_by="parity", **keys) == [f"r{number}" for number in wanted]
+        assert ids(tmp_path, limit_by="parity", **keys) == [f"r{number}" for number in expected]
         whole = ids(tmp_path, shuffle=3)
         assert ids(tmp_path, shuffle=3, limit=5, limit_by="parity") == whole
 
@@ -316,7 +316,7 @@ class TestWhatIsWrongWithFiles:
             ("d.jsonl", b"", ["d.jsonl", "no samples"]),
             ("d.jsonl", b"\n \n", ["d.jsonl", "no samples"]),
             ("d.json", b"[{]", ["d.json", "not valid JSON"]),
-            ("d.json", b'{"id": 1}', ["d.json", "not a list", ".jsonl"]),
+            ("d.json", b'{"id": 1}', ["d.json", "must be a list of objects", ".jsonl"]),
             ("d.json", b'{"id": 1}\n{"id": 2}\n', ["d.json", "not valid JSON"]),
             ("d.json", b'[{"id": 1}, 5]', ["d.json[1]", "not int"]),
             ("d.json", b"", ["d.json", "not valid JSON"]),

@@ -99,6 +99,7 @@ def recorded(run: Path) -> Counter[tuple[Any, ...]]:
 # A model with tools
 
 
+@pytest.mark.faults
 def test_ten_turns_with_tools_killed_at_every_step_equal_an_uninterrupted_run(tmp_path: Path, provider: Server) -> None:
     calm_lab = talk(tmp_path / "calm", provider)
     calm = calm_lab.eval().run
@@ -188,6 +189,7 @@ def use(lab: Lab, source: str, **keys: Any) -> None:
     lab.spec["target"] = {"python": "agent.py:reply", "base_url": lab.provider.base_url, "params": params, **keys}
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("source", [AGENT, ASYNC_AGENT], ids=["plain", "async"])
 def test_a_python_agent_killed_at_every_step_equals_an_uninterrupted_one(
     source: str, tmp_path: Path, provider: Server
@@ -211,6 +213,7 @@ def test_a_python_agent_killed_at_every_step_equals_an_uninterrupted_one(
     assert usage["requests"] == 9 and usage["cost"] > 0
 
 
+@pytest.mark.faults
 def test_concurrent_calls_are_replayed_in_any_order(lab: Lab, provider: Server) -> None:
     use(lab, SIDE_BY_SIDE)
     assert lab.many_lives() >= 1

@@ -105,6 +105,7 @@ def added(lab: Lab) -> list[list[str]]:
     return list(each.values())
 
 
+@pytest.mark.faults
 def test_a_python_tools_state_is_the_same_however_often_the_run_is_killed(lab: Lab) -> None:
     use(lab)
     assert lab.many_lives() >= 8
@@ -165,6 +166,7 @@ def reply(prompt, context):
 """
 
 
+@pytest.mark.faults
 def test_calls_of_a_python_agent_rebuild_their_state_after_a_kill(lab: Lab) -> None:
     (lab.folder / "agent.py").write_text(AGENT.replace("NOTES", "'record'"))
     use(lab)
@@ -212,6 +214,7 @@ def test_a_record_of_the_previous_version_is_resumed_with_its_state_rebuilt(lab:
     assert answers(lab.eval().run) == ANSWERS
 
 
+@pytest.mark.faults
 def test_each_call_sees_its_original_workspace_while_the_state_is_rebuilt(lab: Lab) -> None:
     (lab.folder / "tool.py").write_text(
         TOOL + "\nread = []\n"

@@ -83,6 +83,7 @@ def test_the_workspace_is_saved_after_each_turn(lab: Lab) -> None:
     assert output["files"] == output["marks"][-1]["files"]
 
 
+@pytest.mark.faults
 def test_an_agent_killed_at_every_step_finds_its_files_restored(lab: Lab, tmp_path: Path) -> None:
     use(lab, DIARY)
     lab.spec["follow_ups"] = ["two", "six"]
@@ -112,6 +113,7 @@ def write(text: str, context) -> str:
 '''
 
 
+@pytest.mark.faults
 def test_files_written_by_tools_are_restored_with_the_recorded_calls(lab: Lab, tmp_path: Path) -> None:
     def prepared(name: str) -> Lab:
         copy = Lab(tmp_path / name, lab.provider, rows=lab.rows, spec={"workspace": {}, "follow_ups": ["two", "six"]})

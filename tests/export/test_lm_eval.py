@@ -209,9 +209,9 @@ def test_samples_of_lm_eval_can_be_evaluated(theirs: Files, place: Path, provide
     }
     (place / "again.yaml").write_text(json.dumps(spec))
     holdfast("eval", "again.yaml", cwd=place)
-    found = metrics(run_dir(place, "again"))
-    assert found["score"] == theirs.results["results"]["echoes"]["exact_match,whole"]
-    assert (found["samples"], list(found["by"]["filter"])) == (len(DOCS), ["whole"])
+    report = metrics(run_dir(place, "again"))
+    assert report["score"] == theirs.results["results"]["echoes"]["exact_match,whole"]
+    assert (report["samples"], list(report["by"]["filter"])) == (len(DOCS), ["whole"])
 
 
 class TestAnyEval:

@@ -35,7 +35,7 @@ def likelihood_eval(folder: Path, provider: Server) -> Path:
     return write_eval(folder, provider.base_url, rows=ROWS, limits={"concurrency": 3}, **keys)
 
 
-def said(run: Path) -> list[Any]:
+def replies_of(run: Path) -> list[Any]:
     """What was kept of each sample, in the order of the dataset."""
     return sorted((output["sample"], output["messages"], output["usage"]) for output in kept(run))
 
@@ -67,6 +67,6 @@ def test_a_kill_at_any_write_repeats_only_unfinished_rows_and_changes_no_digit(
         assert provider.requests == (1 + owed * len(CHOICES) if owed else 0)
         pairs = [(grade["sample"], grade["grader"]) for grade in kept(run, "grades")]
         assert len(pairs) == len(set(pairs)) == 2 * ROWS
-        assert said(run) == said(calm)
+        assert replies_of(run) == replies_of(calm)
         assert_same_numbers(run, calm)
     assert nth > 3, "a run makes several writes"

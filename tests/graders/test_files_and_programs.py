@@ -490,7 +490,7 @@ class TestNamespaces:
         kept.write_text("mine")
         script = f"id -u; id -g; touch in && chmod 700 {kept}; kill -SEGV $$"
         grading = (
-            "import pathlib, sys; from tests.graders.test_files_and_programs import shell, verdict\n"
+            "import pathlib, sys; from tests.graders.test_files_and_programs import shell, verdict_of\n"
             "details = verdict_of(pathlib.Path(sys.argv[1]), shell(sys.argv[2])).details\n"
             "print(details['isolation'], details['killed'], details['stderr'], sep='\\n')\n"
             "print(verdict_of(pathlib.Path(sys.argv[1]), shell('id -u; id -g')).feedback)\n"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.canonical import digest
+from holdfast.errors import ConfigError
+from holdfast.graders.build import build_graders
 from holdfast.plan.identity import identify
 from tests.support.specs import load
 
@@ -59,6 +62,10 @@ GRADERS: list[tuple[dict[str, Any], str]] = [
             "ignore": [",", r"\$"],
         },
         "sha256:4bb9f2a85dc65aa2047e1c9fbe490487",
+    ),
+    (
+        {"type": "lm_eval", "task": "gsm8k", "metric": "exact_match", "version": "0.4.13"},
+        "sha256:4412cf0641afadc65f7033296a89297a",
     ),
     ({"type": "ifeval"}, "sha256:de710033ae50f54f9aec203da6b23f3f"),
     (
@@ -250,3 +257,12 @@ def test_every_kind_of_grader_is_pinned() -> None:
     from holdfast.spec.load_graders import GRADERS as KINDS
 
     assert {block["type"] for block, _ in GRADERS} == {*KINDS}
+
+
+def test_another_version_of_lm_eval_grades_nothing(folder: Path) -> None:
+    block = {"type": "lm_eval", "task": "gsm8k", "metric": "exact_match"}
+    spec = load(folder, graders=[{**block, "version": "0.4.9"}])
+    with pytest.raises(ConfigError, match=r"grades with lm-eval 0\.4\.9, and [\d.]+ is installed"):
+        build_graders(spec)
+    (identity,) = identify(load(folder, graders=[block])).contents.graders.values()
+    assert identity["version"] == version("lm-eval")

@@ -23,9 +23,9 @@ def judge(
     entries = [
         {"logprob": value, "greedy": place in greedy, "tokens": tokens + place} for place, value in enumerate(logprobs)
     ]
-    said = {"messages": [{"role": "assistant", "content": "x", "likelihoods": entries}]}
+    output_fields = {"messages": [{"role": "assistant", "content": "x", "likelihoods": entries}]}
     fields = {"endings": ENDINGS, "expected": 1, **(row or {})}
-    return grade(folder, {"type": "likelihood", **keys}, "x", said, **fields)
+    return grade(folder, {"type": "likelihood", **keys}, "x", output_fields, **fields)
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,7 @@ TURNS = (
 )
 
 
+@pytest.mark.faults
 def test_calls_of_a_killed_conversation_are_those_of_one_that_was_not(lab: Lab, monkeypatch: Any, capsys: Any) -> None:
     agent(lab, TURNS)
     lab.spec |= {

@@ -163,10 +163,10 @@ def test_tasks_and_nested_groups_are_lm_evals(data: st.DataObject) -> None:
         size = data.draw(st.integers(2, 30))
         for metric in task.metrics:
             values[name, metric.key] = data.draw(st.lists(st.floats(0, 1), min_size=size, max_size=size))
-    found = as_json(ours.benchmark_metrics(tasks, values))
+    computed = as_json(ours.benchmark_metrics(tasks, values))
     expected = lm_eval_results(tasks, values)
-    assert found == expected
-    assert [list(entry) for entry in found["results"].values()] == [
+    assert computed == expected
+    assert [list(entry) for entry in computed["results"].values()] == [
         list(entry) for entry in expected["results"].values()
     ]
 
@@ -174,9 +174,9 @@ def test_tasks_and_nested_groups_are_lm_evals(data: st.DataObject) -> None:
 def test_a_single_document_has_no_standard_error_as_in_lm_eval() -> None:
     tasks = tasks_of({"tasks": {"one": {"metrics": MEAN[:1], "n_original": 1}}, "groups": {}})
     values: dict[tuple[str, str], list[Any]] = {("one", "acc,none"): [1.0]}
-    found = as_json(ours.benchmark_metrics(tasks, values))
-    assert found["results"]["one"]["acc_stderr,none"] == "N/A"
-    assert found["results"] == lm_eval_results(tasks, values)["results"]
+    computed = as_json(ours.benchmark_metrics(tasks, values))
+    assert computed["results"]["one"]["acc_stderr,none"] == "N/A"
+    assert computed["results"] == lm_eval_results(tasks, values)["results"]
 
 
 def test_members_that_differ_give_the_group_no_shots_and_no_direction() -> None:
@@ -191,16 +191,18 @@ def test_members_that_differ_give_the_group_no_shots_and_no_direction() -> None:
     }
     tasks = tasks_of(block)
     values: dict[tuple[str, str], list[Any]] = {("a", "acc,none"): [1.0, 0.0], ("b", "acc,none"): [1.0, 1.0]}
-    found = as_json(ours.benchmark_metrics(tasks, values))
-    assert found == lm_eval_results(tasks, values)
-    assert found["higher_is_better"]["g"] == {"acc": None} and "g" not in found["n-shot"]
+    computed = as_json(ours.benchmark_metrics(tasks, values))
+    assert computed == lm_eval_results(tasks, values)
+    assert computed["higher_is_better"]["g"] == {"acc": None} and "g" not in computed["n-shot"]
 
 
 def test_tasks_without_rows_are_left_out() -> None:
     tasks = tasks_of(GROUPED)
-    found = ours.benchmark_metrics(tasks, {("algebra", "acc,none"): [1.0, 0.0]})
-    assert list(found.results) == ["algebra", "science", "all", "listed"]
-    assert found.results["all"]["acc,none"] == 0.5 and found.n_samples == {"algebra": {"original": 100, "effective": 2}}
+    computed = ours.benchmark_metrics(tasks, {("algebra", "acc,none"): [1.0, 0.0]})
+    assert list(computed.results) == ["algebra", "science", "all", "listed"]
+    assert computed.results["all"]["acc,none"] == 0.5 and computed.n_samples == {
+        "algebra": {"original": 100, "effective": 2}
+    }
 
 
 @pytest.mark.parametrize("metadata", [None, "mmlu", {"benchmark": "mmlu"}, {"benchmark": {"tasks": ["a"]}}, {"x": 1}])
@@ -300,17 +302,17 @@ def test_metrics_of_values_come_from_the_details_of_verdicts(tmp_path: Path) -> 
     unknown = {"metric": "f1", "grader": "word_perplexity", "aggregation": "f1"}
     tasks = {name: {"metrics": [metric, unknown], "n_original": 9} for name in ("algebra", "botany", "carving")}
     finished = benchmark_run(tmp_path / "run", block={"tasks": tasks}, graders=["word_perplexity"])
-    found = metrics(finished)
+    report = metrics(finished)
     answers = [len(("right", "wrong", "odd one")[(number + 4) % 3]) for number in range(4)]
     expected = math.exp(sum(1.5 * length for length in answers) / sum(length + 1 for length in answers))
-    assert found["benchmark"]["results"]["botany"] == {
+    assert report["benchmark"]["results"]["botany"] == {
         "name": "botany",
         "alias": "botany",
         "sample_len": 4,
         "word_perplexity,none": expected,
         "word_perplexity_stderr,none": "N/A",
     }
-    assert "not computed here, and left out: lm-eval's f1" in found["notices"]
+    assert "not computed here, and left out: lm-eval's f1" in report["notices"]
 
 
 def test_the_table_has_members_below_their_group_with_both_errors(tmp_path: Path) -> None:

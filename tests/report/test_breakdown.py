@@ -267,8 +267,10 @@ class TestCompare:
     def test_differences_are_paired_within_each_value(self, run: Path, other: Path) -> None:
         (breakdown,) = holdfast.compare(run, other).by
         assert breakdown.field == "subject"
-        found = {value: (row.difference.samples, row.difference.mean) for value, (row,) in breakdown.values.items()}
-        assert found == {"algebra": (2, 0.5), "botany": (1, 0.0), "(none)": (1, 0.0)}
+        differences = {
+            value: (row.difference.samples, row.difference.mean) for value, (row,) in breakdown.values.items()
+        }
+        assert differences == {"algebra": (2, 0.5), "botany": (1, 0.0), "(none)": (1, 0.0)}
         assert (breakdown.only_first, breakdown.only_second) == ((), ("zoology",))
 
     def test_a_run_that_was_not_broken_down_takes_the_values_of_the_other(self, run: Path, tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ class TestWhatIsRead:
             "format": "jsonl",
             "id": "question_id",
             "limit": 100,
+            "limit_by": None,
             "offset": 2,
             "shuffle": 7,
             "where": 'level == "hard"',

@@ -105,19 +105,26 @@ def mmlu(subject: str, number: int) -> dict[str, Any]:
     }
 
 
+def wikitext(number: int) -> dict[str, Any]:
+    sentence = f" The {_thing(number)} , which weighs {number} @.@ 5 kg , is {_place(number)} . \n"
+    return {"page": f" = {_thing(number).title()} = \n \n" + sentence * (number * 4) + " It 's old . \n"}
+
+
 def write_hub(folder: Path) -> Path:
     """Write the datasets, and return the folder of the mirror."""
-    _write(folder / "allenai/ai2_arc", {"ARC-Challenge": {"train": _rows(arc, 30, 7), "test": _rows(arc, 9)}})
-    _write(folder / "allenai/openbookqa", {"main": {"train": _rows(openbookqa, 8, 3), "test": _rows(openbookqa, 9)}})
-    _write(
+    write_dataset(folder / "allenai/ai2_arc", {"ARC-Challenge": {"train": _rows(arc, 30, 7), "test": _rows(arc, 9)}})
+    write_dataset(
+        folder / "allenai/openbookqa", {"main": {"train": _rows(openbookqa, 8, 3), "test": _rows(openbookqa, 9)}}
+    )
+    write_dataset(
         folder / "Rowan/hellaswag", {"default": {"train": _rows(hellaswag, 14, 50), "validation": _rows(hellaswag, 6)}}
     )
-    _write(
+    write_dataset(
         folder / "allenai/winogrande",
         {"winogrande_xl": {"train": _rows(winogrande, 12, 40), "validation": _rows(winogrande, 9)}},
     )
-    _write(folder / "openai/gsm8k", {"main": {"train": _rows(gsm8k, 12, 60), "test": _rows(gsm8k, 8)}})
-    _write(
+    write_dataset(folder / "openai/gsm8k", {"main": {"train": _rows(gsm8k, 12, 60), "test": _rows(gsm8k, 8)}})
+    write_dataset(
         folder / "cais/mmlu",
         {
             subject: {
@@ -127,6 +134,10 @@ def write_hub(folder: Path) -> Path:
             for subject in SUBJECTS
         },
     )
+    _write(
+        folder / "EleutherAI/wikitext_document_level",
+        {"wikitext-2-raw-v1": {split: _rows(wikitext, 6) for split in ("train", "validation", "test")}},
+    )
     return folder
 
 
@@ -134,7 +145,8 @@ def _rows(make: Any, count: int, first: int = 0) -> list[dict[str, Any]]:
     return [make(number) for number in range(first, first + count)]
 
 
-def _write(folder: Path, configs: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+def write_dataset(folder: Path, configs: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    """Write a dataset: its configurations, their splits, and a README.md that lists these as the hub's do."""
     described = []
     for config, splits in configs.items():
         for split, rows in splits.items():

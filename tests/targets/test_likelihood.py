@@ -74,10 +74,10 @@ def of_lm_eval(base_url: str, rows: list[dict[str, Any]], **options: Any) -> dic
 class TestEqualToLmEval:
     def test_every_likelihood_is_equal_to_the_last_digit(self, tmp_path: Path, provider: Server) -> None:
         holdfast("eval", likelihood_eval(tmp_path, provider.base_url), cwd=tmp_path)
-        found = likelihoods(run_dir(tmp_path))
-        assert found == of_lm_eval(provider.base_url, ROWS)
-        assert len({value for values in found.values() for value in values}) == 13  # they do differ
-        assert {greedy for values in found.values() for _, greedy in values} == {True, False}
+        recorded = likelihoods(run_dir(tmp_path))
+        assert recorded == of_lm_eval(provider.base_url, ROWS)
+        assert len({value for values in recorded.values() for value in values}) == 13  # they do differ
+        assert {greedy for values in recorded.values() for _, greedy in values} == {True, False}
 
     def test_rows_cut_on_the_left_too(self, tmp_path: Path, provider: Server) -> None:
         rows = [{"id": "long", "context": "once more " * 40, "endings": ["or not", "and again"], "answer": 0}, *ROWS]
@@ -326,13 +326,13 @@ def test_the_embedded_model_finds_sense_more_likely_than_nonsense_and_says_so_tw
         {"id": "colour", "context": "The sky is", "endings": [" green and square.", " blue."], "answer": 1},
         {"id": "sums", "context": "One, two, three,", "endings": [" seven", " four", " zebra"], "answer": 1},
     ]
-    found = []
+    recorded = []
     for number in range(2):
         folder = tmp_path / str(number)
         path = likelihood_eval(folder, None, samples=rows, target={"model": "local/smollm2-135m"})
         run = evaluate(path, runs_dir=folder / "runs")
         assert run.score == 1
-        found.append(likelihoods(run.path))
-    assert found[0] == found[1]
-    assert all(-60 < logprob < 0 for values in found[0].values() for logprob, _ in values)
-    assert found[0]["capital"][0][1] is True and found[0]["capital"][1][1] is False
+        recorded.append(likelihoods(run.path))
+    assert recorded[0] == recorded[1]
+    assert all(-60 < logprob < 0 for values in recorded[0].values() for logprob, _ in values)
+    assert recorded[0]["capital"][0][1] is True and recorded[0]["capital"][1][1] is False

@@ -294,6 +294,7 @@ def test_a_server_works_in_the_trials_workspace_in_every_turn(lab: Lab) -> None:
     assert calls(lab, "started") == {"started": 2}  # one to see whether it can be had, one for the trial
 
 
+@pytest.mark.faults
 def test_a_conversation_with_an_mcp_server_killed_at_every_step_is_as_an_unbroken_one(lab: Lab, tmp_path: Path) -> None:
     """With `replay: again` the server's own state comes back too."""
     use(lab, replay="again")

@@ -152,6 +152,9 @@ def make_document(benchmark: Benchmark, block: BenchmarkBlock, compiled: Compile
         target["params_from"] = "generation"
     primary = _primary(benchmark, result)
     graders = [{**grader, "weight": int(grader["name"] in primary)} for grader in result["graders"]]
+    for grader in graders:
+        if grader["type"] == "lm_eval":
+            grader["version"] = compiled.provider_version
     facts = table().datasets
     licenses = {facts[source.path].license for source in compiled.sources if source.path in facts}
     datasets = [{"path": each.path, "name": each.name, "revision": each.revision} for each in compiled.sources]

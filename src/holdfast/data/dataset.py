@@ -126,7 +126,8 @@ class Dataset:
             return map(self._sample, rows)
         if self._block.shuffle is not None:
             rows = self._shuffled(rows, self._block.shuffle)
-        if self._block.limit_by is not None or isinstance(self._block.limit, float):
+        limits = self._block.limit is not None or self._block.offset > 0
+        if (limits and self._block.limit_by is not None) or isinstance(self._block.limit, float):
             return map(self._sample, self._limited(rows))
         stop = None if self._block.limit is None else self._block.offset + self._block.limit
         return map(self._sample, islice(rows, self._block.offset, stop))

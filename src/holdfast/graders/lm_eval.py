@@ -5,6 +5,8 @@ For metrics that Holdfast does not compute itself. The code runs in processes of
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import AttemptError
@@ -22,12 +24,27 @@ class LmEval(WaitingGrader):
 
     schema = LmEvalGrader
     requires = ("lm_eval", "lm-eval")
-    default_threshold = 1.0
+    extra = "lm-eval"
     block: LmEvalGrader
 
     def __init__(self, block: LmEvalGrader, origin: Origin) -> None:
         super().__init__(block, origin)
+        installed = version("lm-eval")
+        if block.version not in (None, installed):
+            raise origin.error(
+                f"grades with lm-eval {block.version}, and {installed} is installed",
+                f"pip install lm-eval=={block.version}, or run the eval again to compile it with {installed}.",
+            )
         self._pool = Pool("../benchmarks/grading.py", size=2)
+
+    @classmethod
+    def identity(cls, block: LmEvalGrader, origin: Origin) -> dict[str, Any]:
+        """Add the version of lm-eval, whose tasks and metrics change between versions."""
+        identity = block.identity()
+        if block.version is None:
+            with suppress(PackageNotFoundError):  # whoever grades needs the package; whoever looks at a run does not
+                identity["version"] = version("lm-eval")
+        return identity
 
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def answer(question: dict[str, Any], _: Callable[[str], None]) -> dict[str, Any]:
     """Do what a request asks for."""
-    if question.pop("kind") == "Comparison":
+    if question.pop("kind") == "TextPair":
         from holdfast.graders.similarity import TextPair, similarity
 
         return {"answer": similarity(TextPair(**question))}

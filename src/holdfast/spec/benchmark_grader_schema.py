@@ -82,5 +82,8 @@ class LmEvalGrader(GraderBlock):
     """Name of the metric. A value between 0 and 1 is the score; others are recorded without one."""
     filter: str = "none"
     """Name of the task's filter to apply to the reply."""
+    version: str | None = None
+    """Version of lm-eval whose task grades; another one is refused. Benchmarks set it when they are compiled. Default:
+    the installed version."""
     timeout: Seconds = 60
     """Time limit for one reply."""

@@ -68,7 +68,7 @@ class ServerTokenizer:
             return []
         reply = await self._server.post(self._path, self.request(text))
         ids = reply.get("tokens") if isinstance(reply, dict) else None
-        if not isinstance(ids, list) or not all(type(number) is int for number in ids):
+        if not isinstance(ids, list) or not {int}.issuperset(map(type, ids)):
             raise AttemptError("bad_reply", f"{self._path} returned no token ids: {str(reply)[:200]}")
         return ids
 
