@@ -134,7 +134,7 @@ def write_hub(folder: Path) -> Path:
             for subject in SUBJECTS
         },
     )
-    _write(
+    write_dataset(
         folder / "EleutherAI/wikitext_document_level",
         {"wikitext-2-raw-v1": {split: _rows(wikitext, 6) for split in ("train", "validation", "test")}},
     )
