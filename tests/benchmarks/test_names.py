@@ -99,6 +99,7 @@ def test_the_index_reads_names_as_lm_eval_does() -> None:
     ("name", "message"),
     [
         ("helaswag", r"no eval file 'helaswag', and no task of that name \(did you mean 'hellaswag'\?\)"),
+        ("lm-eval/helaswag", r"lm-eval has no task 'helaswag' \(did you mean 'lm-eval/hellaswag'\?\)"),
         ("simpleqa", "simpleqa is a benchmark of simple_evals, which Holdfast does not have"),
         ("adlr_race", "adlr_race is a benchmark of nvidia-lm-eval, which Holdfast does not have"),
     ],
@@ -106,6 +107,15 @@ def test_the_index_reads_names_as_lm_eval_does() -> None:
 def test_unknown_names_say_what_is_close_or_what_they_need(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         resolve_eval(name)
+
+
+@pytest.mark.parametrize("arguments", [("eval", "", "-m", "m"), ("tasks", "show", "")])
+def test_an_empty_name_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    ended = command(monkeypatch, capsys, tmp_path, *arguments)
+    assert ended.code == 2
+    assert " is empty\n" in ended.err
 
 
 def test_a_benchmark_needs_a_model(
@@ -127,6 +137,18 @@ class TestWithoutLmEval:
         shown = command(monkeypatch, capsys, tmp_path, "tasks", "show", "hellaswag").out
         assert "hellaswag: task hellaswag, as in NeMo Evaluator\nexamples   10\n" in shown
         assert 'needs lm-eval: pip install "holdfast-evals[lm-eval]"' in shown
+
+    def test_lists_say_that_it_is_missing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert "is not installed" in command(monkeypatch, capsys, tmp_path, "tasks", "ls", "--all", "arc*").err
+
+    def test_its_settings_are_not_exchanged_for_others(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ended = command(monkeypatch, capsys, tmp_path, "eval", "lm-eval/hellaswag", "-m", "m")
+        assert (ended.code, "did you mean" in ended.err) == (2, False)
+        assert "error: lm-eval/hellaswag needs lm-eval, which is not installed" in ended.err
 
     def test_compiling_names_the_package(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

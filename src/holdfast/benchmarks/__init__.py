@@ -4,6 +4,7 @@
 `index`     the files that define lm-eval's tasks
 `data`      mirrors of the Hugging Face hub on disk
 `cache`     compiled benchmarks of this user
+`progress`  notes about work that takes its time
 `compile`   a benchmark as a rows file and an eval document
 `compiler`  the program that compiles, in a process of its own
 `grading`   the program that grades with tasks of lm-eval

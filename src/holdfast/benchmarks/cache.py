@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,13 @@ def write_atomically(path: Path, content: bytes) -> None:
 def entry_file(name: str, request: Mapping[str, Any]) -> Path:
     """Return the file that describes the rows of a request."""
     return cache_folder() / f"{name.replace('/', '-')}-{digest(dict(request))[7:23]}.json"
+
+
+def entries_of(name: str) -> list[Compiled]:
+    """Return all compiled benchmarks of a name, with whatever settings, the newest first."""
+    files = cache_folder().glob(f"{glob.escape(name.replace('/', '-'))}-*.json")
+    newest = sorted(files, key=lambda file: (-file.stat().st_mtime_ns, file.name))
+    return [entry for file in newest if (entry := read_entry(file)) is not None]
 
 
 def read_entry(file: Path) -> Compiled | None:

@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.benchmarks.cache import Compiled, Source, cache_folder, entry_file, read_entry, write_atomically
+from holdfast.benchmarks.cache import (
+    Compiled,
+    Source,
+    cache_folder,
+    entries_of,
+    entry_file,
+    read_entry,
+    write_atomically,
+)
 from holdfast.benchmarks.data import MIRROR, mirror_folder, stamp
 from holdfast.benchmarks.index import OVERLAY, installed_version
 from holdfast.benchmarks.names import table
 from holdfast.canonical import digest, digest_bytes
-from holdfast.errors import UsageError
+from holdfast.errors import DataError, UsageError
 from holdfast.store.durable import make_directory
 
 if TYPE_CHECKING:
@@ -42,21 +50,23 @@ def compile_benchmark(
     *,
     chat: bool,
     report: Callable[[str], None] = lambda _: None,
-    again: bool = False,
+    newest: bool = False,
 ) -> Compiled:
-    """Return the compiled benchmark, from the cache unless its data changed or `again` is set.
+    """Return the compiled benchmark, from the cache unless its data changed.
 
-    `report` is called with what the compiler is doing.
+    `report` is called with what the compiler is doing. With `newest`, data that no commit is pinned for is compared
+    with the hub.
     """
     request = _request(benchmark, block, folder, chat=chat)
     file = entry_file(benchmark.name, request)
-    if not again and (cached := read_entry(file)) is not None and _is_current(cached):
+    if (cached := _cached(benchmark.name, request, file)) is not None and not (newest and _is_outdated(cached)):
         return cached
     if installed_version() is None:
         raise UsageError(f"compiling the benchmark {benchmark.name} needs lm-eval", remedy=INSTALL)
     make_directory(file.parent)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".compiling-") as place:
         rows = Path(place) / "rows"
+        report("starting lm-eval")
         result = _run_compiler(benchmark.name, request, rows, report)
         name = f"{file.stem.rpartition('-')[0]}-{result['rows']}.jsonl.zst"
         rows.replace(file.parent / name)
@@ -102,11 +112,48 @@ def _overlay_digest() -> str:
     return digest([[path.name, digest_bytes(path.read_bytes())] for path in files])[7:23]
 
 
-def _is_current(compiled: Compiled) -> bool:
-    """Return True if lm-eval, where it is installed, and local data are those that the rows were made with."""
+def _cached(name: str, request: Mapping[str, Any], file: Path) -> Compiled | None:
+    """Return what was compiled for a request; where it names no data, also what was compiled from any mirror."""
+    exact = read_entry(file)
+    if exact is not None and _is_current(exact):
+        return exact
+    if request["mirror"] is not None or request["revision"] is not None:
+        return None
+    for entry in entries_of(name):
+        mirror = entry.request["mirror"]
+        if mirror is not None and {**entry.request, "mirror": None} == request and _is_current(entry, gone=True):
+            notice = f"{name} was compiled from the data in {mirror}"
+            return msgspec.structs.replace(entry, notices=[*entry.notices, notice])
+    return None
+
+
+def _is_outdated(compiled: Compiled) -> bool:
+    """Return True if the hub has newer data of a dataset that no commit is pinned for."""
+    from holdfast.data.readers import hub_commit
+
+    fixed = compiled.request["revisions"]
+    unpinned = {
+        source.path: source.revision
+        for source in compiled.sources
+        if source.revision is not None and source.path not in fixed
+    }
+    try:
+        return any(hub_commit(path, compiled.request["revision"]) != commit for path, commit in unpinned.items())
+    except DataError:  # without the hub, the rows are the newest there are
+        return False
+
+
+def _is_current(compiled: Compiled, *, gone: bool = False) -> bool:
+    """Return True if lm-eval, where it is installed, and local data are those that the rows were made with.
+
+    With `gone`, the data may have been removed since.
+    """
     if installed_version() not in (None, compiled.provider_version):
         return False
-    return all(stamp(Path(folder)) == files for folder, files in compiled.stamps.items())
+    return all(
+        stamp(Path(folder)) == files or (gone and not Path(folder).exists())
+        for folder, files in compiled.stamps.items()
+    )
 
 
 def _run_compiler(name: str, request: Mapping[str, Any], rows: Path, report: Callable[[str], None]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from holdfast.benchmarks.index import OVERLAY, folders, overlay_index, read_inde
 from holdfast.benchmarks.metrics import Metric, graders_of, metrics_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _LIKELIHOODS: Final = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
 _OFFLINE: Final = "Without a hub, name a mirror in its layout: benchmark.data=FOLDER, or HOLDFAST_DATA=FOLDER."
@@ -80,8 +80,7 @@ def compile_task(request: CompileRequest, out: Path, report: Callable[[str], Non
     except Refused:
         raise
     except Exception as error:  # whatever a task's own code raises
-        message = f"lm-eval cannot load {request.task}: {type(error).__name__}: {error}"[:500]
-        raise Refused(message, _OFFLINE if request.mirror is None else None) from error
+        raise explain("load", request.task, error, request, sources.values()) from error
     tasks, groups = loaded["tasks"], loaded.get("groups") or {}
     kinds = {_kind(name, task, request) for name, task in tasks.items()}
     if len(kinds) > 1:
@@ -102,7 +101,14 @@ def compile_task(request: CompileRequest, out: Path, report: Callable[[str], Non
         for number, (name, task) in enumerate(tasks.items(), 1):
             report(f"{name} ({number} of {len(tasks)})")
             own = {key: value for key, value in params[name].items() if key not in common} if common else {}
-            for row in task_rows(name, task, request, own):
+            try:
+                rows = list(task_rows(name, task, request, own))
+            except Refused:
+                raise
+            except Exception as error:  # whatever a task's own code raises
+                _check_examples(name, task)
+                raise explain("ask", name, error, request, sources.values()) from error
+            for row in rows:
                 line = msgspec.json.encode(row, enc_hook=_plain) + b"\n"
                 whole.update(line)
                 writer.write(line)
@@ -130,6 +136,34 @@ def compile_task(request: CompileRequest, out: Path, report: Callable[[str], Non
         "sources": [msgspec.to_builtins(source) for source in sources.values()],
         "notices": notices,
     }
+
+
+def explain(what: str, task: str, error: Exception, request: CompileRequest, sources: Iterable[Source]) -> Refused:
+    """Return the refusal for an error of a task's own code: a package that it lacks, data of another task, or else."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError) and cause.name is not None:
+            package = cause.name.partition(".")[0]
+            return Refused(f"{task} needs the package {package}, which is not installed", f"pip install {package}")
+        cause = cause.__cause__ or cause.__context__
+    message = f"lm-eval cannot {what} {task}: {type(error).__name__}: {error}"[:500]
+    whole = next((source.path for source in sources if source.folder and source.folder == request.mirror), None)
+    if whole is not None:  # a folder that is taken as the dataset itself may be any dataset
+        return Refused(
+            f"{request.mirror} is not the dataset {whole}: {message}",
+            f"Name the folder of {whole}, or a mirror in the hub's layout, with FOLDER/{whole}.",
+        )
+    return Refused(message, _OFFLINE if request.mirror is None else None)
+
+
+def _check_examples(name: str, task: Any) -> None:
+    """Refuse more examples than there are, which lm-eval reports as a sample that is too large."""
+    shots, available = task.config.num_fewshot or 0, len(list(task.fewshot_docs() or ()))
+    if shots and shots >= available:  # one of them may be the question itself
+        raise Refused(
+            f"{name} is asked with {shots:,} examples, and the split has only {available:,} examples",
+            "Set benchmark.num_fewshot to a lower number.",
+        )
 
 
 def closure(task: str) -> list[str]:

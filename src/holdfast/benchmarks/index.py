@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.benchmarks.cache import cache_folder, write_atomically
+from holdfast.benchmarks.progress import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -79,6 +80,7 @@ def read_index() -> TaskIndex | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=TaskIndex)
     except (OSError, msgspec.DecodeError):
+        note(f"reading the names of lm-eval {current}'s tasks, once …")
         index = scan(tasks_folder(), current)
         write_atomically(file, msgspec.json.encode(index))
         return index

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from holdfast.benchmarks import native
+from holdfast.benchmarks.cache import entries_of
 from holdfast.benchmarks.index import overlay_index, read_index
 from holdfast.spec.document import read_document
 
@@ -94,11 +95,19 @@ def find_listed(name: str) -> Benchmark | None:
 
 
 def find_in_lm_eval(name: str) -> Benchmark | None:
-    """Return a task, group or tag of lm-eval, with lm-eval's settings. `lm-eval/NAME` means the same."""
+    """Return a task, group or tag of lm-eval, with lm-eval's settings. `lm-eval/NAME` means the same.
+
+    Without lm-eval, its names are those of compiled benchmarks.
+    """
     bare = name.removeprefix(LM_EVAL)
     index = read_index()
+    benchmark = Benchmark(bare, bare, listed=False)
     if bare in overlay_index() or (index is not None and bare in index):
-        return Benchmark(bare, bare, listed=False)
+        return benchmark
+    if index is None and any(
+        entry.request["task"] == bare and entry.request["params"] == benchmark.params for entry in entries_of(bare)
+    ):
+        return benchmark
     return None
 
 

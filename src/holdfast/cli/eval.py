@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from holdfast.benchmarks.progress import notes_to
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import export_results, run_and_report, run_locally
 from holdfast.cli.errors import show_note
 from holdfast.cli.export import ExporterName
 from holdfast.cli.flags import Concurrency, Duration, EvalFlags, Positive
 from holdfast.cli.runs import runs_dir_option
+from holdfast.display.choice import make_display
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
 
@@ -178,6 +181,13 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
             "--fresh and --retry-failed exclude each other: a fresh run has no errors to retry",
             remedy="Use one of them.",
         )
+    notes = notes_to(make_display("json").notice) if flags.display == "json" else nullcontext()
+    with notes:
+        return _eval(arguments, flags)
+
+
+def _eval(arguments: tuple[str, ...], flags: EvalFlags) -> int:
+    """Run one eval, or several as a suite."""
     if flags.named is not None:
         return _eval_one(flags.named, arguments, flags)
     evals = [argument for argument in arguments if not _is_override(argument)]
@@ -242,6 +252,8 @@ _DATA: Final = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".json")
 
 def _find_eval(config: str | None) -> str:
     """Return the eval file, which may be given as its folder or not at all."""
+    if config == "":
+        raise UsageError("the name of the eval is empty", remedy="Name an eval file or a task.")
     folder = Path(config or ".")
     if folder.is_dir():
         here = [folder / name for name in _EVAL_FILES if (folder / name).is_file()]

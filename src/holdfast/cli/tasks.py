@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.errors import show_note
 from holdfast.errors import HoldfastError, UsageError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
     holdfast tasks ls 'mmlu*'
     holdfast tasks ls --all '*winogrande*'
     """
+    from holdfast.benchmarks.compile import INSTALL
     from holdfast.benchmarks.index import installed_version
     from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names
     from holdfast.formats.providers import installed_providers, task_names
@@ -57,11 +59,10 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
         click.echo(f"{row['name']:<{width}}  {', '.join(details)}")
     if not rows:
         click.echo(f"no benchmark matches {glob!r}", err=True)
-    if not every:
-        more = (
-            "--all lists lm-eval's tasks" if installed_version() else "lm-eval, which adds its tasks, is not installed"
-        )
-        click.echo(f"{len(rows):,} benchmarks; {more}", err=True)
+    if installed_version() is None:
+        click.echo(f"{len(rows):,} benchmarks; lm-eval, which adds its tasks, is not installed: {INSTALL}", err=True)
+    elif not every:
+        click.echo(f"{len(rows):,} benchmarks; --all lists lm-eval's tasks", err=True)
     return 0
 
 
@@ -78,8 +79,11 @@ def _summary(benchmark: Benchmark) -> dict[str, Any]:
 
 def _find(name: str, data: str | None) -> tuple[Benchmark, BenchmarkBlock]:
     from holdfast.formats.benchmark import find_benchmark
+    from holdfast.formats.providers import unknown_task
     from holdfast.spec.schema import BenchmarkBlock
 
+    if not name:
+        raise unknown_task(name)
     block = BenchmarkBlock(name=name, data=data)
     return find_benchmark(block), block
 
@@ -180,29 +184,43 @@ def _lines(described: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _matching(name: str) -> list[str]:
+    """Return the benchmarks of the table that a glob matches, or the name that is not a glob."""
+    from holdfast.benchmarks.names import known_names
+
+    if not any(character in name for character in "*?["):
+        return [name]
+    if not (matching := [each for each in known_names() if fnmatchcase(each, name)]):
+        raise UsageError(f"no benchmark matches {name!r}", remedy="`holdfast tasks ls` lists names.")
+    return matching
+
+
 @command.command("fetch")
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
 @_data_option
 def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
     """Compile benchmarks into this user's cache, so that they run without internet and without lm-eval.
 
-    Data that no commit is pinned for is taken anew.
+    NAME may be a glob over the names of `tasks ls`, such as 'arc*'.
+    What is there already is compiled again only if its data has changed, also on the hub.
     """
     from holdfast.benchmarks.cache import cache_folder
     from holdfast.formats.benchmark import compile_shown, wants_chat
 
     failed = 0
-    for name in names:
+    for name in dict.fromkeys(match for each in names for match in _matching(each)):
         try:
             benchmark, block = _find(name, data)
             if benchmark.provider == "native":
                 click.echo(f"{name}: defined by Holdfast, with nothing to compile")
                 continue
             chat = bool(wants_chat(benchmark, block, None))
-            compiled = compile_shown(benchmark, block, Path.cwd(), chat=chat, again=True)
+            compiled = compile_shown(benchmark, block, Path.cwd(), chat=chat, newest=True)
         except HoldfastError as error:
             click.echo(f"{name}: {error.message}{f' ({error.remedy})' if error.remedy else ''}", err=True)
             failed += 1
             continue
         click.echo(f"{name}: {compiled.count:,} rows in {cache_folder() / compiled.rows}")
+        for notice in compiled.notices:
+            show_note(notice)
     return 2 if failed else 0

@@ -52,7 +52,7 @@ class Format:
     """Eval files of another tool."""
 
     def recognizes(self, data: Mapping[str, Any]) -> bool:
-        """Tell whether the content of a file is of this format. It has none of our keys for data and prompt."""
+        """Tell whether the content of a file is of this format. It has no data or prompt of ours."""
         raise NotImplementedError
 
     def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
@@ -65,7 +65,9 @@ class Format:
 
 def find_format(data: Mapping[str, Any]) -> tuple[str, Format] | None:
     """Return the name and format of another tool's eval file; None for one of ours, and for other files."""
-    if not data.keys().isdisjoint(_OURS) or is_configuration(data):
+    if is_configuration(data):
+        return None
+    if "benchmark" not in data and not data.keys().isdisjoint(_OURS):  # which a benchmark refuses by name
         return None
     for name in FORMATS:  # before plug-ins, whose packages need not be looked at then
         if (builtin := _load(name)).recognizes(data):

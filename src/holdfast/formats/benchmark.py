@@ -5,13 +5,14 @@ The other keys of such a file are kept: `target`, `limits`, `gate`, `graders` be
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.benchmarks.compile import compile_benchmark, make_document
+from holdfast.benchmarks.data import mirror_folder
 from holdfast.benchmarks.names import LM_EVAL, Benchmark, find_in_lm_eval, find_listed
 from holdfast.benchmarks.native import load
+from holdfast.benchmarks.progress import note, show_step
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import Format, folder_of
 from holdfast.formats.providers import unknown_task
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 _MERGED: Final = ("target", "metadata", "dataset")
 """blocks whose keys are laid over the benchmark's"""
+_BROUGHT: Final = ("samples", "prompt", "continuations", "history")
+"""keys that a benchmark brings itself"""
+_SELECTIONS: Final = ("limit", "limit_by", "offset", "shuffle", "where", "ids", "tags")
+"""keys of `dataset` that select among the benchmark's rows"""
 
 
 class BenchmarkFile(Format):
@@ -39,7 +44,11 @@ class BenchmarkFile(Format):
 
     def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
         block = read_block(document, [item for item in overrides if item[0][0] == "benchmark"])
-        remaining = [item for item in overrides if item[0][0] != "benchmark"]
+        remaining = [item for each in overrides if each[0][0] != "benchmark" for item in _split_dataset(each)]
+        written = [((key,), value) for key, value in document.data.items()]
+        keys = [key for item in (*written, *remaining) for key, _ in _split_dataset(item)]
+        if problems := [Problem(document.where(key), message) for key in keys if (message := _refusal(key))]:
+            raise ConfigError(problems)
         benchmark = find_benchmark(block)
         own = {key: value for key, value in document.data.items() if key != "benchmark"}
         target = dict(own.get("target") or {})
@@ -59,6 +68,23 @@ class BenchmarkFile(Format):
         return replace(document, data={**data, **own}, notices=(*document.notices, *notices)), remaining
 
 
+def _split_dataset(override: Override) -> list[Override]:
+    """Return an override of the whole `dataset` as overrides of its keys, which leave the benchmark's own in place."""
+    key, value = override
+    if key == ("dataset",) and isinstance(value, dict):
+        return [(("dataset", name), each) for name, each in value.items()]
+    return [override]
+
+
+def _refusal(key: tuple[str, ...]) -> str | None:
+    """Return why a key cannot stand beside `benchmark`."""
+    if key[0] in _BROUGHT:
+        return f"`{key[0]}` cannot be combined with `benchmark`"
+    if key[0] == "dataset" and len(key) > 1 and key[1] not in _SELECTIONS:
+        return f"`dataset.{key[1]}` cannot be combined with `benchmark`; {', '.join(_SELECTIONS)} can"
+    return None
+
+
 def benchmark_document(
     benchmark: Benchmark, block: BenchmarkBlock, api: str | None, folder: Path
 ) -> tuple[dict[str, Any], list[str]]:
@@ -74,24 +100,30 @@ def benchmark_document(
     compiled = compile_shown(benchmark, block, folder, chat=bool(chat))
     data = make_document(benchmark, block, compiled, chat=bool(chat))
     settings = describe_settings(benchmark, block, compiled.document["tasks"])
+    mirror = mirror_folder(block.data, folder)
+    if block.revision is not None and mirror is not None:
+        settings.append(f"benchmark.revision has no effect on the data in {mirror}")
     return data, [*settings, *compiled.notices]
 
 
 def compile_shown(
-    benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool, again: bool = False
+    benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool, newest: bool = False
 ) -> Compiled:
-    """Compile a benchmark, and show on a terminal what is being done."""
+    """Compile a benchmark, and show that it takes its time; on a terminal, also what is being done."""
+    started = False
+
+    def show(text: str) -> None:
+        nonlocal started
+        if not started:
+            note(f"compiling {block.name} …")
+            started = True
+        show_step(f"compiling: {text}")
+
     try:
-        return compile_benchmark(benchmark, block, folder, chat=chat, report=show_progress, again=again)
+        return compile_benchmark(benchmark, block, folder, chat=chat, report=show, newest=newest)
     finally:
-        show_progress("")
-
-
-def show_progress(text: str) -> None:
-    """Show on a terminal what is being compiled; an empty text clears the line."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text and f'compiling: {text}'}")
-        sys.stderr.flush()
+        if started:
+            show_step("")
 
 
 def read_block(document: Document, overrides: Sequence[Override] = ()) -> BenchmarkBlock:

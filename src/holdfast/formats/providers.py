@@ -6,13 +6,14 @@ None. It may list its tasks with `names()`.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from holdfast.benchmarks.cache import cache_folder, write_atomically
 from holdfast.benchmarks.compile import INSTALL
-from holdfast.benchmarks.index import installed_version
+from holdfast.benchmarks.index import installed_version, read_index
 from holdfast.benchmarks.names import LM_EVAL, find_in_lm_eval, find_listed, known_names, table
 from holdfast.errors import UsageError
 from holdfast.spec.document import Document, read_document
@@ -51,16 +52,29 @@ def task_names(providers: Sequence[TaskProvider]) -> list[str]:
 def unknown_task(name: str, providers: Sequence[TaskProvider] = ()) -> UsageError:
     """Return the error for a name that nothing here knows: the harness it needs, or the closest names."""
     bare = name.removeprefix(LM_EVAL)
-    if (harnesses := table().harnesses.get(bare)) is not None and bare == name:
+    if not bare:
+        return UsageError("the name of the task is empty", remedy="`holdfast tasks ls` lists names.")
+    if bare != name:
+        return _unknown_in_lm_eval(name, bare)
+    if (harnesses := table().harnesses.get(name)) is not None:
         return UsageError(
             f"{name} is a benchmark of {' and of '.join(harnesses)}, which Holdfast does not have",
             remedy=f"`holdfast tasks ls` lists the benchmarks that it has{suggest(name, known_names())}.",
         )
     message = f"no eval file {name!r}, and no task of that name"
-    close = suggest(bare, [*known_names(every=True), *task_names(providers)])
+    close = suggest(name, [*known_names(every=True), *task_names(providers)])
     if installed_version() is None:
         return UsageError(f"{message}{close}", remedy=f"The tasks of lm-eval need its package: {INSTALL}")
     return UsageError(f"{message}{close}", remedy="Give the path of an eval file; `holdfast tasks ls` lists names.")
+
+
+def _unknown_in_lm_eval(name: str, bare: str) -> UsageError:
+    """Return the error for a name with lm-eval's settings. Close names have those settings, too."""
+    index = read_index()
+    if index is None:
+        return UsageError(f"{name} needs lm-eval, which is not installed", remedy=INSTALL)
+    close = suggest(name, [f"{LM_EVAL}{each}" for each in get_close_matches(bare, index.names())])
+    return UsageError(f"lm-eval has no task {bare!r}{close}", remedy="`holdfast tasks ls --all GLOB` lists its tasks.")
 
 
 def may_be_name(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from holdfast.benchmarks.names import LM_EVAL
 from holdfast.errors import ConfigError, Problem
 from holdfast.formats import is_configuration, load_any
 from holdfast.formats.providers import find_file, installed_providers, may_be_name, unknown_task
@@ -40,7 +41,7 @@ def load_suite(suite: Suite, overrides: Sequence[Override] = ()) -> list[Cell]:
         except ConfigError as error:
             problems += error.problems
             continue
-        row = entry.name or specs[0].name
+        row = entry.name or (entry.eval if entry.eval.startswith(LM_EVAL) else specs[0].name)
         if row in rows:
             message = f"a second eval called {row!r}; give each its own `name` in a suite file"
             problems.append(Problem(suite.where(("evals", number)), message))
@@ -51,7 +52,18 @@ def load_suite(suite: Suite, overrides: Sequence[Override] = ()) -> list[Cell]:
         problems += _average_problems(suite, rows)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return cells
+    return _with_each_notice_once(cells)
+
+
+def _with_each_notice_once(cells: Sequence[Cell]) -> list[Cell]:
+    """Leave each notice to the first cell that has it."""
+    seen: set[str] = set()
+    changed = []
+    for cell in cells:
+        notices = tuple(notice for notice in cell.spec.notices if notice not in seen)
+        seen.update(notices)
+        changed.append(replace(cell, spec=replace(cell.spec, notices=notices)))
+    return changed
 
 
 def _average_problems(suite: Suite, rows: dict[str, list[str]]) -> Iterator[Problem]:

@@ -193,7 +193,7 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
     from ruamel.yaml import YAML
 
     yaml, text = YAML(), StringIO()
-    yaml.dump(without_secrets(planned[0][0].spec.document.data), text)
+    yaml.dump(_shortened(without_secrets(planned[0][0].spec.document.data)), text)
     console = make_console()
     console.print(text.getvalue().rstrip(), markup=False, soft_wrap=True)
     console.print()
@@ -202,6 +202,16 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
         console.print(str(plan), soft_wrap=True)
     for notice in planned[0][0].idle_notices:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+
+
+def _shortened(data: dict[str, Any]) -> dict[str, Any]:
+    """Return an eval for the eye: of a benchmark with many tasks, only how many there are."""
+    about = (data.get("metadata") or {}).get("benchmark")
+    if not isinstance(about, dict) or len(about.get("tasks") or ()) < 2:
+        return data
+    shorter = {**about, "tasks": f"{len(about['tasks'])} tasks", "groups": f"{len(about.get('groups') or ())} groups"}
+    shorter["dataset"] = list(dict.fromkeys(each["path"] for each in about.get("dataset") or ()))
+    return {**data, "metadata": {**data["metadata"], "benchmark": shorter}}
 
 
 def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
