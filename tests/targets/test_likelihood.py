@@ -206,7 +206,7 @@ class TestWrongServers:
             ({"ignores_echo": True}, {}, ["ignores `echo`", "every continuation would score alike", "form: sglang"]),
             ({"ignores_echo": True, "tokenizes": False}, {}, ["ignores `echo`", "vLLM, NIM"]),
             ({"engine": "chat"}, {}, ["no likelihoods", "Chat APIs have no likelihoods"]),
-            ({"max_logprobs": 0}, {}, ["greater than max allowed: 0", "form: echo"]),
+            ({"max_logprobs": 0}, {}, ["greater than max allowed: 0", "form echo"]),
             ({}, {"likelihood": {"form": "sglang"}}, ["sglang: the server does not answer /generate as SGLang does"]),
             ({}, {"likelihood": {"form": "llama.cpp"}}, ["does not force tokens by a grammar"]),
             ({"status": 404}, {}, ["told to refuse", "form: echo"]),
@@ -220,6 +220,38 @@ class TestWrongServers:
         for word in words:
             assert word in done.stderr
         assert not list(tmp_path.glob("runs/**/outputs.jsonl")) or not kept(run_dir(tmp_path))
+
+    @pytest.mark.parametrize(
+        ("settings", "first", "hint"),
+        [
+            ({"max_logprobs": 0}, "no likelihoods: the server refuses `logprobs: 1`", "--max-logprobs 1 or more"),
+            (
+                {"cuts_at": 5},
+                "no likelihoods: the server cut a prompt of a few words: 5 of 10 tokens",
+                "longer context",
+            ),
+            ({"cuts_at": 5, "tokenizes": False}, "no likelihoods: the server cut a prompt", "longer context"),
+            (
+                {"cuts_at": 5, "engine": "sglang"},
+                "no likelihoods: the server cut a prompt of a few words: 5 of 10 tokens",
+                "longer context",
+            ),
+            ({"ignores_echo": True}, "the server gives no likelihoods of the text it is given", "These work: vLLM"),
+        ],
+    )
+    def test_the_refusal_leads_with_the_reason_and_gives_each_form_a_short_line(
+        self, tmp_path: Path, provider: Server, settings: dict[str, Any], first: str, hint: str
+    ) -> None:
+        provider.control(**settings)
+        done = holdfast("eval", likelihood_eval(tmp_path, provider.base_url), cwd=tmp_path, check=3)
+        error, hints = done.stderr[done.stderr.index("error: ") :].split("hint: ")
+        sentence, *tried = error.splitlines()
+        assert sentence.startswith(f"error: {first}") and hint in hints
+        forms = [line.strip().split(":")[0] for line in tried if line.startswith("  ")]
+        assert forms == [form for form in ("echo", "sglang", "llama.cpp") if f"(form {form})" not in sentence]
+        assert all(len(line) < 200 and "{" not in line for line in tried)
+        assert ("no /tokenize" in error) == (settings.get("tokenizes") is False)
+        assert "tokenizer is not the one" not in error
 
     @pytest.mark.parametrize("engine", ["vllm", "sglang"])
     def test_a_server_that_cuts_prompts_gives_an_error_and_no_number(

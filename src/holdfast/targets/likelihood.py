@@ -47,6 +47,15 @@ class _Span(NamedTuple):
     """tokens that were cut from the left"""
 
 
+class _Failure(NamedTuple):
+    """Why a form of request gives no likelihoods."""
+
+    form: str
+    reason: str
+    remedy: str | None = None
+    """set where this is what stands in the way, and no other form has to be looked at"""
+
+
 class LikelihoodModel(Model):
     """Answers with the likelihood of each continuation instead of a reply."""
 
@@ -95,34 +104,30 @@ class LikelihoodModel(Model):
         text = _CONTEXT + _CONTINUATION
         characters = Characters(text, len(_CONTEXT))
         tokens = None if self._tokenizer is None else await patiently(self._probe_tokens)
-        reasons: list[str] = []
-        remedy = _FORMS
+        failures: list[_Failure] = []
+        hint = _FORMS
         for form in self._candidates(server):
             for span in (tokens, characters if form.takes_text else None):
                 if span is None:
-                    if not form.takes_text:
-                        reasons.append(f"{form.name}: the server has no /tokenize: set target.tokenizer")
+                    if tokens is None and not form.takes_text:
+                        reason = "needs token ids, and the server has no /tokenize: set target.tokenizer"
+                        failures.append(_Failure(form.name, reason))
+                        break
                     continue
                 try:
                     await patiently(partial(form.probe, span, text))
                 except Unsupported as error:
-                    reasons.append(f"{form.name}: the server {error}")
+                    failures.append(_Failure(form.name, f"the server {error.reason}", error.remedy))
                 except (AttemptError, Fault) as error:
                     if not _is_refusal(error):
                         raise
+                    failures.append(_Failure(form.name, error.message))
                     if isinstance(error, Fault) and form.name == "echo":  # perhaps of an unknown model
-                        remedy = f"{error.remedy} {_FORMS}"
-                    reasons.append(f"{form.name}: {error.message}")
+                        hint = f"{error.remedy} {_FORMS}"
                 else:
                     await self._settle(form, server, text=span is characters)
                     return
-        raise Fault(
-            "rejected",
-            "the server gives no likelihoods of the text it is given, so every continuation would score alike ("
-            + "; ".join(dict.fromkeys(reasons))
-            + ")",
-            remedy=remedy,
-        )
+        raise _no_likelihoods(failures, hint)
 
     def _candidates(self, server: ModelServer) -> list[Form]:
         from holdfast.targets.likelihood_forms import Echo, LlamaCpp, SGLang
@@ -284,6 +289,22 @@ def _is_refusal(error: AttemptError | Fault) -> bool:
     if isinstance(error, Fault):
         return error.status in (404, 405)
     return error.kind in ("bad_request", "bad_reply") or error.status in (405, 501)
+
+
+def _no_likelihoods(failures: list[_Failure], hint: str) -> Fault:
+    """Return the fault of a server that no form fits: the reason that has a remedy, or a line for each form."""
+    decisive = next((failure for failure in failures if failure.remedy is not None), None)
+    lines = dict.fromkeys(
+        f"  {failure.form}: {failure.reason}"
+        for failure in failures
+        if decisive is None or failure.form != decisive.form
+    )
+    if decisive is None:
+        message = "the server gives no likelihoods of the text it is given, so every continuation would score alike"
+        return Fault("rejected", "\n".join([f"{message}. These forms were tried:", *lines]), remedy=hint)
+    message = f"no likelihoods: {decisive.reason} (form {decisive.form})"
+    others = ["Other forms that were tried:", *lines] if lines else []
+    return Fault("rejected", "\n".join([message, *others]), remedy=decisive.remedy)
 
 
 def _nothing() -> AttemptError:
