@@ -84,7 +84,7 @@ class TestEqualToLmEval:
         provider.control(max_model_len=30)
         target = {"likelihood": {"truncate": "left"}}
         done = holdfast("eval", likelihood_eval(tmp_path, provider.base_url, samples=rows, target=target), cwd=tmp_path)
-        assert "1 row was cut on the left to 29 tokens" in done.stderr
+        assert "1 row was cut on the left (likelihood.truncate: left): the maximum length is 30 tokens" in done.stderr
         assert likelihoods(run_dir(tmp_path)) == of_lm_eval(provider.base_url, rows, max_length=30)
         [output] = [output for output in kept(run_dir(tmp_path)) if output["sample"] == "long"]
         assert all(each["cut"] > 50 for each in output["messages"][-1]["likelihoods"])
@@ -268,10 +268,27 @@ class TestWrongServers:
         provider.control(max_model_len=60)
         path = likelihood_eval(tmp_path, provider.base_url, samples=rows)
         done = holdfast("eval", path, cwd=tmp_path, check=3)
-        assert "have 81 tokens (1 of the continuation); the model takes at most 59" in done.stdout + done.stderr
+        limit = "the maximum length is 60 tokens, one of which is for the reply"
+        assert f"have 81 tokens (1 of the continuation); {limit}" in done.stdout + done.stderr
         [error] = lines(run_dir(tmp_path) / "errors.jsonl")
         assert (error["sample"], error["kind"], error["final"]) == ("long", "bad_request", True)
         assert "once more once" not in "".join(provider.stats()["asked"])
+
+    @pytest.mark.parametrize("truncate", ["left", "never"])
+    def test_a_continuation_that_does_not_fit_alone_is_said_to_be_too_long(
+        self, tmp_path: Path, provider: Server, truncate: str
+    ) -> None:
+        row = {"id": "long", "context": "a b", "endings": [" c" * 3], "answer": 0}
+        target = {"likelihood": {"truncate": truncate, "max_length": 4}}
+        path = likelihood_eval(tmp_path, provider.base_url, samples=[row], target=target)
+        done = holdfast("eval", path, cwd=tmp_path, check=3)
+        assert "maximum length 4 tokens" in done.stderr
+        problem = (
+            "the continuation alone has 3 tokens and does not fit after a context: the maximum length is 4 tokens, one "
+            "of which is for the reply"
+        )
+        assert problem in " ".join(done.stdout.split())
+        assert "truncate: left" not in done.stdout
 
     def test_memory_errors_are_retried(self, tmp_path: Path, provider: Server) -> None:
         provider.control(fail={"oom": 1.0}, fail_first=1)

@@ -82,7 +82,9 @@ class LikelihoodModel(Model):
         if not self._rows_cut:
             return []
         rows = "row was" if self._rows_cut == 1 else "rows were"
-        return [f"{self._rows_cut} {rows} cut on the left to {self._length_limit} tokens (likelihood.truncate: left)"]
+        assert self._max_length is not None
+        limit = _describe_limit(self._max_length)
+        return [f"{self._rows_cut} {rows} cut on the left (likelihood.truncate: left): {limit}"]
 
     async def _open(self, opening: AsyncExitStack) -> None:
         from holdfast.targets.client import bearer
@@ -238,16 +240,12 @@ class LikelihoodModel(Model):
         start = len(context_ids)
         if len(ids) <= start:
             raise _nothing()
-        limit = self._length_limit
-        excess = 0 if limit is None else max(0, len(ids) - limit)
-        if excess and (self._settings.truncate == "never" or excess >= start):
-            raise _too_long(len(ids), len(ids) - start, limit)
+        if self._max_length is None or len(ids) < self._max_length:
+            return _Span(Tokens(ids, start), 0)
+        excess = len(ids) + 1 - self._max_length
+        if excess >= start or self._settings.truncate == "never":
+            raise _too_long(len(ids), len(ids) - start, self._max_length)
         return _Span(Tokens(ids[excess:], start - excess), excess)
-
-    @property
-    def _length_limit(self) -> int | None:
-        """The most tokens of context and continuation: one less than the model's, which has to say one itself."""
-        return None if self._max_length is None else self._max_length - 1
 
     def _token_prefix(self) -> int:
         if not isinstance(self._prefix, int):
@@ -311,13 +309,21 @@ def _nothing() -> AttemptError:
     return AttemptError("bad_request", "a continuation has no token of its own after its context", retry=False)
 
 
-def _too_long(tokens: int, own: int, limit: int | None) -> AttemptError:
+def _describe_limit(max_length: int) -> str:
+    return f"the maximum length is {max_length:,} tokens, one of which is for the reply"
+
+
+def _too_long(tokens: int, own: int, max_length: int) -> AttemptError:
+    """Return the error of a row that is not cut, or whose continuation leaves no room for a token of its context."""
+    limit = _describe_limit(max_length)
+    longer = "Serve the model with a longer context, or set target.likelihood.max_length if it takes more"
+    if own + 2 > max_length:
+        problem = f"the continuation alone has {own:,} tokens and does not fit after a context: {limit}"
+        return AttemptError("bad_request", problem, remedy=f"{longer}.", retry=False)
     return AttemptError(
         "bad_request",
-        f"context and continuation have {tokens:,} tokens ({own:,} of the continuation); the model takes at most "
-        f"{limit:,}",
-        remedy="Serve the model with a longer context, set target.likelihood.max_length if it takes more, or cut such "
-        "rows as lm-eval does with `truncate: left` there.",
+        f"context and continuation have {tokens:,} tokens ({own:,} of the continuation); {limit}",
+        remedy=f"{longer}; or cut such rows as lm-eval does with `truncate: left` there.",
         retry=False,
     )
 
