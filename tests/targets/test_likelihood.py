@@ -30,6 +30,8 @@ GRADERS = [
     {"type": "likelihood", "name": "acc_norm", "expected": "{{ answer }}", "normalize": "chars", "weight": 0},
 ]
 
+MODEL = {"model": "m", "api": "completions"}
+
 
 @pytest.fixture
 def provider() -> Iterator[Server]:
@@ -305,6 +307,39 @@ class TestWrongServers:
         done = holdfast("eval", path, cwd=tmp_path, check=3)
         assert "CUDA out of memory" in done.stdout and "limits.concurrency=4" in done.stdout
         assert kept(run_dir(tmp_path)) == []
+
+
+class TestRows:
+    @pytest.mark.parametrize(
+        ("row", "keys", "place", "words"),
+        [
+            ({}, {"continuations": "context"}, "continuations", "continuations give 'Row 2', not a list of texts"),
+            ({"endings": [" a", ""]}, {}, "continuations", "continuation 1 is empty"),
+            ({"answer": 2}, {}, "graders[0].expected", "the expected continuation is 2; it is a text, or a position"),
+            ({"answer": "z"}, {}, "graders[0].expected", "the expected continuation 'z' is not among the choices"),
+        ],
+    )
+    def test_a_row_that_cannot_be_scored_is_refused_before_the_run(
+        self, tmp_path: Path, row: dict[str, Any], keys: dict[str, Any], place: str, words: str
+    ) -> None:
+        fits = {"id": "fits", "context": ["list"], "endings": [" a", " b"], "answer": 0}
+        rows = [fits, {"id": "other", "context": "Row 2", "endings": [" a", " b"], "answer": 1, **row}]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        path = likelihood_eval(
+            tmp_path, "http://127.0.0.1:9/v1", samples=None, dataset={"path": "rows.jsonl"}, prompt="-", **keys
+        )
+        done = holdfast("eval", path, cwd=tmp_path, check=2)
+        assert f"{place}: {tmp_path / 'rows.jsonl'}:2: {words}" in done.stderr
+        assert "hint: Fix these rows, or leave them out with dataset.where." in done.stderr
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_grader_that_does_not_apply_to_a_row_expects_nothing_of_it(self, tmp_path: Path) -> None:
+        graders = [{**GRADERS[0], "where": "answer != none"}]
+        row = {"id": "unlabelled", "context": "x", "endings": [" a"], "answer": None}
+        identity = who(
+            tmp_path, samples=[*ROWS, row], continuations="endings", prompt="-", graders=graders, target=MODEL
+        )
+        assert identity.survey.unsendable is None
 
 
 class TestRuns:
