@@ -342,6 +342,23 @@ class TestRows:
         assert identity.survey.unsendable is None
 
 
+class TestDryRun:
+    def test_the_estimate_counts_each_continuation_with_its_context(self, tmp_path: Path) -> None:
+        own = [{"context": "x" * 300, "text": " y" * 50}]
+        rows: list[dict[str, Any]] = [
+            {"id": "prompt", "context": "c" * 100, "endings": [" a" * 10] * 4, "answer": 0},
+            {"id": "own", "context": "not sent", "endings": own, "answer": 0},
+        ]
+        path = likelihood_eval(tmp_path, None, samples=rows)
+        planned = json.loads(holdfast("eval", path, "--dry-run", "--json", cwd=tmp_path).stdout)["preview"]
+        assert planned["tokens"] == (4 * (100 + 20) + 300 + 100) / 4
+        assert planned["continuations"] == [{"text": " a" * 10, "context": None}] * 4
+
+    def test_the_first_sample_is_shown_with_its_continuations_and_the_right_one_marked(self, tmp_path: Path) -> None:
+        done = holdfast("eval", likelihood_eval(tmp_path, None), "--dry-run", cwd=tmp_path)
+        assert "  user: The bird has a\n     long tail.\n  →  tail\n      nose\n" in done.stdout
+
+
 class TestRuns:
     def test_requests_in_flight_stay_within_the_limit_though_a_trial_makes_several(
         self, tmp_path: Path, provider: Server

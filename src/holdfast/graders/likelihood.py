@@ -39,9 +39,7 @@ class Likelihood(InstantGrader):
         if self._continuations is None or not likelihoods:
             raise AttemptError("grader", "the output has no likelihoods", retry=False)
         texts = [continuation.text for continuation in evaluate_continuations(self._continuations, case.sample)]
-        choices = [text.lstrip() for text in texts]
-        if self.block.choices is not None:
-            choices = _evaluate_choices(self.block.choices, case.sample.fields)
+        choices = _choices(self.block, case.sample.fields, texts)
         if not len(likelihoods) == len(texts) == len(choices):
             counts = f"{len(likelihoods)} likelihoods, {len(texts)} continuations and {len(choices)} choices"
             raise AttemptError("grader", f"this row has {counts}", retry=False)
@@ -90,9 +88,7 @@ def row_check(spec: Eval) -> RowCheck | None:
                 continue
             key = "choices"
             try:
-                choices = [text.lstrip() for text in texts]
-                if block.choices is not None:
-                    choices = _evaluate_choices(block.choices, sample.fields)
+                choices = _choices(block, sample.fields, texts)
                 key = "expected"
                 _positions(block.expected, sample.fields, choices)
             except AttemptError as error:
@@ -101,9 +97,23 @@ def row_check(spec: Eval) -> RowCheck | None:
     return check
 
 
-def _evaluate_choices(formula: str, fields: dict[str, Any]) -> list[str]:
+def expected_positions(spec: Eval, sample: Sample) -> tuple[int, ...]:
+    """Return the positions that the first grader of likelihoods expects for a row; none where it is not clear."""
+    block = next((block for _, block in spec.placed_graders() if isinstance(block, LikelihoodGrader)), None)
+    if block is None or spec.continuations is None:
+        return ()
     try:
-        choices = expression(formula)(fields)
+        texts = [continuation.text for continuation in evaluate_continuations(spec.continuations, sample)]
+        return tuple(_positions(block.expected, sample.fields, _choices(block, sample.fields, texts)))
+    except AttemptError:
+        return ()
+
+
+def _choices(block: LikelihoodGrader, fields: dict[str, Any], texts: list[str]) -> list[str]:
+    if block.choices is None:
+        return [text.lstrip() for text in texts]
+    try:
+        choices = expression(block.choices)(fields)
     except RENDER_ERRORS as error:
         raise AttemptError("grader", f"cannot evaluate choices: {error}", retry=False) from error
     if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) for choice in choices):
