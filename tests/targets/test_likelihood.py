@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import evaluate
+from holdfast.plan.changes import identity_changes
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.running import ROOT, Server, holdfast, lines, metrics, run_dir, server
 from tests.support.specs import who, write_spec
@@ -16,6 +17,8 @@ from tests.support.specs import who, write_spec
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from holdfast.store.manifest import Identity
 
 ROWS: list[dict[str, Any]] = [
     {"id": "tail", "context": "The bird has a", "endings": [" long tail.", " tail", "  nose"], "answer": 1},
@@ -413,6 +416,16 @@ class TestRuns:
         assert len(others | {plain}) == 7
         (tmp_path / "tokenizer.json").write_text("[]")
         assert digest(tokenizer="tokenizer.json") not in others
+
+    def test_the_plan_names_the_settings_that_changed(self, tmp_path: Path) -> None:
+        def contents(**keys: Any) -> Identity:
+            return who(tmp_path, **{"samples": ROWS, "prompt": "-", "graders": [], "target": MODEL, **keys}).contents
+
+        replies, plain = contents(), contents(continuations="endings")
+        cutting = contents(continuations="endings", target={**MODEL, "likelihood": {"truncate": "left"}})
+        assert identity_changes(replies, plain) == ["continuations added"]
+        assert identity_changes(plain, cutting) == ["target.likelihood.truncate (none) → left"]
+        assert identity_changes(cutting, plain) == ["target.likelihood.truncate left → (none)"]
 
 
 needs_model = pytest.mark.skipif(
