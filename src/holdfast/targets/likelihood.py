@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import AttemptError, Fault
@@ -19,7 +20,7 @@ from holdfast.targets.tokenizer import LocalTokenizer
 from holdfast.targets.types import Reply, most_likely
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
     from contextlib import AsyncExitStack
 
     from holdfast.spec.origin import Origin
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.targets.model_server import ModelServer
     from holdfast.targets.prices import Prices
     from holdfast.targets.tokenizer import Tokenizer
-    from holdfast.targets.types import Turn
+    from holdfast.targets.types import Continuation, Turn
 
 _CONTEXT: Final = "The capital of France is"
 _CONTINUATION: Final = " Paris."
@@ -177,18 +178,24 @@ class LikelihoodModel(Model):
     async def reply(self, turn: Turn) -> Reply:
         """Ask for the likelihood of each continuation, of all at once."""
         prompt = plain_text(turn.messages)
-        pairs = [(prompt if each.context is None else each.context, each.text) for each in turn.continuations]
         async with self._gate:
-            spans = await self._spans(pairs)
-        scores = await _together(self._score(span) for span in spans)
-        self._rows_cut += any(span.cut for span in spans)
+            divided = await self._divide(prompt, turn.continuations)
+        scores = iter(await _together(self._score(span) for spans in divided for span in spans))
+        self._rows_cut += any(span.cut for spans in divided for span in spans)
         likelihoods: list[dict[str, Any]] = []
         usage = NO_USAGE
-        for span, score in zip(spans, scores, strict=True):
-            entry = {"logprob": score.logprob, "greedy": score.greedy, "tokens": score.tokens}
-            likelihoods.append({**entry, "cut": span.cut} if span.cut else entry)
-            usage += self._prices.usage(score.sent, score.received)
-        text = turn.continuations[most_likely([score.logprob for score in scores])].text
+        for spans in divided:
+            own = list(islice(scores, len(spans)))
+            entry = {
+                "logprob": sum(score.logprob for score in own),
+                "greedy": all(score.greedy for score in own),
+                "tokens": sum(score.tokens for score in own),
+            }
+            cut = sum(span.cut for span in spans)
+            likelihoods.append({**entry, "cut": cut} if cut else entry)
+            for score in own:
+                usage += self._prices.usage(score.sent, score.received)
+        text = turn.continuations[most_likely([entry["logprob"] for entry in likelihoods])].text
         message = {"role": "assistant", "content": text, "likelihoods": likelihoods}
         return Reply(text=text, messages=[message], usage=usage)
 
@@ -204,8 +211,11 @@ class LikelihoodModel(Model):
                 )
             raise
 
-    async def _spans(self, pairs: list[tuple[str, str]]) -> list[_Span]:
-        """Divide contexts and their continuations into what is sent; a text that occurs again is encoded once."""
+    async def _divide(self, prompt: str, continuations: Iterable[Continuation]) -> list[list[_Span]]:
+        """Divide contexts and their continuations into what is sent; a text that occurs again is encoded once.
+
+        A continuation is one span, or as many as a rolling one needs.
+        """
         known: dict[str, list[int]] = {}
 
         async def encode(text: str) -> list[int]:
@@ -214,7 +224,15 @@ class LikelihoodModel(Model):
                 known[text] = await self._tokenizer.encode(text)
             return known[text]
 
-        return [await self._span(*pair, encode) for pair in pairs]
+        divided = []
+        for each in continuations:
+            if each.rolling and self._tokenizer is not None:
+                windows = rolling_windows(await encode(each.text), self._token_prefix(), self._length_limit)
+                divided.append([_Span(window, 0) for window in windows])
+            else:
+                context = "" if each.rolling else prompt if each.context is None else each.context
+                divided.append([await self._span(context, each.text, encode)])
+        return divided
 
     async def _span(self, context: str, continuation: str, encode: Callable[[str], Awaitable[list[int]]]) -> _Span:
         """Divide a context and its continuation; raise AttemptError where they do not fit."""
@@ -256,6 +274,23 @@ class LikelihoodModel(Model):
         if not isinstance(self._prefix, str):
             raise _no_prefix()
         return self._prefix
+
+
+def rolling_windows(ids: list[int], prefix: int, limit: int | None) -> Iterator[Tokens]:
+    """Divide a text into windows, in which each token is judged once, after at least one token before it.
+
+    The windows are lm-eval's (`get_rolling_token_windows` with a context of 1, and `make_disjoint_window`): the first
+    begins with the prefix, and the last is filled up with tokens of the one before.
+    """
+    from holdfast.targets.likelihood_forms import Tokens
+
+    size = max(1, len(ids) if limit is None else limit - 1)
+    for start in range(0, len(ids), size):
+        end = min(start + size, len(ids))
+        if start == 0:
+            yield Tokens([prefix, *ids[:end]], 1)
+        else:
+            yield Tokens(ids[end - size - 1 : end], size + 1 - (end - start))
 
 
 async def _read_max_length(server: ModelServer, model: str) -> int | None:
