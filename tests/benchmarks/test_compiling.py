@@ -297,7 +297,7 @@ def test_a_compiled_benchmark_travels_with_its_rows_and_is_the_same_run_on_a_clu
 ) -> None:
     here = load_any(named_benchmark("winogrande"), MODEL)
     file = find_file("winogrande", [])
-    assert file is not None
+    assert file is not None and file.stem == "winogrande", "it is the name of the task on a cluster"
     spec = load_any(read_document(file), MODEL)
     bundle = collect(spec, file, translated=True)
     sent = tmp_path / "cluster" / bundle.send(Here(pauses=()), str(tmp_path / "cluster"))

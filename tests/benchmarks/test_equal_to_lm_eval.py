@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.benchmarks.index import OVERLAY
 from holdfast.data.readers import Layout, read_rows
 from tests.support.hub import write_hub
-from tests.support.running import ROOT, environment, holdfast, lines, run_dir, server
+from tests.support.lm_eval_runs import evaluate_with_lm_eval
+from tests.support.running import holdfast, lines, run_dir, server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,27 +48,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def oracle(place: Path, provider: Any) -> dict[str, Any]:
+def oracle(place: Path, provider: Any) -> Any:
     """lm-eval's own results."""
     tasks = {task: [task, shots, options] for task, shots, options in BENCHMARKS.values()}
-    request = {
-        "base_url": provider.base_url,
-        "hub": str(place / "hub"),
-        "tasks": list(tasks.values()),
-        "limit": LIMIT,
-        "include": str(OVERLAY),
-    }
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.support.lm_eval_oracle"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=environment(HF_DATASETS_CACHE=str(place / "hf"), HF_HUB_OFFLINE="1", TQDM_DISABLE="1"),
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return json.loads(finished.stdout)
+    return evaluate_with_lm_eval(place, provider.base_url, list(tasks.values()), limit=LIMIT)
 
 
 def evaluate(name: str, place: Path, provider: Any) -> Path:

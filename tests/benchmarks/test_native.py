@@ -207,7 +207,9 @@ def test_ifeval_counts_prompts_and_instructions(tmp_path: Path) -> None:
         target = {"model": "m", "base_url": server.base_url}
         eval_file = write_benchmark(tmp_path, "ifeval-sample", {}, target)
         holdfast("eval", eval_file, cwd=tmp_path)
-    numbers = metrics(run_dir(tmp_path, "ifeval-sample"))["metrics"]
+    summary = metrics(run_dir(tmp_path, "ifeval-sample"))
+    numbers = summary["metrics"]
+    (results,) = summary["benchmark"]["results"].values()
     strict = numbers["prompt_level_strict_acc"]
     followed = {
         "punctuation:no_comma": 3,
@@ -221,6 +223,9 @@ def test_ifeval_counts_prompts_and_instructions(tmp_path: Path) -> None:
     total = sum(len(row["instruction_id_list"]) for row in lines(SAMPLES / "ifeval.jsonl"))
     assert strict["instruction_level"] == sum(followed.values()) / total
     assert strict["score"] == 4 / 14
+    assert results["prompt_level_strict_acc,none"] == strict["score"]
+    assert results["inst_level_strict_acc,none"] == strict["instruction_level"]
+    assert results["inst_level_loose_acc,none"] == numbers["prompt_level_loose_acc"]["instruction_level"]
     assert numbers["prompt_level_loose_acc"]["weight"] == 0
 
 

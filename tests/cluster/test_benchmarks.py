@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import urllib.request
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.hub import write_hub
 from tests.support.launching import Site, free_port
-from tests.support.running import holdfast, metrics, run_dir
+from tests.support.running import environment, holdfast, metrics, run_dir, wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.slurm import Cluster
@@ -74,11 +78,12 @@ DEPLOY = """
 import os, threading, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.port, params.hostnames = {weights!r}, int(os.environ["HOLDFAST_PORT"]), ["127.0.0.1"]
-params.n_parallel, params.n_ctx, params.n_gpu_layers = 4, 8192, 0
+params.n_parallel, params.n_ctx, params.n_gpu_layers = 1, 2048, 0
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
 server = xllamacpp.Server(params)
 threading.Event().wait()
 """
+"""one slot, so that the examples of a prompt are computed once and not for each choice"""
 
 
 @pytest.fixture
@@ -101,6 +106,25 @@ def site(tmp_path: Path, sshd: Cluster) -> Site:
     (tmp_path / "env.toml").write_text(PROFILE.format(base=site.base, python=python))
     (tmp_path / "nano.yaml").write_text(CONFIGURATION)
     return site
+
+
+@contextmanager
+def served(site: Site) -> Iterator[str]:
+    """Serve the model here as jobs do, and yield its URL."""
+    port = free_port()
+    command, env = [sys.executable, str(site.folder / "deploy.py")], environment(HOLDFAST_PORT=str(port))
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for(lambda: is_healthy(port), "the server")
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.kill()
+
+
+def is_healthy(port: int) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
+        return True
+    return False
 
 
 def variables(site: Site) -> dict[str, str]:
@@ -131,10 +155,11 @@ def test_a_configuration_with_names_of_benchmarks_gives_the_numbers_of_a_local_r
         cwd=site.folder,
         env=variables(site),
     )
-    local = ("-m", "local/smollm2-135m", "--limit", "1")
-    mmlu = ("benchmark.task=mmlu_str_other", "benchmark.num_fewshot=0")
-    holdfast("eval", NAMES[0], *local, *mmlu, cwd=site.folder, env=variables(site))
-    holdfast("eval", *NAMES[1:], *local, cwd=site.folder, env=variables(site))
+    with served(site) as base_url:
+        local = ("-m", "checkpoint", f"target.base_url={base_url}", "--limit", "1")
+        mmlu = ("benchmark.task=mmlu_str_other", "benchmark.num_fewshot=0")
+        holdfast("eval", NAMES[0], *local, *mmlu, cwd=site.folder, env=variables(site))
+        holdfast("eval", *NAMES[1:], *local, cwd=site.folder, env=variables(site))
 
     (invocation,) = site.registry.all()
     for number, name in enumerate(NAMES):

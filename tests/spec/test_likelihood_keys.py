@@ -55,7 +55,6 @@ def test_history_stands_between_the_system_message_and_the_prompt(tmp_path: Path
         ({"continuations": "{{ }}"}, "continuations"),
         ({"graders": [{"type": "likelihood", "choices": "a b"}]}, "graders[0].choices: not a valid expression"),
         ({"graders": [{"type": "likelihood", "greedy": True, "normalize": "chars"}]}, "nothing to `normalize`"),
-        ({"history": "ends", "graders": [{"type": "exact", "transcript": "all"}]}, "would also look at the replies"),
         ({"target": {**MODEL, "likelihood": {"truncate": "right"}}}, "target.likelihood.truncate"),
     ],
 )
@@ -89,6 +88,8 @@ def test_a_field_that_no_row_has_is_reported_before_the_run(tmp_path: Path, keys
         ({"continuations": "[]"}, "continuations give [], not a list of texts"),
         ({"continuations": "[3]"}, "a continuation is 3, not a text or a mapping"),
         ({"continuations": "[{'context': 'c'}]"}, "not a text or a mapping"),
+        ({"continuations": "[{'text': 't', 'rolling': 1}]"}, "`rolling` is true or false"),
+        ({"continuations": "[{'text': 't', 'rolling': true, 'context': 'c'}]"}, "and has no `context`"),
         ({"history": "['x']"}, "a message of history is 'x'"),
         ({"history": "[{'role': 'tool', 'content': 'x'}]"}, "a message of history is"),
         ({"history": "question"}, "history gives 'q', not a list of messages"),

@@ -105,6 +105,11 @@ def mmlu(subject: str, number: int) -> dict[str, Any]:
     }
 
 
+def wikitext(number: int) -> dict[str, Any]:
+    sentence = f" The {_thing(number)} , which weighs {number} @.@ 5 kg , is {_place(number)} . \n"
+    return {"page": f" = {_thing(number).title()} = \n \n" + sentence * (number * 4) + " It 's old . \n"}
+
+
 def write_hub(folder: Path) -> Path:
     """Write the datasets, and return the folder of the mirror."""
     write_dataset(folder / "allenai/ai2_arc", {"ARC-Challenge": {"train": _rows(arc, 30, 7), "test": _rows(arc, 9)}})
@@ -128,6 +133,10 @@ def write_hub(folder: Path) -> Path:
             }
             for subject in SUBJECTS
         },
+    )
+    write_dataset(
+        folder / "EleutherAI/wikitext_document_level",
+        {"wikitext-2-raw-v1": {split: _rows(wikitext, 6) for split in ("train", "validation", "test")}},
     )
     return folder
 

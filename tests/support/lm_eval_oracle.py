@@ -1,7 +1,7 @@
 """Run as a program: evaluate tasks with lm-eval itself, on the server and the data of a test.
 
-Takes one JSON object on standard input: `base_url`, `hub`, `tasks` as [[task, shots, gen_kwargs or null], …], `limit`
-and `include`, a folder of further tasks. Prints lm-eval's results and samples by task.
+Takes one JSON object on standard input: `base_url`, `hub`, `tasks` as [[task, shots, gen_kwargs or null], …], `limit`,
+`include`, a folder of further tasks, and optionally `max_length`. Prints lm-eval's results and samples by task.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def main() -> None:
     hub = Path(request["hub"])
     datasets.load_dataset = lambda path, name=None, **options: original(str(hub / path), name, **options)
     base = Path(lm_eval.__file__).parent / "tasks"
-    folders = [base / name for name in ("arc", "gsm8k", "hellaswag", "mmlu/default", "openbookqa", "winogrande")]
+    folders = [
+        base / name for name in ("arc", "gsm8k", "hellaswag", "mmlu/default", "openbookqa", "wikitext", "winogrande")
+    ]
     manager = TaskManager(include_defaults=False, include_path=[*map(str, folders), request["include"]])
     client = LocalCompletionsAPI(
         base_url=f"{request['base_url']}/completions",
         model="m",
         tokenizer_backend="remote",
-        max_length=100_000,
+        max_length=request.get("max_length", 100_000),
         num_concurrent=2,
     )
     by_task = {}

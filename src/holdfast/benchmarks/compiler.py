@@ -324,8 +324,7 @@ def task_rows(name: str, task: Any, request: CompileRequest, params: dict[str, A
                 row["generation"] = params
         elif task.OUTPUT_TYPE == "loglikelihood_rolling":
             (text,) = instances[0].args
-            row |= {"context": "", "continuations": [{"context": "", "text": text}]}
-            row |= {"words": task.count_words(text), "bytes": task.count_bytes(text)}
+            row |= {"context": "", "continuations": [{"text": text, "rolling": True}]}
         else:
             row |= _choices(task, doc, [instance.args for instance in instances])
         yield row

@@ -62,6 +62,8 @@ def grade(name: str, doc: dict[str, Any], responses: list[Any], pipeline: str) -
         instance = Instance(
             request_type=task.OUTPUT_TYPE, doc=doc, arguments=("", {}), idx=number, metadata=(name, 0, 1)
         )
+        if task.OUTPUT_TYPE == "loglikelihood_rolling":
+            response = response[0]  # whether it is greedy is of no meaning for a whole text
         instance.resps = [tuple(response) if isinstance(response, list) else response]
         instances.append(instance)
     chosen = next((each for each in task._filters if each.name == pipeline), None)

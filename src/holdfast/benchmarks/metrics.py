@@ -103,8 +103,6 @@ def _rename(metrics: dict[str, list[Metric]], tasks: list[str], label: str, name
 def _definition(task: Any, metric: str, pipeline: dict[str, Any]) -> dict[str, Any] | None:
     own = callable(task.config.process_results)
     kind = task.OUTPUT_TYPE
-    if not own and kind == "loglikelihood_rolling":
-        return None
     if not own and kind == "loglikelihood":
         return {"type": "likelihood", "greedy": True, "expected": 0} if metric == "acc" else None
     if not own and kind == "multiple_choice" and metric in _LIKELIHOOD:

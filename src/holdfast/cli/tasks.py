@@ -154,6 +154,9 @@ def _describe(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(described: dict[str, Any]) -> list[str]:
+    from holdfast.report.preview import continuation_lines
+    from holdfast.targets.types import Continuation
+
     lines = [f"{described['name']}: task {described['task']}, as in {described['from']}"]
     if "missing" in described:
         shots = described["shots"]
@@ -176,9 +179,10 @@ def _lines(described: dict[str, Any]) -> list[str]:
     lines += ["", *(f"[{message['role']}] {message['content']}" for message in first.get("history", []))]
     lines.append(first["context"])
     right = first.get("gold", [])
-    for number, each in enumerate(first.get("continuations", [])):
-        text = each if isinstance(each, str) else f"{each['context'].removeprefix(first['context'])} …{each['text']}"
-        lines.append(f"  {'→' if number in (right if isinstance(right, list) else [right]) else ' '} {text}")
+    continuations = [
+        Continuation(each) if isinstance(each, str) else Continuation(**each) for each in first.get("continuations", [])
+    ]
+    lines += continuation_lines(first["context"], continuations, right if isinstance(right, list) else [right])
     if "expected" in first:
         lines.append(f"  → {first['expected']}")
     return lines

@@ -81,12 +81,14 @@ def evaluate_continuations(formula: str, sample: Sample) -> tuple[Continuation, 
 def _continuation(value: Any, sample: Sample) -> Continuation:
     if isinstance(value, str):
         return Continuation(value)
-    if not isinstance(value, dict) or not value.keys() <= {"text", "context"} or "text" not in value:
+    if not isinstance(value, dict) or not value.keys() <= {"text", "context", "rolling"} or "text" not in value:
         raise _unfit(sample, f"a continuation is {value!r:.80}, not a text or a mapping with `text` and `context`")
-    text, context = value["text"], value.get("context")
+    text, context, rolling = value["text"], value.get("context"), value.get("rolling", False)
     if not isinstance(text, str) or not isinstance(context, str | None):
         raise _unfit(sample, f"a continuation is {value!r:.80}: `text` and `context` are texts")
-    return Continuation(text, context)
+    if not isinstance(rolling, bool) or (rolling and context is not None):
+        raise _unfit(sample, f"a continuation is {value!r:.80}: `rolling` is true or false, and has no `context`")
+    return Continuation(text, context, rolling)
 
 
 def _evaluate_history(formula: str, sample: Sample) -> list[Message]:

@@ -51,6 +51,8 @@ class Conversation:
         self._trial = trial
         self._seed = xxh3_64_intdigest(f"{sample.digest}:{trial}".encode()) & 0x7FFFFFFF
         self.messages = [*prompts.opening]
+        self.opening = len(prompts.opening)
+        """number of messages before the prompt"""
         self.usage = NO_USAGE
         self.state: Any = None
         self.marks: list[Mark] = []

@@ -7,6 +7,7 @@ import math
 import re
 from array import array
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest, digest_bytes, encode_sorted
 from holdfast.data.grouping import Groupings
-from holdfast.data.panels import Conditions, Panels
+from holdfast.data.panels import Conditions, Panel, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.schema import HttpTarget
@@ -27,11 +28,11 @@ from holdfast.spec.selection import Selection
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, Undefined, expression, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from holdfast.data.grouping import Grouping
-    from holdfast.data.panels import Panel, Stale
+    from holdfast.data.panels import Stale
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
     from holdfast.spec.template import Expression
@@ -60,6 +61,10 @@ class Sample(NamedTuple):
         return self.id == self.digest[7:19]
 
 
+RowCheck = Callable[[Sample, Panel], Iterable[tuple["Location", str]]]
+"""tells what is wrong with a row, and which key of the eval file says so"""
+
+
 @dataclass(frozen=True)
 class Survey:
     """Result of reading the whole dataset once."""
@@ -72,7 +77,7 @@ class Survey:
     panels: Panels
     """the graders that apply to each sample"""
     unsendable: ConfigError | None = None
-    """set if a new run is impossible, because a list or an object would be sent as a text"""
+    """set if a new run is impossible: a list or an object would be sent as a text, or a row has no continuations"""
     typed: bytes = b""
     """a 1 for each sample whose HTTP request holds values other than texts; empty if there is none"""
     shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
@@ -162,14 +167,14 @@ class Dataset:
             return ((-1, -1),)
         return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
-    def survey(self, stale: Mapping[int, Stale] = MappingProxyType({})) -> Survey:
+    def survey(self, stale: Mapping[int, Stale] = MappingProxyType({}), check: RowCheck | None = None) -> Survey:
         """Read everything once: count it, digest it, and refuse what cannot be evaluated.
 
-        `stale` is passed to `Conditions`.
+        `stale` is passed to `Conditions`; `check` yields what is wrong with a row, and where in the eval file.
         """
         whole, digests, ids = sha256(), bytearray(), array("Q")
         typed = bytearray()
-        checks, conditions = _TemplateChecks(self._eval), Conditions(self._eval, stale)
+        checks, conditions = _TemplateChecks(self._eval, check), Conditions(self._eval, stale)
         panels, groupings = Panels(conditions.everyone), Groupings(self._eval)
         shapes: dict[tuple[tuple[str, ...], Panel], str] = {}
         count = 0
@@ -305,13 +310,15 @@ class _TemplateChecks:
     Variables that some rows lack are reported before the run.
     """
 
-    def __init__(self, spec: Eval) -> None:
+    def __init__(self, spec: Eval, check: RowCheck | None) -> None:
         self._document = spec.document
+        self._check = check
         self.fields: set[str] = set()
         """fields that some row has"""
         self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
         self._templates: list[tuple[Location, Callable[[Row], Any], frozenset[str], int | None]] = []
         self._not_texts: dict[Location, str] = {}
+        self._unfit: dict[Location, str] = {}
         self._graders = list(spec.placed_graders())
         numbers = {location: number for number, (location, _) in enumerate(self._graders)}
         for location, source, names in spec.templates():
@@ -333,6 +340,9 @@ class _TemplateChecks:
             unfit = not needed <= fields or (location[0] in _SENT and _any_nested(sample.fields, needed))
             if unfit and (grader is None or grader in panel.graders):
                 self._try(sample, location, fill_in, needed)
+        if self._check is not None:
+            for location, message in self._check(sample, panel):
+                self._unfit.setdefault(location, message)
         for number in panel.unsure:
             location, block = self._graders[number]
             condition = expression(block.where or "")
@@ -365,9 +375,11 @@ class _TemplateChecks:
             raise ConfigError(problems)
 
     def unsendable(self) -> ConfigError | None:
-        """Return an error for templates that would send a list or an object as a text."""
-        problems = [Problem(self._document.where(location), message) for location, message in self._not_texts.items()]
-        return ConfigError(problems, remedy=NotText.hint) if problems else None
+        """Return an error for templates that would send a list or an object as a text, and for rows that do not fit."""
+        messages = {**self._unfit, **self._not_texts}
+        problems = [Problem(self._document.where(location), message) for location, message in messages.items()]
+        hint = NotText.hint if self._not_texts else "Fix these rows, or leave them out with dataset.where."
+        return ConfigError(problems, remedy=hint) if problems else None
 
 
 def _any_nested(fields: Row, names: Iterable[str]) -> bool:

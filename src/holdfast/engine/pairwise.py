@@ -187,7 +187,7 @@ def _answers(run: RunDir) -> dict[tuple[str, int], _Answer]:
     view.final_metrics()
     answers = {}
     for trial in view.trials():
-        messages = [message for message in trial.output.messages if message.get("role") != "system"]
+        messages = [message for message in trial.output.conversation if message.get("role") != "system"]
         start = next((n for n, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
         question = "\n\n".join(map(message_text, messages[:start]))
         text = trial.output.output

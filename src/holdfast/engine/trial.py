@@ -248,13 +248,15 @@ class Trial:
         """Return the simulated user's next message, which is on record before it is used; None: it stops."""
         user, replay, turn = self._shared.simulated_user, self._replay, conversation.turns
         assert user is not None and replay is not None
+        # The examples of a history are no part of what the user has said.
+        messages = conversation.messages[0 if self._shared.spec.history is None else conversation.opening :]
         key = (turn, "responder", digest(conversation.messages), 1)
         if (step := replay.take(key)) is not None:
             decision = msgspec.convert(step.response, Decision)
         else:
             call = replay.begin_call(key)
             decision = await self._shared.retrier.target(
-                lambda: user.decide(conversation.messages, self._pending.sample, turn), self._pending, self._deadline
+                lambda: user.decide(messages, self._pending.sample, turn), self._pending, self._deadline
             )
             await replay.end_call(call, msgspec.to_builtins(decision), decision.usage)
         if decision.usage.requests:
@@ -292,4 +294,5 @@ class Trial:
             files=UNSET if reply.files is None else reply.files,
             calls=conversation.calls,
             trace=[*conversation.trace] if conversation.trace else UNSET,
+            opening=UNSET if self._shared.spec.history is None else conversation.opening,
         )

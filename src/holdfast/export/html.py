@@ -120,14 +120,13 @@ def _shown(trial: GradedTrial | Pending, prompt: Template) -> dict[str, Any]:
             "error": error,
         }
     output = trial.output
-    asked = next((message for message in output.messages if message.get("role") == "user"), {})
     remarks = _remarks(trial.grades)
     return {
         "sample": output.sample,
         "trial": output.trial,
         "status": trial.status,
         "score": trial.score,
-        "question": _first_line(_message(asked)["content"]),
+        "question": _first_line(_message({"content": output.prompt})["content"]),
         "answer": _preview(output.output),
         "remarks": remarks[:_REMARKS],
         "unsaid": len(remarks[_REMARKS:]),

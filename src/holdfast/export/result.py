@@ -50,8 +50,8 @@ class Run:
     def results(self) -> list[dict[str, Any]]:
         """One entry per trial, in the dataset's order: what `results.json` has, with row, prompt and feedback.
 
-        `row` holds the sample's fields and `prompt` the first message to the target; each of `grades` has `status`,
-        `score` and `feedback`. Raises FileNotFoundError while the run is not finished.
+        `row` holds the sample's fields and `prompt` the first message to the target after any `history`; each of
+        `grades` has `status`, `score` and `feedback`. Raises FileNotFoundError while the run is not finished.
         """
         entries: list[dict[str, Any]] = msgspec.json.decode((self.path / "results.json").read_bytes())["trials"]
         view = self.view()
@@ -62,7 +62,7 @@ class Run:
         for entry in entries:
             trial = trials.get(entry["key"])
             entry["row"] = rows.get(entry["sample"], {})
-            entry["prompt"] = None if trial is None else _prompt(trial.output.messages)
+            entry["prompt"] = None if trial is None else trial.output.prompt
             for grade in [] if trial is None else trial.grades:
                 if grade.grader in entry["grades"]:
                     entry["grades"][grade.grader]["feedback"] = grade.feedback
@@ -169,10 +169,6 @@ def _summary(metrics: Metrics) -> str:
         parts.append(f"{overall.passed} of {overall.passed + overall.failed} passed")
     parts.append(f"coverage {metrics.coverage:.1%}")
     return ", ".join(parts)
-
-
-def _prompt(messages: list[dict[str, Any]]) -> Any:
-    return next((message.get("content") for message in messages if message.get("role") == "user"), None)
 
 
 def _number(value: float | None) -> str:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.report.run_view import RunView
-    from holdfast.store.records import Output
 
 
 _COLUMNS = (
@@ -53,7 +52,7 @@ def rows(view: RunView, *, typed: bool = False) -> Iterator[dict[str, Any]]:
             "trial": output.trial,
             "status": trial.status,
             "score": trial.score,
-            "prompt": _prompt(output),
+            "prompt": _cell(output.prompt),
             "output": output.output,
             "stop": output.stop,
             "input_tokens": usage.input_tokens,
@@ -72,12 +71,6 @@ def rows(view: RunView, *, typed: bool = False) -> Iterator[dict[str, Any]]:
 def _names(view: RunView) -> dict[str, str]:
     """Return the column names of the graders: a grader called `row` must not hide the row's fields."""
     return unique_names(view.graders, taken=("row",))
-
-
-def _prompt(output: Output) -> str | None:
-    """Return the first message of the user."""
-    first = next((message for message in output.messages if message.get("role") == "user"), None)
-    return None if first is None else _cell(first.get("content"))
 
 
 def _cell(value: Any) -> Any:

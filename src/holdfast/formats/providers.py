@@ -105,7 +105,7 @@ def find_file(name: str, providers: Sequence[TaskProvider]) -> Path | None:
             return task
         if find_in_lm_eval(name) is None:
             return None
-    file = cache_folder() / "evals" / name / "eval.yaml"
+    file = cache_folder() / "evals" / name / f"{Path(name).name}.yaml"
     write_atomically(file, f'schemaVersion: "{SCHEMA_VERSION}"\nbenchmark: {{name: {name}}}\n'.encode())
     return file
 

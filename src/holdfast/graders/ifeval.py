@@ -43,7 +43,8 @@ class InstructionFollowing(InstantGrader):
         ]
         missed = [name for name, holds in zip(instructions, followed, strict=True) if not holds]
         feedback = f"does not follow {', '.join(missed)}" if missed else ""
-        return Verdict(float(not missed), feedback, {"followed": followed}, counts=(sum(followed), len(followed)))
+        counts = (sum(followed), len(followed))
+        return Verdict(float(not missed), feedback, {"followed": followed, "value": counts}, counts=counts)
 
     def _list(self, written: str, case: Case) -> list[Any]:
         try:

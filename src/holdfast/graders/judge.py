@@ -174,7 +174,7 @@ class Judge(WaitingGrader):
 
     def _marked(self, case: Case, *, rubric: str | None, task: str = "") -> str:
         """Return rubric and answer, each between marks that neither of them can contain."""
-        texts = [(str(m.get("role")), message_text(m)) for m in case.output.messages]
+        texts = [(str(m.get("role")), message_text(m)) for m in case.output.conversation]
         answer = case.output.output
         code = boundary(task, rubric or "", answer, *(text for _, text in texts))
         if self.block.transcript == "all":

@@ -13,7 +13,13 @@ from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import most_likely
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.data.dataset import RowCheck, Sample
+    from holdfast.data.panels import Panel
     from holdfast.graders.types import Case
+    from holdfast.spec.document import Location
+    from holdfast.spec.load import Eval
     from holdfast.spec.origin import Origin
 
 
@@ -33,13 +39,11 @@ class Likelihood(InstantGrader):
         if self._continuations is None or not likelihoods:
             raise AttemptError("grader", "the output has no likelihoods", retry=False)
         texts = [continuation.text for continuation in evaluate_continuations(self._continuations, case.sample)]
-        choices = [text.lstrip() for text in texts]
-        if self.block.choices is not None:
-            choices = self._evaluate_choices(case.sample.fields)
+        choices = _choices(self.block, case.sample.fields, texts)
         if not len(likelihoods) == len(texts) == len(choices):
             counts = f"{len(likelihoods)} likelihoods, {len(texts)} continuations and {len(choices)} choices"
             raise AttemptError("grader", f"this row has {counts}", retry=False)
-        right = self._positions(case.sample.fields, choices)
+        right = _positions(self.block.expected, case.sample.fields, choices)
         if self.block.greedy:
             passed = any(likelihoods[position]["greedy"] for position in right)
             feedback = f"greedy decoding would not produce {one_of([choices[position] for position in right])}"
@@ -59,29 +63,76 @@ class Likelihood(InstantGrader):
         length = lengths[self.block.normalize]
         return float(likelihood["logprob"] / length) if length else float("-inf")
 
-    def _evaluate_choices(self, fields: dict[str, Any]) -> list[str]:
-        assert self.block.choices is not None
-        try:
-            choices = expression(self.block.choices)(fields)
-        except RENDER_ERRORS as error:
-            raise AttemptError("grader", f"cannot evaluate choices: {error}", retry=False) from error
-        if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) for choice in choices):
-            raise AttemptError("grader", f"choices give {choices!r:.80}, not a list of texts", retry=False)
-        return list(choices)
 
-    def _positions(self, fields: dict[str, Any], choices: list[str]) -> list[int]:
-        """Return the positions of the right continuations."""
-        written = self.block.expected
-        values: list[Any] = []
-        for part in written if isinstance(written, list) else [written]:
+def row_check(spec: Eval) -> RowCheck | None:
+    """Return a check of the rows' continuations and of those that graders expect; None for an eval without any."""
+    formula = spec.continuations
+    if formula is None:
+        return None
+    graders = [
+        (number, location, block)
+        for number, (location, block) in enumerate(spec.placed_graders())
+        if isinstance(block, LikelihoodGrader)
+    ]
+
+    def check(sample: Sample, panel: Panel) -> Iterator[tuple[Location, str]]:
+        try:
+            texts = [continuation.text for continuation in evaluate_continuations(formula, sample)]
+        except AttemptError as error:
+            yield ("continuations",), error.message
+            return
+        if not all(texts):
+            yield ("continuations",), f"{sample.where}: continuation {texts.index('')} is empty (the first is 0)"
+        for number, location, block in graders:
+            if number not in panel.graders or number in panel.unsure:
+                continue
+            key = "choices"
             try:
-                value = template(part).value(fields) if isinstance(part, str) else part
-            except RENDER_ERRORS as error:
-                raise AttemptError("grader", f"cannot render {part!r}: {error}", retry=False) from error
-            values += value if isinstance(value, list | tuple) else [value]
-        if not values:
-            raise AttemptError("grader", f"{written!r} is an empty list for this row", retry=False)
-        return [_position(value, choices) for value in values]
+                choices = _choices(block, sample.fields, texts)
+                key = "expected"
+                _positions(block.expected, sample.fields, choices)
+            except AttemptError as error:
+                yield (*location, key), f"{sample.where}: {error.message}"
+
+    return check
+
+
+def expected_positions(spec: Eval, sample: Sample) -> tuple[int, ...]:
+    """Return the positions that the first grader of likelihoods expects for a row; none where it is not clear."""
+    block = next((block for _, block in spec.placed_graders() if isinstance(block, LikelihoodGrader)), None)
+    if block is None or spec.continuations is None:
+        return ()
+    try:
+        texts = [continuation.text for continuation in evaluate_continuations(spec.continuations, sample)]
+        return tuple(_positions(block.expected, sample.fields, _choices(block, sample.fields, texts)))
+    except AttemptError:
+        return ()
+
+
+def _choices(block: LikelihoodGrader, fields: dict[str, Any], texts: list[str]) -> list[str]:
+    if block.choices is None:
+        return [text.lstrip() for text in texts]
+    try:
+        choices = expression(block.choices)(fields)
+    except RENDER_ERRORS as error:
+        raise AttemptError("grader", f"cannot evaluate choices: {error}", retry=False) from error
+    if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) for choice in choices):
+        raise AttemptError("grader", f"choices give {choices!r:.80}, not a list of texts", retry=False)
+    return list(choices)
+
+
+def _positions(expected: Any, fields: dict[str, Any], choices: list[str]) -> list[int]:
+    """Return the positions of the right continuations."""
+    values: list[Any] = []
+    for part in expected if isinstance(expected, list) else [expected]:
+        try:
+            value = template(part).value(fields) if isinstance(part, str) else part
+        except RENDER_ERRORS as error:
+            raise AttemptError("grader", f"cannot render {part!r}: {error}", retry=False) from error
+        values += value if isinstance(value, list | tuple) else [value]
+    if not values:
+        raise AttemptError("grader", f"{expected!r} is an empty list for this row", retry=False)
+    return [_position(value, choices) for value in values]
 
 
 def _position(value: Any, choices: list[str]) -> int:

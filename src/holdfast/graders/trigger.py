@@ -54,8 +54,7 @@ class Trigger(InstantGrader):
 
     def check(self, case: Case) -> Verdict:
         """Compare words and phrases."""
-        prompts = (message.get("content") for message in case.output.messages if message.get("role") == "user")
-        prompt = next(prompts, None)
+        prompt = case.output.prompt
         if not isinstance(prompt, str):
             raise AttemptError("grader", "the conversation has no user message that is a text", retry=False)
         share = overlap(prompt, self._keywords, self._phrases)

@@ -52,7 +52,7 @@ class Case(msgspec.Struct, frozen=True):
         """Return the text to grade: the last reply, or with `transcript: all` all replies so far."""
         if block.transcript == "last":
             return self.output.output
-        texts = [message_text(message) for message in self.output.messages if message.get("role") == "assistant"]
+        texts = [message_text(message) for message in self.output.conversation if message.get("role") == "assistant"]
         if not texts or texts[-1] != self.output.output:
             texts.append(self.output.output)  # HTTP workflows may give an answer that is in no message
         return "\n\n".join(filter(None, texts))

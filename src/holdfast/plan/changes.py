@@ -128,6 +128,10 @@ def _graders(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
+    if old is None and _is_flat(new):
+        old = {}
+    elif new is None and _is_flat(old):
+        new = {}
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             yield from _differences(f"{path}.{key}", old.get(key), new.get(key))
@@ -137,6 +141,11 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
             return
         short = all(len(str(value)) <= _SHOWN and not isinstance(value, dict | list) for value in (old, new))
         yield f"{path} {_shown(old)} → {_shown(new)}" if short else f"{path} changed"
+
+
+def _is_flat(block: Any) -> bool:
+    """Return True for a block whose keys can be named one by one where an eval has no such block."""
+    return isinstance(block, dict) and not any(isinstance(value, dict | list) for value in block.values())
 
 
 def _shown(value: Any) -> str:

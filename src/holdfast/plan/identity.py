@@ -18,6 +18,7 @@ from holdfast.data.dataset import Dataset, Survey
 from holdfast.data.panels import name_graders
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, revise, stale_rows, threshold
+from holdfast.graders.likelihood import row_check
 from holdfast.plan.keys import run_id, work_digests
 from holdfast.plan.plan import Slot, Work
 from holdfast.spec.load import target_name
@@ -90,7 +91,7 @@ def identify(spec: Eval) -> RunIdentity:
     if (files := workspace_identity(spec)) is not None:
         conversation["workspace"] = files
     places = [(place, grader_identity(place, spec)) for place in grader_places(spec)]
-    stamp, survey = dataset.stamp(), dataset.survey(stale_rows(spec))
+    stamp, survey = dataset.stamp(), dataset.survey(stale_rows(spec), row_check(spec))
     slots, identities = _slots(places, survey)
     texts, values = work_digests(conversation, target)
     if survey.typed:  # a run of its own: an earlier one is finished with answers to requests that held texts

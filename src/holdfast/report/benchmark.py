@@ -76,10 +76,11 @@ AGGREGATIONS: Final[dict[str, Callable[[Any], float]]] = {
     "mean": mean,
     "median": median,
     "perplexity": perplexity,
+    "weighted_mean": weighted_mean,
     "weighted_perplexity": weighted_perplexity,
     "bits_per_byte": bits_per_byte,
 }
-"""by lm-eval's names"""
+"""by lm-eval's names; `weighted_mean` is what it calls agg_inst_level_acc in IFEval"""
 
 
 def uses_values(metric: TaskMetric) -> bool:

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.conversation.script import Script
 from holdfast.errors import AttemptError
+from holdfast.graders.likelihood import expected_positions
 from holdfast.plan.identity import installed_code
 from holdfast.spec.schema import ModelTarget
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
+    from holdfast.conversation.script import Prompts
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
-    from holdfast.targets.types import Message
+    from holdfast.targets.types import Continuation, Message
 
 _LOOKED_AT: Final = 200
 """rows from which the length of all is estimated"""
@@ -42,16 +44,18 @@ class Preview(NamedTuple):
     """modules that are identified by the version of their distribution, not by their code"""
     prices_of: str | None = None
     """the date of the price table, where the cost comes from there"""
+    continuations: tuple[Continuation, ...] = ()
+    """the first sample's, where likelihoods are asked for"""
+    expected: tuple[int, ...] = ()
+    """positions of the right continuations"""
 
     def lines(self) -> Iterator[str]:
         """Describe it for people."""
         yield f"first sample: {self.sample}" + (f" ({self.where})" if self.where else "")
         for message in self.messages:
-            text = str(message["content"])
-            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(text):,} characters)"
-            first, *rest = shown.split("\n")
-            yield f"  {message['role']}: {first}"
-            yield from (f"    {line}" for line in rest)
+            yield from _indented(f"{message['role']}: ", str(message["content"]))
+        prompt = str(self.messages[-1]["content"])
+        yield from continuation_lines(prompt, self.continuations, self.expected)
         if self.trials:
             cost = "" if self.cost is None else f", about ${self.cost:.4f}"
             cost += "" if self.prices_of is None else f" at the prices of {self.prices_of}"
@@ -63,7 +67,32 @@ class Preview(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Describe it for scripts."""
-        return {**self._asdict(), "messages": self.messages}
+        continuations = [continuation._asdict() for continuation in self.continuations]
+        return {**self._asdict(), "messages": self.messages, "continuations": continuations}
+
+
+def continuation_lines(prompt: str, continuations: Iterable[Continuation], expected: Collection[int]) -> Iterator[str]:
+    """Describe continuations of a prompt, with an arrow before the right ones."""
+    for number, each in enumerate(continuations):
+        shown = each.text if each.context is None else f"{each.context.removeprefix(prompt)} …{each.text}"
+        yield from _indented("→ " if number in expected else "  ", shown)
+
+
+def _indented(label: str, text: str) -> Iterator[str]:
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(text):,} characters)"
+    first, *rest = shown.split("\n")
+    yield f"  {label}{first}"
+    yield from (f"    {line}" for line in rest)
+
+
+def _characters(prompts: Prompts) -> int:
+    """Count what the first requests of a trial send: the prompt, or each continuation with its context."""
+    messages = sum(len(str(message["content"])) for message in prompts.opening) + len(prompts.texts[0])
+    if not prompts.continuations:
+        return messages
+    return sum(
+        len(each.text) + (messages if each.context is None else len(each.context)) for each in prompts.continuations
+    )
 
 
 def preview(identity: RunIdentity, plan: Plan) -> Preview:
@@ -72,6 +101,8 @@ def preview(identity: RunIdentity, plan: Plan) -> Preview:
     samples = list(islice(identity.dataset, _LOOKED_AT))
     first = samples[0]
     messages: list[Message] = []
+    continuations: tuple[Continuation, ...] = ()
+    expected: tuple[int, ...] = ()
     lengths = []
     for sample in samples:
         try:
@@ -83,10 +114,22 @@ def preview(identity: RunIdentity, plan: Plan) -> Preview:
         questions = [{"role": "user", "content": text} for text in prompts.texts]
         if sample is first:
             messages = [*prompts.opening, *questions]
-        lengths.append(sum(len(str(message["content"])) for message in [*prompts.opening, *questions[:1]]))
+            continuations, expected = prompts.continuations, expected_positions(spec, sample)
+        lengths.append(_characters(prompts))
     tokens = round(sum(lengths) / len(lengths) / _CHARACTERS * plan.to_run) if lengths else 0
     cost = prices_of = None
     if isinstance(spec.target, ModelTarget):
         prices = Prices(spec.target.model, spec.prices)
         cost, prices_of = prices.usage(tokens, 0).cost, prices.date
-    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost, installed_code(identity), prices_of)
+    return Preview(
+        first.id,
+        first.where,
+        messages,
+        plan.to_run,
+        tokens,
+        cost,
+        installed_code(identity),
+        prices_of,
+        continuations,
+        expected,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.spec.grader_schema import LikelihoodGrader, TextBlock
+from holdfast.spec.grader_schema import LikelihoodGrader
 from holdfast.spec.schema import ModelTarget
 
 if TYPE_CHECKING:
@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def likelihood_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
-    """Yield what does not go together with `continuations` or `history`, or needs them, with its location."""
-    if spec.history is not None:
-        for place, grader in spec.placed_graders():
-            if isinstance(grader, TextBlock) and grader.transcript == "all":
-                yield (*place, "transcript"), "all would also look at the replies in `history`: use `transcript: last`"
+    """Yield what does not go together with `continuations`, or needs them, with its location."""
     if spec.continuations is None:
         for place, grader in spec.placed_graders():
             if isinstance(grader, LikelihoodGrader):

@@ -728,8 +728,9 @@ class EvalFields(Block):
     prompt: str = Field(min_length=1)
     """Template of the first user message."""
     continuations: Formula | None = None
-    """Expression over the row that returns texts, or mappings with a `text` and a `context` of its own. Instead of
-    replying, the model says how likely each text is after the prompt: see [likelihoods](likelihood.md)."""
+    """Expression over the row that returns texts, or mappings with a `text` and a `context` of its own, or with a
+    `text` and `rolling: true`. Instead of replying, the model says how likely each text is after the prompt: see
+    [likelihoods](likelihood.md)."""
     follow_ups: list[str] | str = []
     """Templates of further user messages, or an expression over the row that returns a list of them: see
     [conversations](conversations.md)."""

@@ -191,6 +191,18 @@ class Output(Struct, frozen=True, omit_defaults=False):
     `data`, `usage_info` …), as the target sent them"""
     source: str | UnsetType = UNSET
     """only if the output was copied: the run in which it was generated"""
+    opening: int | UnsetType = UNSET
+    """only with `history`: number of messages before the prompt, which are the system message and the history"""
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages; with `history` only those from the prompt on, for all before it are examples."""
+        return self.messages[self.opening or 0 :]
+
+    @property
+    def prompt(self) -> Any:
+        """Content of the first message that the user sent in the conversation; None if there is none."""
+        return next((message.get("content") for message in self.conversation if message.get("role") == "user"), None)
 
 
 class Grade(Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import AttemptError, Fault
@@ -19,7 +20,7 @@ from holdfast.targets.tokenizer import LocalTokenizer
 from holdfast.targets.types import Reply, most_likely
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
     from contextlib import AsyncExitStack
 
     from holdfast.spec.origin import Origin
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.targets.model_server import ModelServer
     from holdfast.targets.prices import Prices
     from holdfast.targets.tokenizer import Tokenizer
-    from holdfast.targets.types import Turn
+    from holdfast.targets.types import Continuation, Turn
 
 _CONTEXT: Final = "The capital of France is"
 _CONTINUATION: Final = " Paris."
@@ -45,6 +46,15 @@ class _Span(NamedTuple):
     value: Tokens | Characters
     cut: int
     """tokens that were cut from the left"""
+
+
+class _Failure(NamedTuple):
+    """Why a form of request gives no likelihoods."""
+
+    form: str
+    reason: str
+    remedy: str | None = None
+    """set where this is what stands in the way, and no other form has to be looked at"""
 
 
 class LikelihoodModel(Model):
@@ -73,7 +83,9 @@ class LikelihoodModel(Model):
         if not self._rows_cut:
             return []
         rows = "row was" if self._rows_cut == 1 else "rows were"
-        return [f"{self._rows_cut} {rows} cut on the left to {self._length_limit} tokens (likelihood.truncate: left)"]
+        assert self._max_length is not None
+        limit = _describe_limit(self._max_length)
+        return [f"{self._rows_cut} {rows} cut on the left (likelihood.truncate: left): {limit}"]
 
     async def _open(self, opening: AsyncExitStack) -> None:
         from holdfast.targets.client import bearer
@@ -95,34 +107,30 @@ class LikelihoodModel(Model):
         text = _CONTEXT + _CONTINUATION
         characters = Characters(text, len(_CONTEXT))
         tokens = None if self._tokenizer is None else await patiently(self._probe_tokens)
-        reasons: list[str] = []
-        remedy = _FORMS
+        failures: list[_Failure] = []
+        hint = _FORMS
         for form in self._candidates(server):
             for span in (tokens, characters if form.takes_text else None):
                 if span is None:
-                    if not form.takes_text:
-                        reasons.append(f"{form.name}: the server has no /tokenize: set target.tokenizer")
+                    if tokens is None and not form.takes_text:
+                        reason = "needs token ids, and the server has no /tokenize: set target.tokenizer"
+                        failures.append(_Failure(form.name, reason))
+                        break
                     continue
                 try:
                     await patiently(partial(form.probe, span, text))
                 except Unsupported as error:
-                    reasons.append(f"{form.name}: the server {error}")
+                    failures.append(_Failure(form.name, f"the server {error.reason}", error.remedy))
                 except (AttemptError, Fault) as error:
                     if not _is_refusal(error):
                         raise
+                    failures.append(_Failure(form.name, error.message))
                     if isinstance(error, Fault) and form.name == "echo":  # perhaps of an unknown model
-                        remedy = f"{error.remedy} {_FORMS}"
-                    reasons.append(f"{form.name}: {error.message}")
+                        hint = f"{error.remedy} {_FORMS}"
                 else:
                     await self._settle(form, server, text=span is characters)
                     return
-        raise Fault(
-            "rejected",
-            "the server gives no likelihoods of the text it is given, so every continuation would score alike ("
-            + "; ".join(dict.fromkeys(reasons))
-            + ")",
-            remedy=remedy,
-        )
+        raise _no_likelihoods(failures, hint)
 
     def _candidates(self, server: ModelServer) -> list[Form]:
         from holdfast.targets.likelihood_forms import Echo, LlamaCpp, SGLang
@@ -170,18 +178,24 @@ class LikelihoodModel(Model):
     async def reply(self, turn: Turn) -> Reply:
         """Ask for the likelihood of each continuation, of all at once."""
         prompt = plain_text(turn.messages)
-        pairs = [(prompt if each.context is None else each.context, each.text) for each in turn.continuations]
         async with self._gate:
-            spans = await self._spans(pairs)
-        scores = await _together(self._score(span) for span in spans)
-        self._rows_cut += any(span.cut for span in spans)
+            divided = await self._divide(prompt, turn.continuations)
+        scores = iter(await _together(self._score(span) for spans in divided for span in spans))
+        self._rows_cut += any(span.cut for spans in divided for span in spans)
         likelihoods: list[dict[str, Any]] = []
         usage = NO_USAGE
-        for span, score in zip(spans, scores, strict=True):
-            entry = {"logprob": score.logprob, "greedy": score.greedy, "tokens": score.tokens}
-            likelihoods.append({**entry, "cut": span.cut} if span.cut else entry)
-            usage += self._prices.usage(score.sent, score.received)
-        text = turn.continuations[most_likely([score.logprob for score in scores])].text
+        for spans in divided:
+            own = list(islice(scores, len(spans)))
+            entry = {
+                "logprob": sum(score.logprob for score in own),
+                "greedy": all(score.greedy for score in own),
+                "tokens": sum(score.tokens for score in own),
+            }
+            cut = sum(span.cut for span in spans)
+            likelihoods.append({**entry, "cut": cut} if cut else entry)
+            for score in own:
+                usage += self._prices.usage(score.sent, score.received)
+        text = turn.continuations[most_likely([entry["logprob"] for entry in likelihoods])].text
         message = {"role": "assistant", "content": text, "likelihoods": likelihoods}
         return Reply(text=text, messages=[message], usage=usage)
 
@@ -197,8 +211,11 @@ class LikelihoodModel(Model):
                 )
             raise
 
-    async def _spans(self, pairs: list[tuple[str, str]]) -> list[_Span]:
-        """Divide contexts and their continuations into what is sent; a text that occurs again is encoded once."""
+    async def _divide(self, prompt: str, continuations: Iterable[Continuation]) -> list[list[_Span]]:
+        """Divide contexts and their continuations into what is sent; a text that occurs again is encoded once.
+
+        A continuation is one span, or as many as a rolling one needs.
+        """
         known: dict[str, list[int]] = {}
 
         async def encode(text: str) -> list[int]:
@@ -207,7 +224,16 @@ class LikelihoodModel(Model):
                 known[text] = await self._tokenizer.encode(text)
             return known[text]
 
-        return [await self._span(*pair, encode) for pair in pairs]
+        divided = []
+        for each in continuations:
+            if each.rolling and self._tokenizer is not None:
+                limit = None if self._max_length is None else self._max_length - 1  # one is for the reply
+                windows = rolling_windows(await encode(each.text), self._token_prefix(), limit)
+                divided.append([_Span(window, 0) for window in windows])
+            else:
+                context = "" if each.rolling else prompt if each.context is None else each.context
+                divided.append([await self._span(context, each.text, encode)])
+        return divided
 
     async def _span(self, context: str, continuation: str, encode: Callable[[str], Awaitable[list[int]]]) -> _Span:
         """Divide a context and its continuation; raise AttemptError where they do not fit."""
@@ -233,16 +259,12 @@ class LikelihoodModel(Model):
         start = len(context_ids)
         if len(ids) <= start:
             raise _nothing()
-        limit = self._length_limit
-        excess = 0 if limit is None else max(0, len(ids) - limit)
-        if excess and (self._settings.truncate == "never" or excess >= start):
-            raise _too_long(len(ids), len(ids) - start, limit)
+        if self._max_length is None or len(ids) < self._max_length:
+            return _Span(Tokens(ids, start), 0)
+        excess = len(ids) + 1 - self._max_length
+        if excess >= start or self._settings.truncate == "never":
+            raise _too_long(len(ids), len(ids) - start, self._max_length)
         return _Span(Tokens(ids[excess:], start - excess), excess)
-
-    @property
-    def _length_limit(self) -> int | None:
-        """The most tokens of context and continuation: one less than the model's, which has to say one itself."""
-        return None if self._max_length is None else self._max_length - 1
 
     def _token_prefix(self) -> int:
         if not isinstance(self._prefix, int):
@@ -253,6 +275,23 @@ class LikelihoodModel(Model):
         if not isinstance(self._prefix, str):
             raise _no_prefix()
         return self._prefix
+
+
+def rolling_windows(ids: list[int], prefix: int, limit: int | None) -> Iterator[Tokens]:
+    """Divide a text into windows, in which each token is judged once, after at least one token before it.
+
+    The windows are lm-eval's (`get_rolling_token_windows` with a context of 1, and `make_disjoint_window`): the first
+    begins with the prefix, and the last is filled up with tokens of the one before.
+    """
+    from holdfast.targets.likelihood_forms import Tokens
+
+    size = max(1, len(ids) if limit is None else limit - 1)
+    for start in range(0, len(ids), size):
+        end = min(start + size, len(ids))
+        if start == 0:
+            yield Tokens([prefix, *ids[:end]], 1)
+        else:
+            yield Tokens(ids[end - size - 1 : end], size + 1 - (end - start))
 
 
 async def _read_max_length(server: ModelServer, model: str) -> int | None:
@@ -286,17 +325,41 @@ def _is_refusal(error: AttemptError | Fault) -> bool:
     return error.kind in ("bad_request", "bad_reply") or error.status in (405, 501)
 
 
+def _no_likelihoods(failures: list[_Failure], hint: str) -> Fault:
+    """Return the fault of a server that no form fits: the reason that has a remedy, or a line for each form."""
+    decisive = next((failure for failure in failures if failure.remedy is not None), None)
+    lines = dict.fromkeys(
+        f"  {failure.form}: {failure.reason}"
+        for failure in failures
+        if decisive is None or failure.form != decisive.form
+    )
+    if decisive is None:
+        message = "the server gives no likelihoods of the text it is given, so every continuation would score alike"
+        return Fault("rejected", "\n".join([f"{message}. These forms were tried:", *lines]), remedy=hint)
+    message = f"no likelihoods: {decisive.reason} (form {decisive.form})"
+    others = ["Other forms that were tried:", *lines] if lines else []
+    return Fault("rejected", "\n".join([message, *others]), remedy=decisive.remedy)
+
+
 def _nothing() -> AttemptError:
     return AttemptError("bad_request", "a continuation has no token of its own after its context", retry=False)
 
 
-def _too_long(tokens: int, own: int, limit: int | None) -> AttemptError:
+def _describe_limit(max_length: int) -> str:
+    return f"the maximum length is {max_length:,} tokens, one of which is for the reply"
+
+
+def _too_long(tokens: int, own: int, max_length: int) -> AttemptError:
+    """Return the error of a row that is not cut, or whose continuation leaves no room for a token of its context."""
+    limit = _describe_limit(max_length)
+    longer = "Serve the model with a longer context, or set target.likelihood.max_length if it takes more"
+    if own + 2 > max_length:
+        problem = f"the continuation alone has {own:,} tokens and does not fit after a context: {limit}"
+        return AttemptError("bad_request", problem, remedy=f"{longer}.", retry=False)
     return AttemptError(
         "bad_request",
-        f"context and continuation have {tokens:,} tokens ({own:,} of the continuation); the model takes at most "
-        f"{limit:,}",
-        remedy="Serve the model with a longer context, set target.likelihood.max_length if it takes more, or cut such "
-        "rows as lm-eval does with `truncate: left` there.",
+        f"context and continuation have {tokens:,} tokens ({own:,} of the continuation); {limit}",
+        remedy=f"{longer}; or cut such rows as lm-eval does with `truncate: left` there.",
         retry=False,
     )
 

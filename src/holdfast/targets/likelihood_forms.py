@@ -11,7 +11,7 @@ continuation would score alike; so what comes back is counted, and never taken o
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from holdfast.errors import AttemptError
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from holdfast.targets.model_server import ModelServer
+
+
+_LOGPROBS: Final = "Let the server return log-probabilities; for vLLM, start it with --max-logprobs 1 or more."
 
 
 class Tokens(NamedTuple):
@@ -78,7 +81,15 @@ class Form(Protocol):
 
 
 class Unsupported(Exception):
-    """The server gives no likelihoods in this form; the message completes "the server …"."""
+    """The server gives no likelihoods in this form; the message completes "the server …".
+
+    A remedy is given where the server has the form, and a setting of it stands in the way.
+    """
+
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
 
 
 class Echo:
@@ -98,18 +109,21 @@ class Echo:
 
     async def probe(self, span: Tokens | Characters, text: str) -> None:
         """Count the log-probabilities of a short text."""
-        reply = await self._ask(span)
+        try:
+            reply = await self._ask(span)
+        except AttemptError as error:
+            if error.status not in (400, 422) or "logprobs" not in error.message:
+                raise
+            raise Unsupported(f"refuses `logprobs: 1`: {error.message}", _LOGPROBS) from error
         choice = _choice(reply)
         values = choice["logprobs"]
         entries, tops = values["token_logprobs"], values.get("top_logprobs")
         if len(entries) < 3:
             raise Unsupported("ignores `echo`: it returns log-probabilities of its own reply, not of the given text")
-        if not tops or not all(tops[1:]):
-            raise Unsupported("returns no `top_logprobs` for `logprobs: 1`; vLLM needs --max-logprobs 1 or more")
         if text not in choice["text"]:
-            raise Unsupported(
-                f"returns {choice['text'][:60]!r} for {text!r}: the tokenizer is not the one of its model"
-            )
+            raise self._other_text(choice["text"], span, text, len(entries) - 1)
+        if not tops or not all(tops[1:]):
+            raise Unsupported("returns no `top_logprobs` for `logprobs: 1`", _LOGPROBS)
         if isinstance(span, Tokens):
             self._added = len(entries) - len(span.ids) - 1
             if self._added not in (0, 1):
@@ -122,6 +136,19 @@ class Echo:
                 raise Unsupported(f"returns other tokens than those of {text!r}")
         if self._added or self._shift:
             self.notice = "the server adds a BOS token to every prompt; it counts as a part of the context"
+
+    @staticmethod
+    def _other_text(returned: str, span: Tokens | Characters, text: str, count: int) -> Unsupported:
+        """Explain why a text of so many tokens comes back instead of the one that was sent."""
+        first, last = text.split()[0], text.split()[-1]
+        if returned.startswith(first) or last in returned:
+            return _cut_probe(count, len(span.ids) if isinstance(span, Tokens) else None)
+        if isinstance(span, Tokens):
+            return Unsupported(
+                f"returns {returned[:60]!r} for {text!r}: the tokenizer is not the one of its model",
+                "Set target.tokenizer to the model's own tokenizer.",
+            )
+        return Unsupported(f"returns {returned[:60]!r} for {text!r}")
 
     async def score(self, span: Tokens | Characters) -> Score:
         """Sum the log-probabilities of the continuation's tokens from left to right."""
@@ -139,10 +166,10 @@ class Echo:
             # A model that says nothing more has no entry for its own token.
             own = 0 if len(entries) == end and usage.get("completion_tokens") == 0 else 1
             if len(entries) != end + own:
-                raise _cut(len(entries) - self._added - own, len(span.ids))
+                raise _CutError(len(entries) - self._added - own, len(span.ids))
         else:
             if span.text not in choice["text"]:
-                raise _cut(None, None)
+                raise _CutError()
             offsets = values["text_offset"]
             start = sum(offset < span.start + self._shift for offset in offsets)
             end = sum(offset < len(span.text) + self._shift for offset in offsets)
@@ -172,7 +199,7 @@ def _choice(reply: Any) -> Any:
     except (KeyError, IndexError, TypeError):
         usable = False
     if not usable:
-        raise Unsupported(f"returns no log-probabilities: {str(reply)[:200]}")
+        raise Unsupported(f"returns no log-probabilities in {_outline(reply)}")
     return choice
 
 
@@ -191,6 +218,8 @@ class _OwnForm:
         """Ask for the likelihood of a short text."""
         try:
             await self.score(span)
+        except _CutError as error:
+            raise _cut_probe(error.returned, error.sent) from error
         except AttemptError as error:
             if error.kind != "bad_reply" and error.status != 500:
                 raise
@@ -225,9 +254,9 @@ class SGLang(_OwnForm):
             values = [entry[0] for entry in entries[span.start :]]
             bests = [max(entry[0] for entry in top) for top in tops[span.start :]]
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise AttemptError("bad_reply", f"no log-probabilities in the reply: {str(reply)[:200]}") from error
+            raise AttemptError("bad_reply", f"no log-probabilities in {_outline(reply)}") from error
         if len(ids) != len(span.ids):
-            raise _cut(len(ids), len(span.ids))
+            raise _CutError(len(ids), len(span.ids))
         if ids != span.ids or len(bests) != len(values):
             raise AttemptError("bad_reply", "the log-probabilities are of other tokens than those that were sent")
         return _score(values, bests, meta.get("prompt_tokens"), meta.get("completion_tokens"))
@@ -259,9 +288,9 @@ class LlamaCpp(_OwnForm):
             values = [step["logprob"] for step in steps]
             bests = [max(top["logprob"] for top in step["top_logprobs"]) for step in steps]
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise AttemptError("bad_reply", f"no log-probabilities in the reply: {str(reply)[:200]}") from error
+            raise AttemptError("bad_reply", f"no log-probabilities in {_outline(reply)}") from error
         if reply.get("truncated"):
-            raise _cut(None, None)
+            raise _CutError()
         if ids != forced:
             raise AttemptError("bad_reply", f"the model was not forced to say tokens {forced}: it said {ids}")
         return _score(values, bests, reply.get("tokens_evaluated"), reply.get("tokens_predicted"))
@@ -282,12 +311,32 @@ def _score(values: list[Any], bests: Iterable[Any], sent: Any, received: Any) ->
     )
 
 
-def _cut(returned: int | None, sent: int | None) -> AttemptError:
-    counts = "" if returned is None else f": {returned:,} of {sent:,} tokens came back"
-    return AttemptError(
-        "bad_request",
-        f"the server cut the prompt{counts}",
-        remedy="Set target.likelihood.max_length to the server's limit, and `truncate: left` to cut such rows as "
-        "lm-eval does; or start the server with a longer context.",
-        retry=False,
+def _outline(reply: Any) -> str:
+    """Describe a reply by its keys: its values may be long."""
+    if not isinstance(reply, dict):
+        return "its reply, which is no JSON object"
+    return f"its reply (keys: {', '.join(list(reply)[:8]) or 'none'})"
+
+
+class _CutError(AttemptError):
+    """The server scored fewer tokens than it was sent."""
+
+    def __init__(self, returned: int | None = None, sent: int | None = None) -> None:
+        counts = "" if returned is None else f": {returned:,} of {sent:,} tokens came back"
+        super().__init__(
+            "bad_request",
+            f"the server cut the prompt{counts}",
+            remedy="Set target.likelihood.max_length to the server's limit, and `truncate: left` to cut such rows as "
+            "lm-eval does; or start the server with a longer context.",
+            retry=False,
+        )
+        self.returned = returned
+        self.sent = sent
+
+
+def _cut_probe(returned: int | None, sent: int | None) -> Unsupported:
+    counts = "" if returned is None or sent is None else f": {returned:,} of {sent:,} tokens came back"
+    return Unsupported(
+        f"cut a prompt of a few words{counts}",
+        "Start the server with a longer context, or turn off its truncation of prompts.",
     )

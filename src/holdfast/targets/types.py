@@ -126,6 +126,8 @@ class Continuation(NamedTuple):
     text: str
     context: str | None = None
     """what stands before the text; None: the prompt"""
+    rolling: bool = False
+    """the text stands alone, and is divided where it is longer than the model's context"""
 
 
 def most_likely(logprobs: Sequence[float]) -> int:

@@ -686,3 +686,28 @@ def test_nothing_is_written(folder: Path) -> None:
     launched(folder, "hosted")
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
     assert dict(os.environ) == variables_before
+
+
+def test_benchmarks_are_asked_for_the_served_checkpoint_unless_the_server_names_its_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(folder / "home"))
+    write(
+        folder / "config" / "unnamed.yaml",
+        "execution: {type: slurm}\ndeployment: {type: generic, command: serve, checkpoint_path: /ckpt/nano}\n"
+        "evaluation: {tasks: [mmlu-sample]}\n",
+    )
+
+    def models(*overrides: str) -> list[str]:
+        tasks = launched(folder, "unnamed", "BIG", *overrides).tasks
+        return [dict(task.file.overrides)["target", "model"] for task in tasks]
+
+    assert models() == ["nano"]
+    assert models("deployment.served_model_name=mine") == ["mine"]
+    assert models("deployment.hf_model_handle=org/model", "deployment.checkpoint_path=null") == ["org/model"]
+    assert models("evaluation.tasks.0.overrides={target.model: other}") == ["other"]
+    notices = "\n".join(launched(folder, "unnamed", "BIG").notices)
+    assert "deployment.served_model_name: is not given" in notices and "by benchmarks for nano" in notices
+    message = refused(folder, "unnamed", "deployment.checkpoint_path=null")
+    assert "deployment.served_model_name: must be given: it is the model that benchmarks ask the server for" in message
+    assert "names no model to measure; name it with -m MODEL" in refused(folder, "unnamed", "deployment.type=none")

@@ -39,11 +39,10 @@ def workflow_row(
     step_types: frozenset[str],
 ) -> dict[str, Any]:
     """Return a trial as `workflow_output.json` has it: the dataset's columns, then NAT's own."""
-    asked = next((m["content"] for m in output.messages if m.get("role") == "user"), "")
     return {
         **fields,
         "id": f"{output.sample}_rep{output.trial - 1}" if trials > 1 else output.sample,
-        "question": fields.get("question", asked),
+        "question": fields.get("question", output.prompt or ""),
         "answer": fields.get("answer", fields.get("expected", "")),
         "generated_answer": output.output,
         "intermediate_steps": nat_steps(output, recorded, model, step_types),

@@ -109,7 +109,7 @@ class NatEvaluator(WaitingGrader):
     def _question(self, case: Case) -> Any:
         if self.block.question is not None:
             return render_text(self.block.question, case.sample.fields)
-        return next((message["content"] for message in case.output.messages if message.get("role") == "user"), "")
+        return case.output.prompt or ""
 
     def _expected(self, fields: dict[str, Any]) -> Any:
         if self.block.expected is not None:

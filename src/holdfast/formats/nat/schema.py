@@ -46,7 +46,7 @@ class NatGrader(GraderBlock):
     override: dict[str, Any] = {}
     """Values that override the configuration, by dotted path. Default: the target's."""
     question: str | None = None
-    """Template of the question passed to the evaluator. Default: the first user message."""
+    """Template of the question passed to the evaluator. Default: the prompt."""
     expected: str | int | float | bool | None = None
     """Template of the expected answer passed to the evaluator. Default: the row's `expected`, else its `answer`."""
     range: tuple[float, float] | None = None

@@ -41,7 +41,7 @@ def _derived(output: Output, recorded: Sequence[Step], model: str | None) -> Ite
     asked: dict[str, dict[str, Any]] = {}
     before: Any = ""
     records = _Records(output, recorded)
-    for number, message in enumerate(output.messages):
+    for number, message in enumerate(output.conversation, output.opening or 0):
         content = message.get("content") or ""
         if message.get("role") == "assistant":
             for call in message.get("tool_calls") or ():
@@ -125,7 +125,7 @@ class _Records:
         return next((turn for turn, end in enumerate(self._ends, 1) if number < end), len(self._ends))
 
     def _is_only_call(self, turn: int) -> bool:
-        start = self._ends[turn - 2] if turn > 1 else 0
+        start = self._ends[turn - 2] if turn > 1 else self._output.opening or 0
         messages = self._output.messages[start : self._ends[turn - 1]]
         return [message.get("role") for message in messages].count("assistant") == 1
 

@@ -60,7 +60,7 @@ def steps_of(output: Output) -> list[TraceStep]:
         steps.append({"parent_id": "root", "function_ancestry": ancestry, "payload": payload})
 
     listed = None if isinstance(output.calls, UnsetType) else output.calls
-    for message in output.messages:
+    for message in output.conversation:
         if message.get("role") == "assistant":
             add("LLM_END", None, before, message.get("content") or "")
             for call in message.get("tool_calls") or () if listed is None else ():

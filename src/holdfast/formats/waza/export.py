@@ -340,7 +340,7 @@ def _calls(output: Output) -> Iterator[dict[str, Any]]:
         return
     results = {message.get("tool_call_id"): message.get("content") for message in output.messages if _is_tool(message)}
     turn = sequence = 0
-    for message in output.messages:
+    for message in output.conversation:
         turn += message.get("role") == "user"
         for call in message.get("tool_calls") or ():
             body = call.get("function") or call
