@@ -355,7 +355,7 @@ class TestDryRun:
         path = likelihood_eval(tmp_path, None, samples=rows)
         planned = json.loads(holdfast("eval", path, "--dry-run", "--json", cwd=tmp_path).stdout)["preview"]
         assert planned["tokens"] == (4 * (100 + 20) + 300 + 100) / 4
-        assert planned["continuations"] == [{"text": " a" * 10, "context": None}] * 4
+        assert [each["text"] for each in planned["continuations"]] == [" a" * 10] * 4
 
     def test_the_first_sample_is_shown_with_its_continuations_and_the_right_one_marked(self, tmp_path: Path) -> None:
         done = holdfast("eval", likelihood_eval(tmp_path, None), "--dry-run", cwd=tmp_path)

@@ -73,7 +73,7 @@ class Preview(NamedTuple):
 
 def continuation_lines(prompt: str, continuations: Iterable[Continuation], expected: Collection[int]) -> Iterator[str]:
     """Describe continuations of a prompt, with an arrow before the right ones."""
-    for number, (text, context) in enumerate(continuations):
+    for number, (text, context, _) in enumerate(continuations):
         shown = text if context is None else f"{context.removeprefix(prompt)} …{text}"
         yield from _indented("→ " if number in expected else "  ", shown)
 
@@ -90,7 +90,10 @@ def _characters(prompts: Prompts) -> int:
     messages = sum(len(str(message["content"])) for message in prompts.opening) + len(prompts.texts[0])
     if not prompts.continuations:
         return messages
-    return sum(len(text) + (messages if context is None else len(context)) for text, context in prompts.continuations)
+    return sum(
+        len(text) + (0 if rolling else messages if context is None else len(context))
+        for text, context, rolling in prompts.continuations
+    )
 
 
 def preview(identity: RunIdentity, plan: Plan) -> Preview:

@@ -227,7 +227,8 @@ class LikelihoodModel(Model):
         divided = []
         for each in continuations:
             if each.rolling and self._tokenizer is not None:
-                windows = rolling_windows(await encode(each.text), self._token_prefix(), self._length_limit)
+                limit = None if self._max_length is None else self._max_length - 1  # one token is for the reply
+                windows = rolling_windows(await encode(each.text), self._token_prefix(), limit)
                 divided.append([_Span(window, 0) for window in windows])
             else:
                 context = "" if each.rolling else prompt if each.context is None else each.context
