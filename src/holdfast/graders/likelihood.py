@@ -77,11 +77,12 @@ def row_check(spec: Eval) -> RowCheck | None:
 
     def check(sample: Sample, panel: Panel) -> Iterator[tuple[Location, str]]:
         try:
-            texts = [continuation.text for continuation in evaluate_continuations(formula, sample)]
+            continuations = evaluate_continuations(formula, sample)
         except AttemptError as error:
             yield ("continuations",), error.message
             return
-        if not all(texts):
+        texts = [continuation.text for continuation in continuations]
+        if not all(continuation.text or continuation.rolling for continuation in continuations):
             yield ("continuations",), f"{sample.where}: continuation {texts.index('')} is empty (the first is 0)"
         for number, location, block in graders:
             if number not in panel.graders or number in panel.unsure:
