@@ -69,4 +69,4 @@ def test_a_kill_at_any_write_repeats_only_unfinished_rows_and_changes_no_digit(
         assert len(pairs) == len(set(pairs)) == 2 * ROWS
         assert replies_of(run) == replies_of(calm)
         assert_same_numbers(run, calm)
-    assert nth > 3, "a run makes several writes"
+    assert nth > 1, "a run writes at least once; how often depends on how many lines gather"

@@ -373,7 +373,7 @@ def test_a_budget_stops_admission_counts_earlier_spending_and_can_be_raised(
 ) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **{**KEYS, "limits": {"concurrency": 1}}, prices=PRICES)
     stopped = holdfast("eval", eval_file, option, first, cwd=tmp_path, check=3)
-    assert f"budget reached: {option} {first} {message}. Resume with a higher limit" in stopped.stdout
+    assert f"budget reached: {option} {first} {message}\nhint: Resume with a higher limit" in stopped.stdout
     assert provider.requests == 10
     resume = stopped.stdout.split("Resume with:\n  ")[1].splitlines()[0]
     raised = re.fullmatch(rf"holdfast eval {re.escape(str(eval_file))} {option} (\d+)", resume)
