@@ -77,7 +77,7 @@ def compiled_rows(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def arguments(row: dict[str, Any], params: dict[str, Any]) -> list[list[Any]]:
-    """What lm-eval would call the arguments of a row's requests."""
+    """The requests of a row, as lm-eval lists their arguments."""
     if "continuations" not in row:
         return [[row["context"], params]]
     pairs = [

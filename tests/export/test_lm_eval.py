@@ -93,7 +93,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(place: Path, provider: Server) -> Files:
-    """What lm-eval writes of a task that the server answers with the prompt."""
+    """Files that lm-eval writes for a task that the server answers with the prompt."""
     data = write_rows(place / "docs.jsonl", DOCS)
     task = {**TASK, "dataset_kwargs": {"data_files": {"test": str(data)}}}
     write_rows(place / "tasks" / "echoes.yaml", [task])  # JSON is YAML
@@ -111,7 +111,7 @@ def theirs(place: Path, provider: Server) -> Files:
 
 @pytest.fixture(scope="module")
 def ours(place: Path, provider: Server) -> Files:
-    """The same task as a benchmark of ours, exported."""
+    """Files that Holdfast exports for that task."""
     folder = place / "ours"
     folder.mkdir()
     (folder / "graders.py").write_text(GRADERS)

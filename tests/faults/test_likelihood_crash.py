@@ -36,7 +36,7 @@ def likelihood_eval(folder: Path, provider: Server) -> Path:
 
 
 def replies_of(run: Path) -> list[Any]:
-    """What was kept of each sample, in the order of the dataset."""
+    """Replies on disk by sample, in the order of the dataset."""
     return sorted((output["sample"], output["messages"], output["usage"]) for output in kept(run))
 
 

@@ -19,7 +19,7 @@ ENDINGS = [" a", " long ending", " größer"]
 def judge(
     folder: Path, logprobs: list[float], greedy: tuple[int, ...] = (), tokens: int = 2, /, row: Any = None, **keys: Any
 ) -> Verdict | AttemptError:
-    """What the grader says of likelihoods of three endings."""
+    """The verdict on likelihoods of three endings."""
     entries = [
         {"logprob": value, "greedy": place in greedy, "tokens": tokens + place} for place, value in enumerate(logprobs)
     ]

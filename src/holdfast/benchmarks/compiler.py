@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 class CompileRequest(msgspec.Struct, frozen=True):
-    """What to compile."""
+    """A task to compile, with its settings."""
 
     task: str
     shots: int | None
@@ -69,7 +69,7 @@ def compile_task(request: CompileRequest, out: Path, report: Callable[[str], Non
 
     children = closure(request.task)
     sources = _pin_datasets(datasets, request, out.with_name("datasets"))
-    # lm-eval compiles a template anew for each field of each example of each document: nearly all of its time.
+    # lm-eval compiles a template again for each field of each example of each document: nearly all of its time.
     utils.env.from_string = cache(utils.env.from_string)
     random.seed(0)
     np.random.seed(_REQUEST_SEED)

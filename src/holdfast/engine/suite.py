@@ -135,7 +135,7 @@ def _look_up(cell: Cell, identity: RunIdentity, options: Options, reason: Budget
 
 
 class _Ledger:
-    """What the cells of a suite have spent, over all processes, beside what they may spend together."""
+    """The budget of a suite: the limits of all its cells together, and their spending over all processes."""
 
     def __init__(self, limits: SuiteLimits, identities: Sequence[RunIdentity], options: Options) -> None:
         self._limits: dict[BudgetName, float] = {

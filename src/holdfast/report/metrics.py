@@ -231,7 +231,7 @@ class _Report:
 
 
 class _BenchmarkScores:
-    """What each row of a benchmark contributes to the metrics of its task, in the dataset's order."""
+    """The contribution of each row of a benchmark to the metrics of its task, in the dataset's order."""
 
     def __init__(self, identified: RunIdentity, index: Index, rundir: RunDir, tasks: BenchmarkTasks) -> None:
         self.tasks = tasks

@@ -18,7 +18,7 @@ class RegexFilter(Block):
     """Number of the match to keep, counted from 0, or from the end with negative numbers. lm-eval calls it
     `group_select`."""
     fallback: str = "[invalid]"
-    """Text to go on with where there is no such match."""
+    """Text to use if there is no such match."""
 
 
 def _preferred_name(written: Any) -> Any:

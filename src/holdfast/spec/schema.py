@@ -291,7 +291,7 @@ class LikelihoodBlock(Block):
     """Request to send: `echo` is that of vLLM, NIM and other servers whose completions return the log-probabilities
     of the prompt, `sglang` and `llama.cpp` are those servers' own. `auto` finds out which one the server answers."""
     truncate: Literal["never", "left"] = "never"
-    """What happens to a row that is longer than the model's context: `never` cut it, so that its trial is an error,
+    """Treatment of a row that is longer than the model's context: `never` cut it, so that its trial is an error,
     or cut it on the `left`, as lm-eval does."""
     max_length: int | None = Field(default=None, ge=2)
     """Maximum number of tokens of context and continuation together. Default: what the server says."""
