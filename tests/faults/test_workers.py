@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from hypothesis import given
@@ -19,13 +21,13 @@ from hypothesis import strategies as st
 from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.worker import prepare
-from holdfast.errors import Fault
+from holdfast.errors import Fault, RunBeingFinished
 from holdfast.spec.load import load_eval
 from holdfast.store.claims import Claims, Round, begin_round, cut
 from holdfast.store.index import Index, read_output, read_steps
 from holdfast.store.lease import RunLease
 from holdfast.store.records import ErrorRecord, Grade, Step, Timing, Usage, to_line
-from holdfast.store.run_lock import worker_lease
+from holdfast.store.run_lock import finish, join, worker_lease
 from holdfast.store.rundir import RunDir
 from holdfast.store.tail import Follower
 from tests.faults.test_two_processes import end, is_stopped
@@ -38,9 +40,6 @@ from tests.support.breaking import (
 )
 from tests.support.running import Server, holdfast, lines, run_dir, start, wait_for, write_eval
 from tests.support.specs import output_of
-
-if TYPE_CHECKING:
-    import subprocess
 
 ROWS = 120
 CONCURRENCY = 4
@@ -328,9 +327,9 @@ def test_a_worker_waits_for_the_report_and_writes_it_if_the_other_dies(tmp_path:
     run = share(held_while_finishing(tmp_path, provider))
     workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"), worker(run, "c"))}
     first = kill_finisher(tmp_path)
+    workers.pop(first).communicate()  # a process that nobody has waited for keeps its lease until that expires
     second = kill_finisher(tmp_path, first)
-    for pid in (first, second):
-        workers.pop(pid).communicate()
+    workers.pop(second).communicate()
     wait_for(lambda: finisher(tmp_path, first, second), "the report to be begun once more")
     late = worker(run, "d")
     (tmp_path / "hold").unlink()
@@ -340,6 +339,21 @@ def test_a_worker_waits_for_the_report_and_writes_it_if_the_other_dies(tmp_path:
     assert "wrote the report" in outputs[1] or "already finished" in outputs[1]
     assert json.loads((run / "metrics.json").read_text())["score"] == 1
     assert provider.requests == 8
+
+
+def test_a_worker_that_starts_after_the_finisher_died_waits_for_its_lease_to_expire(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path)
+    lease = RunLease(rundir.lease, finishing=True)
+    lease.acquire(0)
+    assert lease.holder is not None
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    note = rundir.lease.with_suffix(".holder")
+    note.write_bytes(msgspec.json.encode(msgspec.structs.replace(lease.holder, pid=ended.pid)))
+    with pytest.raises(RunBeingFinished):
+        join(rundir, "late")
+    assert finish(rundir) is None, "it may be taken over in `stand_by` only"
+    lease.release()
 
 
 def test_a_worker_exits_if_the_other_left_without_a_report(tmp_path: Path, provider: Server) -> None:

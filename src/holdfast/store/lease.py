@@ -143,12 +143,16 @@ class RunLease:
     def _sign(self) -> None:
         pid = os.getpid()
         holder = Holder(os.uname().nodename, pid, time.time(), self._finishing, start_token(pid))
+        note = self._info.with_suffix(f".{pid}")
         try:
             status = self._path.stat()
             self._identity = status.st_dev, status.st_ino
             self.inherited = self._info.exists()
-            self._info.write_bytes(msgspec.json.encode(holder))
+            note.write_bytes(msgspec.json.encode(holder))
+            note.replace(self._info)  # so that nobody ever reads half a note
         except OSError:
+            with suppress(OSError):
+                note.unlink()
             self.release()
             raise
 

@@ -100,9 +100,9 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
 
 
 def is_being_finished(rundir: RunDir) -> bool:
-    """True if a process is writing the run's report."""
+    """True if a process is writing the run's report, or died doing so: its lease may outlive it for a while."""
     holder = RunLease(rundir.lease).holder
-    return holder is not None and holder.finishing and is_held(rundir.lease)
+    return holder is not None and holder.finishing
 
 
 def await_workers(rundir: RunDir) -> None:
@@ -145,17 +145,17 @@ def join(
     lease, run_lease = RunLease(path, lost=lost), RunLease(rundir.lease)
     end = time.monotonic() + max(wait, _INSTANT)
     while True:
+        if is_being_finished(rundir):  # not to be taken even for an instant: those who stand by would miss the note
+            raise RunBeingFinished(f"its report is being written: {run_lease.describe()}", remedy=HELD_REMEDY)
         try:
             lease.acquire(_INSTANT / 5)
         except RunHeld:
             raise RunHeld(f"worker {worker} is already running: {lease.describe()}", remedy="Use another id.") from None
         try:
             run_lease.acquire(0, notice)
-        except RunHeld as error:
+        except RunHeld:
             lease.release()  # not held while waiting: the holder of the run may be waiting for workers to exit
-            if is_being_finished(rundir):
-                raise RunBeingFinished(error.message, remedy=error.remedy) from error
-            if wait >= 0 and time.monotonic() > end:
+            if wait >= 0 and time.monotonic() > end and not is_being_finished(rundir):
                 raise
         else:
             run_lease.release()
