@@ -6,6 +6,7 @@
 `benchmark` the numbers of a benchmark as lm-eval computes them, pure
 `notices`  graders that checked nothing, in words
 `failures` why trials and grades are missing, and what was retried
+`example`  a trial that failed, for the end of a command
 `summary`  the lines below the table
 `outcome`  how a run ended, or why it stopped
 `verdicts` verdicts on an output by the present thresholds
