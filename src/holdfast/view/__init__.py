@@ -1,10 +1,15 @@
-"""Runs in the browser: a read-only server, its pages, and the columns that let it answer fast.
+"""Runs in the browser: a server on this machine that only reads.
 
-`table`    typed columns of trials, in memory and as one checked file
-`reported` columns of a finished run, from results.json and outputs.jsonl
-`recorded` columns of any other run, from its journals, extended as they grow
-`columns`  columns of a run: opened from the cache, built, refreshed
+`server`   the application, its sockets and its end
+`guard`    who may ask, and what pages may do
+`site`     the runs that are shown, and how a page is answered
+`run_list` the list of runs
+`columns`  the trials of a run as columns, opened from a cache, built and refreshed
 `query`    the filter language
 `snapshot` rows that a query selects, sorted and counted
 `search`   texts in transcripts, searched in a helper process
+`fields`   fields of the rows as columns
+`recorded` columns made of journals
+`facts`    facts of a trial, written into its row
+`table`    typed columns, in memory and as one checked file
 """

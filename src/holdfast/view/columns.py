@@ -28,7 +28,7 @@ from holdfast.store.lines import LineRef
 from holdfast.view.fields import read_field
 from holdfast.view.recorded import read_everything
 from holdfast.view.search import TextHits
-from holdfast.view.table import STATUSES, RowStatus, Table, score_column, status_column
+from holdfast.view.table import STATUSES, RowStatus, TrialTable, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -162,15 +162,15 @@ class Columns:
             self.generation += 1
             return changed_rows(old, self.table)
 
-    def _open(self, progress: Progress | None) -> Table:
-        stored = Table.load(self._path)
+    def _open(self, progress: Progress | None) -> TrialTable:
+        stored = TrialTable.load(self._path)
         if stored is not None and stored.notes == self._stamp():
             with suppress(OSError):
                 os.utime(self._folder)
             return stored
         return self._build(progress)
 
-    def _build(self, progress: Progress | None) -> Table:
+    def _build(self, progress: Progress | None) -> TrialTable:
         stamp = self._stamp()
         self.view = RunView(self.rundir)
         table = read_everything(self.view)
@@ -178,7 +178,7 @@ class Columns:
         self._store(table)
         return table
 
-    def _store(self, table: Table) -> None:
+    def _store(self, table: TrialTable) -> None:
         """Keep the table for the next time; a cache that cannot be written is no reason to show nothing."""
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -199,7 +199,7 @@ class Columns:
         return stamp
 
 
-def changed_rows(old: Table, new: Table) -> int:
+def changed_rows(old: TrialTable, new: TrialTable) -> int:
     """Return how many rows of a table are new, or differ in status or in the place of their output."""
     rows = min(len(old), len(new))
     same = sum(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from holdfast.report.verdicts import JudgedOutput
     from holdfast.store.index import ErrorHead
-    from holdfast.view.table import Table
+    from holdfast.view.table import TrialTable
 
 
 class OutputFacts(OutputHead, kw_only=True, gc=False):
@@ -40,7 +40,7 @@ class Failure(NamedTuple):
     offset: int
 
 
-class Failures:
+class LastFailures:
     """Failed attempts of a run by trial; of several, the last one in the order of the journals counts."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Failures:
             failures[head.key] = Failure(head.kind, path, offset)
 
 
-def set_output(table: Table, row: int, facts: OutputFacts, line: LineRef, file: str) -> None:
+def set_output(table: TrialTable, row: int, facts: OutputFacts, line: LineRef, file: str) -> None:
     """Write what an output says into its row."""
     usage, timing = facts.usage, facts.timing
     table.set(
@@ -88,7 +88,7 @@ def _known(value: float | None) -> float:
     return NAN if value is None else value
 
 
-def set_verdicts(table: Table, row: int, judged: JudgedOutput, failure: Failure | None) -> None:
+def set_verdicts(table: TrialTable, row: int, judged: JudgedOutput, failure: Failure | None) -> None:
     """Write status, score and verdicts of an output into its row. `failure` is the last one of a grader at it."""
     for number in range(len(table.graders)):
         code, score = 0, None
@@ -107,7 +107,7 @@ def set_verdicts(table: Table, row: int, judged: JudgedOutput, failure: Failure 
     table.set(row, status=CODES[status], score=_known(judged.score))
 
 
-def set_failure(table: Table, row: int, failure: Failure | None, file: str) -> None:
+def set_failure(table: TrialTable, row: int, failure: Failure | None, file: str) -> None:
     """Write the failed attempt that explains why a row has no output or no verdict."""
     if failure is None:
         table.set(row, error=0, error_at=0)

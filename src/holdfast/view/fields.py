@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Sample
     from holdfast.report.run_view import RunView
-    from holdfast.view.table import Table
+    from holdfast.view.table import TrialTable
 
 _MOST_VALUES: Final = 10_000
 """a field with more different values is a text or an id, and groups nothing"""
 
 
-def read_field(view: RunView, table: Table, name: str, position: int) -> tuple[list[str], array[int]]:
+def read_field(view: RunView, table: TrialTable, name: str, position: int) -> tuple[list[str], array[int]]:
     """Return the values of a field, and the number of each row's value; 0 is a row that the dataset no longer has.
 
     `position` is the place in a query that an error is about.
@@ -66,7 +66,7 @@ def field_value(fields: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _rows_by_sample(view: RunView, table: Table) -> Iterator[tuple[Sample, list[int]]]:
+def _rows_by_sample(view: RunView, table: TrialTable) -> Iterator[tuple[Sample, list[int]]]:
     """Yield the samples of the dataset with their rows; a row of the same id but other content is another sample's."""
     trials = view.manifest.trials
     expected = 0

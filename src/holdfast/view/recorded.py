@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.data.panels import Conditions
-from holdfast.view.facts import Failures, output_facts, set_failure, set_output, set_verdicts
-from holdfast.view.table import CODES, Table, key_bytes
+from holdfast.view.facts import LastFailures, output_facts, set_failure, set_output, set_verdicts
+from holdfast.view.table import CODES, TrialTable, key_bytes
 
 if TYPE_CHECKING:
     from holdfast.report.run_view import RunView
 
 
-def read_everything(view: RunView) -> Table:
+def read_everything(view: RunView) -> TrialTable:
     """Return the columns of any run, in the order of `RunView.everything`."""
-    table = Table(view.graders)
+    table = TrialTable(view.graders)
     conditions = Conditions(view.spec)
     root = view.rundir.path
-    failures = Failures()
+    failures = LastFailures()
     failures.read(view.rundir.journals("errors"))
     for sample, trial, key, ref, _ in view.rows():
         raw_key = key_bytes(key)

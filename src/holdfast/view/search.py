@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.view.columns import Columns
-    from holdfast.view.table import Table
+    from holdfast.view.table import TrialTable
 
 _FIRST_WINDOW: Final = 512
 _LARGEST_WINDOW: Final = 32_768
@@ -247,7 +247,7 @@ class TextHits:
         self._search.stop()
 
 
-def _rows_by_id(table: Table, needle: _Needle) -> Iterator[int]:
+def _rows_by_id(table: TrialTable, needle: _Needle) -> Iterator[int]:
     """Yield the rows whose sample id contains a text."""
     starts = table["id_starts"]
     if not len(starts):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from holdfast.view.columns import Columns
     from holdfast.view.query import Condition, Query
-    from holdfast.view.table import Table
+    from holdfast.view.table import TrialTable
 
 _NUMBERS: Final = (*NUMBERS, "trial")
 _TEXTS: Final = ("sample", "status", *CODED)
@@ -104,7 +104,7 @@ class _Evaluation:
 
     def __init__(self, columns: Columns, wait: float | None) -> None:
         self._columns = columns
-        self._table: Table = columns.table
+        self._table: TrialTable = columns.table
         self._wait = wait
         self._all = int.from_bytes(b"\1" * len(columns.table), "little")
         self.complete = True
@@ -218,7 +218,7 @@ def _fulfils(text: str, sign: str, value: str) -> bool:
         return False
 
 
-def status_codes(table: Table, name: str, position: int = 0) -> bytes:
+def status_codes(table: TrialTable, name: str, position: int = 0) -> bytes:
     """Return the codes of the statuses of trials, or of what a grader or a checkpoint said of them."""
     if not name:
         return bytes(table["status"])
@@ -237,12 +237,12 @@ def status_codes(table: Table, name: str, position: int = 0) -> bytes:
     return bytes(map(max, *(column.translate(ranks) for column in columns))).translate(codes)
 
 
-def checkpoints(table: Table) -> list[str]:
+def checkpoints(table: TrialTable) -> list[str]:
     """Return the names of the checkpoints, such as `checkpoint@2`."""
     return list(dict.fromkeys(name.split("/")[0] for name in table.graders if name.startswith("checkpoint@")))
 
 
-def number_column(table: Table, name: str) -> Any:
+def number_column(table: TrialTable, name: str) -> Any:
     """Return the column of a number, or of a grader's scores; None if there is none of this name."""
     if name in _NUMBERS:
         return table[name]
@@ -306,7 +306,7 @@ def facets(columns: Columns, snapshot: Snapshot, fields: Iterable[str] = ()) -> 
         return {name: counted for name, counted in result.items() if counted}
 
 
-def _count_statuses(table: Table, snapshot: Snapshot, name: str) -> list[Facet]:
+def _count_statuses(table: TrialTable, snapshot: Snapshot, name: str) -> list[Facet]:
     codes = status_codes(table, name)
     counted = [(status, (_equal(codes, code) & snapshot.mask).bit_count()) for status, code in CODES.items()]
     prefix = f"{quote(name)}:" if name else ""

@@ -96,7 +96,7 @@ class _Header(msgspec.Struct):
     dataset: Any
 
 
-class Table:
+class TrialTable:
     """Rows of trials, column by column."""
 
     def __init__(self, graders: Sequence[str]) -> None:
@@ -260,7 +260,7 @@ class Table:
                 raise
 
     @classmethod
-    def load(cls, path: Path) -> Table | None:
+    def load(cls, path: Path) -> TrialTable | None:
         """Open a stored table; None if the file is missing, torn, damaged or of another version."""
         try:
             with path.open("rb") as file:
@@ -269,7 +269,7 @@ class Table:
             return None
 
     @classmethod
-    def _load(cls, file: Any) -> Table | None:
+    def _load(cls, file: Any) -> TrialTable | None:
         start = len(_MAGIC) + _FRAME.size
         first = file.read(start)
         if first[: len(_MAGIC)] != _MAGIC or len(first) < start:
