@@ -236,18 +236,8 @@ class TrialTable:
                 checksum.update(piece)
                 pieces.append(piece)
             offset += len(view) + len(padding)
-        header = msgspec.json.encode(
-            _Header(
-                len(self),
-                sys.byteorder,
-                places,
-                checksum.hexdigest(),
-                self.values,
-                self.graders,
-                self.files,
-                self.notes,
-            )
-        )
+        values = self.values, self.graders, self.files, self.notes, self.dataset
+        header = msgspec.json.encode(_Header(len(self), sys.byteorder, places, checksum.hexdigest(), *values))
         header += b" " * (-(len(_MAGIC) + _FRAME.size + len(header)) % 8)
         with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
             try:
