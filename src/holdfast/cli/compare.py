@@ -48,7 +48,7 @@ def command(
     from holdfast.store.rundir import RunDir
 
     if len(runs) < 2:
-        raise UsageError("compare needs at least two runs", remedy="`holdfast cache ls` lists them.")
+        raise UsageError("compare needs at least two runs", remedy="`holdfast ls` lists them.")
     if judge is not None:
         from holdfast.cli.pairwise import judge_runs
 

@@ -67,7 +67,7 @@ def _find(name: str, runs_dir: Path) -> Path:
             f"{name} has no manifest.json, which says what the run is",
             remedy="Run the `holdfast eval` command of this run again: it writes the manifest.",
         )
-    raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast cache ls` lists them.")
+    raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast ls` lists them.")
 
 
 def find_runs_dir(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
@@ -89,6 +89,16 @@ def find_subject(name: str, runs_dir: Path) -> Subject | Path:
             return find_run(name, runs_dir)
         except UsageError as other:
             raise UsageError(f"{error.message}; {other.message}", remedy=error.remedy) from None
+
+
+def run_name(rundir: RunDir) -> str:
+    """Return the shortest argument that names a run: its id, or its path if it is not where runs are looked for."""
+    from holdfast.store.durable import slug
+
+    manifest = rundir.read_manifest()
+    if manifest is not None and rundir.path == runs_directory(None) / slug(manifest.name) / rundir.path.name:
+        return manifest.id
+    return shlex.quote(str(rundir.path))
 
 
 def command_line() -> str:

@@ -12,6 +12,7 @@ from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.errors import BudgetReached, Fault, Interrupted, with_hint
 from holdfast.report.breakdown_table import breakdown_tables
+from holdfast.report.example import failure_lines
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
 from holdfast.spec.redact import without_secrets
@@ -29,8 +30,13 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 
-def print_outcome(outcome: Outcome, command: str, again: str = "Use --fresh to start from scratch.") -> None:
-    """Print the numbers of a finished run, or how to resume an unfinished one."""
+def print_outcome(
+    outcome: Outcome, command: str, again: str = "Use --fresh to start from scratch.", run: str = ""
+) -> None:
+    """Print the numbers of a finished run, or how to resume an unfinished one.
+
+    `run` is how commands name the run; with it, the end says how to look at failures.
+    """
     console = make_console()
     if outcome.metrics is not None:
         if outcome.already:
@@ -43,6 +49,8 @@ def print_outcome(outcome: Outcome, command: str, again: str = "Use --fresh to s
             console.print(Text(f"gate not met: {missed}", style="bold red"))
     else:
         _print_unfinished(console, outcome, command)
+    for line in failure_lines(outcome, run) if run else ():
+        console.print(line, soft_wrap=True)
     console.print(f"run: {outcome.rundir.path}", soft_wrap=True)
 
 
