@@ -16,6 +16,8 @@
 `checkpoints` verdicts on a trial: at its checkpoints and at its end
 `timeline` a trial turn by turn: messages, tool calls with results, checkpoints, failed attempts
 `file_changes` files of a workspace after a turn, and what became of them
+`histogram` distributions in bins with round bounds, pure
+`overview` a run as numbers for a page: funnel, distributions, activity
 `preview`  the first prompt and a token estimate, before a run
 `table`    what a person sees at the end
 `breakdown_table` its tables by field, and of a benchmark's tasks and groups
