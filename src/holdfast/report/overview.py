@@ -68,6 +68,11 @@ class FunnelStep(Struct, frozen=True, kw_only=True):
     high: float | None
 
     @property
+    def names(self) -> list[str]:
+        """The graders as the eval file names them."""
+        return [name.partition("/")[2] or name for name in self.graders]
+
+    @property
     def not_reached(self) -> int:
         """Number of trials whose conversation ended before it."""
         return self.trials - self.reached
@@ -164,6 +169,30 @@ class Overview(Struct, frozen=True, kw_only=True):
     changes: Changes | None
 
     @property
+    def rows(self) -> list[tuple[str, GraderMetrics]]:
+        """The graders' numbers by name, and those of the trials as a whole where there are several."""
+        rows = [(row.name, row.metrics) for row in self.graders]
+        return [*rows, ("overall", self.overall)] if self.overall is not None and len(rows) > 1 else rows
+
+    @property
+    def extra(self) -> list[str]:
+        """Counts that are not 0 for every grader."""
+        names = ("skipped", "errors", "not_reached")
+        return [name for name in names if any(getattr(values, name) for _, values in self.rows)]
+
+    @property
+    def passes(self) -> list[int]:
+        """The smallest and the largest k of pass@k, where there are several trials."""
+        ks = sorted({k for _, values in self.rows for k in values.pass_at})
+        return [ks[0], ks[-1]] if len(ks) > 1 else []
+
+    @property
+    def figures(self) -> bool:
+        """True if there is a distribution to plot."""
+        curve = self.overall is not None and len(self.overall.pass_at) > 1
+        return bool(self.histograms) or curve or any(row.scores for row in self.graders)
+
+    @property
     def counted(self) -> bool:
         """True if the trials were counted; else only what `metrics.json` has is known."""
         return self.funnel is not None
@@ -173,7 +202,7 @@ class TrialNumbers(NamedTuple):
     """A trial with an output, as far as an overview counts it."""
 
     sample: str
-    status: GradeStatus
+    status: TrialStatus
     score: float | None
     grades: Mapping[str, PlaceVerdict]
     """status and score by grader as metrics name it; without graders that do not look at the row"""
@@ -199,9 +228,10 @@ def trial_numbers(places: Sequence[GraderPlace], trial: GradedTrial) -> TrialNum
         if place.name not in grades:
             missed = stopped if place.turn is None else place.turn > output.turns
             grades[place.name] = ("not_reached" if missed else "pending", None)
+    failed_to_grade = any(grade.status == "error" for grade in trial.grades)
     return TrialNumbers(
         output.sample,
-        trial.status,
+        trial.status if trial.status != "error" or failed_to_grade else "pending",
         trial.score,
         grades,
         output.turns,
@@ -256,7 +286,7 @@ class TrialsTally:
         self._seconds, self._first_tokens, self._tokens, self._costs = (array("d") for _ in range(4))
         self._ends = array("d")
         self._scores: dict[str, array[float]] = {place.name: array("d") for place in self._places}
-        self._verdicts: list[tuple[str, GradeStatus, float | None, Mapping[str, PlaceVerdict]]] = []
+        self._verdicts: list[tuple[str, TrialStatus, float | None, Mapping[str, PlaceVerdict]]] = []
         """of an unfinished run: what its numbers so far are made of"""
 
     def add(self, trial: TrialNumbers) -> None:
@@ -360,11 +390,14 @@ class TrialsTally:
         ordered = sorted(self._verdicts, key=lambda verdict: verdict[0])
         for _, trials in groupby(ordered, key=lambda verdict: verdict[0]):
             of_sample = list(trials)
-            overall.add([(status, score) for _, status, score, _ in of_sample if status != "error"])
+            overall.add(_decided((status, score) for _, status, score, _ in of_sample if status != "error"))
             for name, tally in tallies.items():
-                grades = [grades[name] for *_, grades in of_sample if name in grades]
-                tally.add([(status, score) for status, score in grades if status != "pending"])
+                tally.add(_decided(grades[name] for *_, grades in of_sample if name in grades))
         return overall.summary() if self._places else None, {name: tally.summary() for name, tally in tallies.items()}
+
+
+def _decided(verdicts: Iterable[PlaceVerdict]) -> list[tuple[GradeStatus, float | None]]:
+    return [(status, score) for status, score in verdicts if status != "pending"]
 
 
 def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | None = None) -> Overview:
@@ -378,7 +411,7 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
         overall, by_grader = (None, {}) if tally is None else tally.numbers_so_far()
     statuses = None if tally is None else dict(tally.statuses)
     decided = 0 if tally is None else tally.statuses["passed"] + tally.statuses["failed"]
-    graded = None if tally is None else tally.outputs - tally.statuses["error"]
+    graded = None if tally is None else tally.outputs - tally.statuses["error"] - tally.statuses["pending"]
     passed_so_far = tally.statuses["passed"] / decided if tally is not None and decided else None
     tokens_so_far, cost_so_far = (None, None) if tally is None else tally.spent()
     return Overview(
@@ -409,7 +442,7 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
             for place in view.places
             if place.name in by_grader
         ],
-        by=metrics.by if metrics is not None else {},
+        by=metrics.by if metrics is not None and metrics.graders else {},
         benchmark=metrics.benchmark if metrics is not None else None,
         tokens=metrics.usage.tokens if metrics is not None else tokens_so_far,
         cost=metrics.usage.cost if metrics is not None else cost_so_far,
