@@ -12,6 +12,10 @@
 `verdicts` verdicts on an output by the present thresholds
 `metrics`  results.json and metrics.json
 `run_view` a run read back: rows × trials × verdicts
+`chat`     messages with their tool calls and the calls' results
+`checkpoints` verdicts on a trial: at its checkpoints and at its end
+`timeline` a trial turn by turn: messages, tool calls with results, checkpoints, failed attempts
+`file_changes` files of a workspace after a turn, and what became of them
 `preview`  the first prompt and a token estimate, before a run
 `table`    what a person sees at the end
 `breakdown_table` its tables by field, and of a benchmark's tasks and groups

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.canonical import digest
+from holdfast.conversation.script import Script
 from holdfast.data.dataset import Dataset
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError, UsageError
@@ -24,13 +25,25 @@ from holdfast.plan.changes import grader_alone
 from holdfast.plan.plan import Slot, Work, verdict_key
 from holdfast.report.verdicts import grading_rules, judge_output
 from holdfast.spec.load import eval_of_run
-from holdfast.store.index import OutputRef, VerdictRef, read_output, read_steps
-from holdfast.store.lines import LineRef, scan
-from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output
+from holdfast.store.index import (
+    Entry,
+    Index,
+    OutputRef,
+    VerdictRef,
+    keep_output,
+    keep_verdict,
+    read_grade_head,
+    read_output,
+    read_output_head,
+    read_steps,
+)
+from holdfast.store.lines import LineRef, scan, search
+from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from holdfast.data.dataset import Sample
     from holdfast.spec.load import Eval
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics, Rule, TrialResult
@@ -43,6 +56,8 @@ _error = msgspec.json.Decoder(ErrorRecord)
 
 class _Keyed(msgspec.Struct):
     key: str
+    sample: str = ""
+    trial: int = 0
 
 
 _keyed = msgspec.json.Decoder(_Keyed)
@@ -60,6 +75,8 @@ class GradedTrial(NamedTuple):
     score: float | None
     panel: Panel
     """the graders that look at it"""
+    line: LineRef | None = None
+    """the place of the output in its journal"""
 
 
 class Pending(NamedTuple):
@@ -71,6 +88,8 @@ class Pending(NamedTuple):
     """why its last attempt failed; empty where there was none"""
     fields: dict[str, Any]
     """the row"""
+    key: str = ""
+    """under which its attempts and calls are recorded"""
 
 
 class _Records(NamedTuple):
@@ -93,6 +112,8 @@ class RunView:
         self.manifest: Manifest = manifest
         self.missing_rows = 0
         """outputs whose row the dataset no longer has; counted while the trials are read"""
+        self._lines: dict[str, dict[str, list[LineRef]]] | None = None
+        """by kind of journal and key of the trial: lines, once trials are read one after the other"""
 
     @cached_property
     def spec(self) -> Eval:
@@ -121,7 +142,7 @@ class RunView:
     @property
     def graders(self) -> list[str]:
         """Names of the graders as metrics have them."""
-        return [place.name for place in self._places]
+        return [place.name for place in self.places]
 
     @property
     def missing_outputs(self) -> int:
@@ -129,30 +150,85 @@ class RunView:
         return 0 if self.metrics is None else max(0, self.metrics.outputs - len(self._records.outputs))
 
     @cached_property
-    def _places(self) -> list[GraderPlace]:
+    def script(self) -> Script:
+        """The templates of the user's messages."""
+        return Script(self.spec)
+
+    @cached_property
+    def places(self) -> list[GraderPlace]:
         """The graders with their thresholds and weights: the report's, and before there is one, the eval's."""
         rules = {**grading_rules(self.spec), **(self.metrics.rules if self.metrics else {})}
         return [_with_rule(place, rules[place.name]) for place in grader_places(self.spec)]
 
     @cached_property
     def _work(self) -> Work:
-        return Work.of_run(self.manifest, tuple(map(self._slot, self._places)))
+        return Work.of_run(self.manifest, tuple(map(self._slot, self.places)))
 
     @cached_property
     def _records(self) -> _Records:
         index = self.rundir.load(repair=False)
         outputs = {key: ref for key, ref in index.outputs.items() if self._work.fits(ref)}
+        lines = (line.data for path in self.rundir.journals("grades") for line in scan(path) if line.sound)
+        return self._with_grades(outputs, index.verdicts, lines)
+
+    def _with_grades(
+        self, outputs: dict[str, OutputRef], verdicts: dict[str, VerdictRef], lines: Iterable[bytes]
+    ) -> _Records:
         grades: dict[str, Grade] = {}
-        for path in self.rundir.journals("grades"):
-            for line in scan(path):
-                if line.sound:
-                    grade = _grade.decode(line.data)
-                    earlier = grades.get(grade.grade_key)
-                    if earlier is None or (earlier.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
-                        grades[grade.grade_key] = grade
-        records = _Records(outputs, index.verdicts, grades)
+        for line in lines:
+            grade = _grade.decode(line)
+            earlier = grades.get(grade.grade_key)
+            if earlier is None or (earlier.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
+                grades[grade.grade_key] = grade
+        records = _Records(outputs, verdicts, grades)
         self._add_earlier_keys(records)
         return records
+
+    def trial(self, sample: str, number: int) -> GradedTrial | Pending | None:
+        """Return one trial without reading the others; None where the run has no such trial."""
+        row = self._row(sample) if 1 <= number <= self.manifest.trials else None
+        keys: tuple[str, ...] = ()
+        if row is not None:
+            typed = row.typed and "request_values" in self.manifest.identity.target
+            keys = self._work.keys_of(row.digest, number, typed=typed)
+        outputs = self._outputs_of(sample, number)
+        key = next((key for key in (*keys, *outputs) if key in outputs), None)
+        if key is not None:
+            records = self._records_of(key, outputs[key])
+            fields = {} if row is None or key not in keys else dict(row.fields)
+            return self._trial(outputs[key], fields, Conditions(self.spec), records)
+        if row is None:
+            return None
+        attempts = {key: self.failed_attempts(key) for key in keys}
+        key = next((key for key in keys if attempts[key] or self.steps(key)), keys[0])
+        failures = [error for error in attempts[key] if error.where == "target"]
+        return Pending(sample, number, _cause(failures[-1]) if failures else "", dict(row.fields), key)
+
+    def _row(self, sample: str) -> Sample | None:
+        try:
+            return Dataset(self.spec).find(sample)
+        except HoldfastError:
+            return None  # the dataset cannot be read any more; an output does not need it
+
+    def _outputs_of(self, sample: str, number: int) -> dict[str, OutputRef]:
+        """Find the outputs of a trial, by key: more than one where a worker was taken over, or the row has changed."""
+        index = Index()
+        words = b'"sample":%b,"trial":%d,' % (msgspec.json.encode(sample), number)
+        for path in self.rundir.journals("outputs"):
+            for line in search(path, words):
+                head = read_output_head(line.data)
+                if head is not None and _named(line.data) == (sample, number):
+                    keep_output(index, Entry(LineRef(path, line.offset, len(line.data)), head))
+        return {key: ref for key, ref in index.outputs.items() if self._work.fits(ref)}
+
+    def _records_of(self, key: str, ref: OutputRef) -> _Records:
+        index, lines = Index(), []
+        for line in self._lines_of("grades", key):
+            data = line.read()
+            if (head := read_grade_head(data)) is not None:
+                keep_verdict(index, head)
+                lines.append(data)
+        return self._with_grades({key: ref}, index.verdicts, lines)
 
     def trials(self) -> Iterator[GradedTrial]:
         """Yield every trial that has an output."""
@@ -162,6 +238,8 @@ class RunView:
 
     def everything(self) -> Iterator[GradedTrial | Pending]:
         """Yield every trial, also those without an output, as far as the dataset can be read."""
+        if self._lines is None:
+            self._lines = {}
         unread = dict(self._records.outputs)
         errors = self._errors()
         conditions = Conditions(self.spec)
@@ -174,14 +252,14 @@ class RunView:
                     key = self._work.key(sample.digest, number, unread, errors, typed=typed)
                     ref = unread.pop(key, None)
                     if ref is not None:
-                        yield self._trial(ref, dict(sample.fields), conditions)
+                        yield self._trial(ref, dict(sample.fields), conditions, self._records)
                     else:
-                        yield Pending(sample.id, number, errors.get(key, ""), dict(sample.fields))
+                        yield Pending(sample.id, number, errors.get(key, ""), dict(sample.fields), key)
         except HoldfastError:
             pass  # the dataset cannot be read any more; what follows does not need it
         self.missing_rows = len(unread)
         for ref in unread.values():
-            yield self._trial(ref, {}, conditions)
+            yield self._trial(ref, {}, conditions, self._records)
 
     def field_names(self) -> list[str]:
         """Return the names of all fields that some row has; none where the dataset cannot be read any more."""
@@ -193,19 +271,47 @@ class RunView:
 
     def steps(self, key: str) -> list[Step]:
         """Return the recorded calls of a trial, in the order in which they were made, where there are any."""
-        return read_steps(self._steps.get(key, ()))
+        return read_steps(self._lines_of("steps", key))
 
-    @cached_property
-    def _steps(self) -> dict[str, list[LineRef]]:
-        """Lines of recorded calls by the trial's key; the index drops them once there is an output."""
-        lines: dict[str, list[LineRef]] = {}
-        for path in self.rundir.journals("steps"):
-            for line in scan(path):
-                if line.sound:
-                    lines.setdefault(_keyed.decode(line.data).key, []).append(
-                        LineRef(path, line.offset, len(line.data))
-                    )
-        return lines
+    def failed_attempts(self, key: str) -> list[ErrorRecord]:
+        """Return the failed attempts of a trial, of its target and its graders, by time."""
+        return sorted(
+            (_error.decode(line.read()) for line in self._lines_of("errors", key)), key=lambda error: error.time
+        )
+
+    def checkpoint_grades(self, key: str) -> list[Grade]:
+        """Return the verdicts that checkpoints gave on a trial so far, the latest of each, in the order of turns."""
+        places: dict[tuple[str, int | None], GraderPlace] = {
+            (place.block.name, place.turn): place for place in self.places if place.turn is not None
+        }
+        grades: dict[str, Grade] = {}
+        for line in self._lines_of("grades", key):
+            grade = _grade.decode(line.read())
+            if (place := places.get((grade.grader, grade.turn))) is None:
+                continue
+            earlier = grades.get(place.name)
+            if earlier is None or (earlier.time or 0.0) <= (grade.time or 0.0):
+                status = apply_threshold(threshold(place.block), grade.status, grade.score)
+                grades[place.name] = msgspec.structs.replace(grade, grader=place.name, status=status)
+        return [grades[place.name] for place in places.values() if place.name in grades]
+
+    def _lines_of(self, journal: str, key: str) -> Iterable[LineRef]:
+        """Return the lines of a trial: one search for one trial, one pass where all are read."""
+        if self._lines is None:
+            return [
+                LineRef(path, line.offset, len(line.data))
+                for path in self.rundir.journals(journal)
+                for line in search(path, b'{"key":%b,' % msgspec.json.encode(key))
+                if line.data.startswith(b'{"key":%b,' % msgspec.json.encode(key))
+            ]
+        if journal not in self._lines:
+            lines = self._lines[journal] = {}
+            for path in self.rundir.journals(journal):
+                for line in scan(path):
+                    if line.sound:
+                        of_trial = lines.setdefault(_keyed.decode(line.data).key, [])
+                        of_trial.append(LineRef(path, line.offset, len(line.data)))
+        return self._lines[journal].get(key, ())
 
     def _slot(self, place: GraderPlace) -> Slot:
         fingerprint = self.manifest.fingerprints.graders.get(place.name, "")
@@ -228,27 +334,29 @@ class RunView:
                 records.verdicts.setdefault(new, records.verdicts[old])
                 records.grades.setdefault(new, records.grades[old])
 
-    def _panel(self, ref: OutputRef, key: str, fields: dict[str, Any], conditions: Conditions) -> Panel:
+    def _panel(
+        self, ref: OutputRef, key: str, fields: dict[str, Any], conditions: Conditions, records: _Records
+    ) -> Panel:
         """Return the graders that look at a row; of those with a `where`, if the row is gone, those with a verdict."""
         if not fields:
-            everyone = frozenset(range(len(self._places)))
-            reread = self._graded(ref, key, Panel((), reread=everyone))
-            plain = self._graded(ref, key, Panel(()))
-            looking = (n for n in everyone if self._places[n].block.where is None or n in plain | reread)
+            everyone = frozenset(range(len(self.places)))
+            reread = self._graded(ref, key, Panel((), reread=everyone), records)
+            plain = self._graded(ref, key, Panel(()), records)
+            looking = (n for n in everyone if self.places[n].block.where is None or n in plain | reread)
             return Panel(tuple(looking), reread=reread)
         panel = conditions.panel_for(fields)
         if not panel.reread:
             return panel
         # A run that was graded before lists had a meaning is shown as it was graded.
-        earlier = self._graded(ref, key, Panel(())) - self._graded(ref, key, panel)
+        earlier = self._graded(ref, key, Panel(()), records) - self._graded(ref, key, panel, records)
         return panel._replace(reread=panel.reread - earlier)
 
-    def _graded(self, ref: OutputRef, key: str, panel: Panel) -> frozenset[int]:
+    def _graded(self, ref: OutputRef, key: str, panel: Panel, records: _Records) -> frozenset[int]:
         """Return the graders that have a verdict on an output under the keys that a panel gives them."""
         return frozenset(
             number
-            for number in range(len(self._places))
-            if any(each in self._records.grades for each in self._work.grade_keys(key, ref, number, panel))
+            for number in range(len(self.places))
+            if any(each in records.grades for each in self._work.grade_keys(key, ref, number, panel))
         )
 
     def _errors(self) -> dict[str, str]:
@@ -259,24 +367,33 @@ class RunView:
                 if line.sound:
                     error = _error.decode(line.data)
                     if error.where == "target":
-                        errors[error.key] = f"{error.kind}: {error.message}"
+                        errors[error.key] = _cause(error)
         return errors
 
-    def _trial(self, ref: OutputRef, fields: dict[str, Any], conditions: Conditions) -> GradedTrial:
+    def _trial(self, ref: OutputRef, fields: dict[str, Any], conditions: Conditions, records: _Records) -> GradedTrial:
         output = read_output(ref)
-        panel = self._panel(ref, output.key, fields, conditions)
-        recorded = self._records.verdicts
-        judged = judge_output(self._work, self._places, output.key, ref, recorded, panel)
+        panel = self._panel(ref, output.key, fields, conditions, records)
+        recorded = records.verdicts
+        judged = judge_output(self._work, self.places, output.key, ref, recorded, panel)
         grades = []
         for number, verdict in judged.verdicts.items():
             if verdict is not None and verdict.recorded is not None:
                 key = verdict_key(self._work.grade_keys(output.key, ref, number, panel), recorded)
                 assert key is not None
-                place, grade = self._places[number], self._records.grades[key]
+                place, grade = self.places[number], records.grades[key]
                 grades.append(
                     msgspec.structs.replace(grade, grader=place.name, status=verdict.status, weight=place.block.weight)
                 )
-        return GradedTrial(fields, output, grades, judged.status, judged.score, panel)
+        return GradedTrial(fields, output, grades, judged.status, judged.score, panel, ref.line)
+
+
+def _named(line: bytes) -> tuple[str, int]:
+    head = _keyed.decode(line)
+    return head.sample, head.trial
+
+
+def _cause(error: ErrorRecord) -> str:
+    return f"{error.kind}: {error.message}"
 
 
 def _with_rule(place: GraderPlace, rule: Rule) -> GraderPlace:

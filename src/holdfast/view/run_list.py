@@ -30,5 +30,5 @@ def routes(site: Site) -> list[web.RouteDef]:
 
 
 def _list_runs(site: Site) -> RunsPage:
-    runs = [summary for rundir in site.rundirs() if (summary := summarize_run(rundir)) is not None]
+    runs = [summary for _, rundir in site.rundirs() if (summary := summarize_run(rundir)) is not None]
     return RunsPage(sorted(runs, key=lambda run: (-run.written, run.name, run.id)))

@@ -19,11 +19,12 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.pages.environment import render
 from holdfast.report.run_view import RunView
 from holdfast.store.catalog import find_runs
-from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from holdfast.store.rundir import RunDir
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -64,32 +65,38 @@ class NotFound(UsageError):
 class Site:
     """Everything that pages are made from."""
 
-    def __init__(self, runs_dir: Path, home: Path, named: Sequence[Path] = ()) -> None:
+    def __init__(self, runs_dir: Path, home: Path, named: Mapping[str, RunDir] | None = None) -> None:
         self.runs_dir = runs_dir
         self.home = home
         """`$HOLDFAST_HOME`, where the key and caches are"""
-        self._named = tuple(named)
-        """run directories that were named on the command line, wherever they are"""
+        self._named = dict(named or {})
+        """runs that were named on the command line, wherever they are, by id"""
         self._threads = ThreadPoolExecutor(_THREADS, "page")
         self._lock = threading.Lock()
         self._open: dict[str, tuple[object, RunView]] = {}
+        self.ending = asyncio.Event()
+        """set when the server ends; streams end with it"""
 
-    def rundirs(self) -> Iterator[RunDir]:
-        """Yield all runs; a run that was named comes first."""
-        yield from map(RunDir, self._named)
-        yield from find_runs(self.runs_dir)
+    def rundirs(self) -> Iterator[tuple[str, RunDir]]:
+        """Yield the id and the directory of every run; those that were named come first."""
+        yield from self._named.items()
+        for rundir in find_runs(self.runs_dir):
+            run = rundir.path.name.rpartition("-")[2]
+            if run not in self._named:
+                yield run, rundir
 
     def rundir(self, run: str) -> RunDir:
         """Return the run of an id."""
-        for rundir in self.rundirs():
-            if run_id(rundir) == run:
+        rundirs: dict[str, RunDir] = {}
+        for name, rundir in self.rundirs():
+            if name == run:
                 return rundir
-        names = {run_id(rundir): rundir for rundir in self.rundirs()}
-        close = [name for name in names if name.startswith(run)] or get_close_matches(run, names)
+            rundirs[name] = rundir
+        close = [name for name in rundirs if name.startswith(run)] or get_close_matches(run, rundirs)
         raise NotFound(
             f"no run {run!r}",
             remedy="The list of runs has all runs of this runs directory.",
-            close=[Link(f"/run/{name}", f"{name} · {names[name].path.parent.name}") for name in close[:10]],
+            close=[Link(f"/run/{name}", f"{name} · {rundirs[name].path.parent.name}") for name in close[:10]],
         )
 
     def run(self, run: str) -> RunView:
@@ -111,45 +118,44 @@ class Site:
 
     async def respond(self, request: web.Request, template: str, make: Callable[[], msgspec.Struct]) -> web.Response:
         """Answer with a page that is made in a thread: as HTML, or as JSON where the address ends in `.json`."""
-        as_json = is_json(request)
-        status, body = await self.in_thread(lambda: _answer(template, make, request, as_json=as_json))
+
+        def work() -> web.Response:
+            try:
+                return self.answer(request, template, make())
+            except NotFound as error:
+                problem, status = ProblemPage("Not found", error.message, error.remedy, error.close), 404
+            except HoldfastError as error:
+                problem, status = ProblemPage("This page cannot be shown", error.message, error.remedy), 500
+            return self.answer(request, "problem.html", problem, status)
+
+        return await self.in_thread(work)
+
+    def answer(self, request: web.Request, template: str, page: msgspec.Struct, status: int = 200) -> web.Response:
+        """Return the answer to a request: a page as HTML or as JSON."""
+        if is_json(request):
+            return web.json_response(body=msgspec.json.encode(page), status=status)
+        html = render(template, page=page, address=request.path_qs)
         return web.Response(
-            body=body, status=status, content_type="application/json" if as_json else "text/html", charset="utf-8"
+            body=html.encode("utf-8", "backslashreplace"), status=status, content_type="text/html", charset="utf-8"
         )
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do what reads files or computes, without holding up other pages."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    async def end_streams(self, _: web.Application) -> None:
+        """Let the streams end, for which the server would otherwise wait."""
+        self.ending.set()
+
     def close(self) -> None:
         """Start no more work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def run_id(rundir: RunDir) -> str:
-    """Return the id of a run, as its directory is named."""
-    return rundir.path.name.rpartition("-")[2]
 
 
 def is_json(request: web.Request) -> bool:
     """True if a page is asked for as JSON."""
     resource = request.match_info.route.resource
     return resource is not None and resource.canonical.endswith(".json")
-
-
-def _answer(
-    template: str, make: Callable[[], msgspec.Struct], request: web.Request, *, as_json: bool
-) -> tuple[int, bytes]:
-    try:
-        page, status = make(), 200
-    except NotFound as error:
-        page, status = ProblemPage("Not found", error.message, error.remedy, error.close), 404
-    except HoldfastError as error:
-        page, status = ProblemPage("This page cannot be shown", error.message, error.remedy), 500
-    if as_json:
-        return status, msgspec.json.encode(page)
-    name = "problem.html" if isinstance(page, ProblemPage) else template
-    return status, render(name, page=page, address=request.path_qs).encode("utf-8", "backslashreplace")
 
 
 def _state(rundir: RunDir) -> object:

@@ -1,0 +1,94 @@
+"""Runs that have something of everything that a page shows: tools, files, errors, checkpoints, a judge."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from holdfast.spec.schema import SCHEMA_VERSION
+from tests.support.running import holdfast
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AGENT = """\
+from pathlib import Path
+
+from holdfast import Reply
+
+STOCK = {"tea": 3, "milk": 1}
+
+
+def price(thing):
+    return {"thing": thing, "price": STOCK.get(thing, 0)}
+
+
+def reply(prompt, context):
+    if context.sample_id == "broken":
+        raise ValueError("the agent has lost its notes")
+    attempts = Path(__file__).with_name(f"{context.sample_id}-{context.trial}-{context.turn}.txt")
+    if context.sample_id == "tea" and context.turn == 2 and not attempts.exists():
+        attempts.write_text("once")
+        raise ConnectionError("the stock service hung up")
+    thing = context.sample_id
+    cost = context.tool(price, {"thing": thing})["price"]
+    notes = context.workspace / "notes.md"
+    before = notes.read_text() if notes.exists() else "# Notes\\n"
+    notes.write_text(before + f"- turn {context.turn}: {thing} costs {cost}\\n")
+    if context.turn == 2:
+        (context.workspace / "draft.txt").unlink(missing_ok=True)
+        (context.workspace / "bill.json").write_text('{"total": %d}\\n' % cost)
+    call = {"id": f"call_{context.turn}", "type": "function",
+            "function": {"name": "price", "arguments": '{"thing": "%s"}' % thing}}
+    text = f"{thing} costs {cost}." if cost else "I do not know."
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call],
+         "reasoning_content": "The customer wants a price, so I look it up."},
+        {"role": "tool", "tool_call_id": call["id"], "content": '{"thing": "%s", "price": %d}' % (thing, cost)},
+        {"role": "assistant", "content": text},
+    ]
+    return Reply(text=text, messages=messages)
+"""
+
+
+def agent_run(folder: Path, **keys: Any) -> Path:
+    """Run a shop assistant: three turns, two checkpoints of which the first may stop, a workspace, failed attempts.
+
+    `tea` passes after an attempt that failed, `milk` fails at the second checkpoint, `salt` is stopped by the first,
+    and `broken` has no output.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "shop").mkdir(exist_ok=True)
+    (folder / "shop" / "draft.txt").write_text("to be written\n")
+    rows = [
+        {"id": name, "question": f"What does {name} cost?", "category": kind}
+        for name, kind in (("tea", "drinks"), ("milk", "drinks"), ("salt", "spices"), ("broken", "spices"))
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = {
+        "schemaVersion": SCHEMA_VERSION,
+        "name": "shop",
+        "dataset": {"path": "data.jsonl"},
+        "target": {"python": "agent.py:reply"},
+        "system": "You are the assistant of a small shop.",
+        "prompt": "{{ question }}",
+        "follow_ups": ["And the bill for one {{ id }}?", "Thank you. What was the price of {{ id }} again?"],
+        "workspace": {"folder": "shop"},
+        "checkpoints": [
+            {
+                "after_turn": 1,
+                "on_failure": "stop",
+                "graders": [{"type": "text", "name": "knows", "not_contains": ["do not know"]}],
+            },
+            {"after_turn": 2, "graders": [{"type": "text", "name": "dear", "contains": "costs 3"}]},
+        ],
+        "graders": [{"type": "text", "name": "polite", "contains": "costs"}],
+        "by": ["category"],
+        "limits": {"retries": 1},
+        **keys,
+    }
+    (folder / "shop.yaml").write_text(json.dumps(spec))
+    holdfast("eval", "shop.yaml", cwd=folder, check=3)
+    (run,) = (path.parent for path in (folder / "runs").rglob("manifest.json"))
+    return run
