@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def command(
     On a terminal, long output goes through $PAGER.
     """
     from holdfast.report.run_view import RunView
-    from holdfast.report.selection import Chosen, Wanted, find_graders
+    from holdfast.report.selection import Chosen, Criteria, find_graders
     from holdfast.store.rundir import RunDir
 
     view = RunView(RunDir(find_run(run, runs_directory(runs_dir))))
@@ -67,7 +68,7 @@ def command(
         return _print_json(timelines) if as_json else _print_timelines(timelines)
     statuses = tuple(status for status, chosen in (("failed", failed), ("error", errors)) if chosen)
     graders = find_graders(view, grader) if grader is not None else ()
-    chosen = Chosen(view, Wanted(statuses or ("failed", "error"), graders))
+    chosen = Chosen(view, Criteria(statuses or ("failed", "error"), graders))
     everything = bool(statuses or graders)
     if as_json:
         return _print_run_json(view, chosen, limit)
@@ -108,6 +109,7 @@ def _draw_run(view: RunView, chosen: Chosen, most: int | None, *, whole: bool) -
     """Draw the wanted trials; the `whole` run begins with its numbers, and has only the first few of them."""
     from rich.text import Text
 
+    from holdfast.display.format import printable
     from holdfast.display.grid import make_console
     from holdfast.plan.changes import format_count
     from holdfast.report.timeline import trial_timeline
@@ -116,18 +118,20 @@ def _draw_run(view: RunView, chosen: Chosen, most: int | None, *, whole: bool) -
     write = Writer(terminal=sys.stdout.isatty())
     name = run_name(view.rundir)
     if whole:
-        yield from draw_run(view, chosen.counts, make_console().width)
+        yield from draw_run(view, chosen, make_console().width)
+    else:
+        manifest = view.manifest
+        counted = f"{len(chosen):,} of {format_count(chosen.counts.total(), 'trial')}"
+        yield Text(printable(f"{counted} · {manifest.name} · {manifest.target} · {manifest.id}", ""), "bold")
     last = None
     for trial in chosen.trials(most):
         last = trial_timeline(view, trial, contents=False)
         yield from draw_failure(last, write, lines=2 if whole else 10)
-    more = 0 if most is None else len(chosen) - most
-    if not chosen:
-        yield Text("nothing failed" if whole else "no such trials")
-    elif more > 0:
-        yield Text(f"… and {format_count(more, 'trial')} more: holdfast show {name} --failed", "bright_black")
+    if (more := 0 if most is None else len(chosen) - most) > 0:
+        all_of_them = f": holdfast show {name} {'--failed' if chosen.counts['failed'] else '--errors'}" if whole else ""
+        yield Text(f"\n… and {format_count(more, 'trial')} more{all_of_them}")
     if last is not None:
-        yield Text(f"a whole conversation: holdfast show {name} {last.sample}", "bright_black")
+        yield Text(f"a whole conversation: holdfast show {name} {shlex.quote(printable(last.sample, ''))}")
 
 
 def _print_run_json(view: RunView, chosen: Chosen, most: int | None) -> int:

@@ -198,28 +198,26 @@ def compare_runs(
     pairs = [_pair(first, other) for other in others]
     names = _comparable(scored)
     if metric is not None and metric not in names:
-        raise UsageError(
-            f"no metric {metric!r} that all runs have", remedy=f"There are: {', '.join(names) or 'none'}."
-        )
+        raise UsageError(f"no metric {metric!r} that all runs have", remedy=f"There are: {', '.join(names) or 'none'}.")
     chosen = metric or (OVERALL if OVERALL in names else names[0] if names else "")
     rows = list(_rows(scored, chosen)) if chosen else []
     crossed = len(scored) == 2 and chosen not in changed_thresholds(*scored) and bool(chosen)
     if not crossed:
         rows = [structs.replace(row, kind=None) for row in rows]
     counts = Counter(row.kind for row in rows if row.kind)
-    selected = _choice(show, counts)
-    wanted = [row for row in rows if _is_wanted(row, selected)]
-    wanted.sort(key=lambda row: -row.spread)  # stable: in the dataset's order where runs agree as much
+    choice = _choice(show, counts)
+    chosen_rows = [row for row in rows if _is_chosen(row, choice)]
+    chosen_rows.sort(key=lambda row: -row.spread)  # stable: in the dataset's order where runs agree as much
     return RunComparison(
         runs=[_side(run) for run in scored],
         pairs=pairs,
         metrics=names,
         metric=chosen,
         counts={kind: counts[kind] for kind in KINDS} if crossed else {},
-        show=selected,
-        rows=wanted[start : start + most],
+        show=choice,
+        rows=chosen_rows[start : start + most],
         start=start,
-        total=len(wanted),
+        total=len(chosen_rows),
         points=_points(rows) if len(scored) == 2 else [],
         absent=list(_absent(scored)),
     )
@@ -244,12 +242,12 @@ def _with_answer(cell: SampleCell, view: RunView, sample: str, metric: str) -> S
     trial = view.trial(sample, 1)
     if not isinstance(trial, GradedTrial):
         return cell
-    said = [
+    remarks = [
         f"{grade.grader}: {grade.feedback}"
         for grade in trial.grades
         if grade.feedback and grade.status in ("failed", "error") and metric in (grade.grader, OVERALL)
     ]
-    answer, feedback = one_line(trial.output.output, _PREVIEW), one_line(" · ".join(said), _PREVIEW)
+    answer, feedback = one_line(trial.output.output, _PREVIEW), one_line(" · ".join(remarks), _PREVIEW)
     return structs.replace(cell, answer=answer, feedback=feedback)
 
 
@@ -264,13 +262,14 @@ def _choice(show: str | None, counts: Counter[Kind]) -> Choice:
     """Return the rows to show: if nobody says otherwise, flips where there are some."""
     if not counts:
         return "all"
-    for choice in ("flips", *KINDS, "all"):
+    choices: tuple[Choice, ...] = ("flips", *KINDS, "all")
+    for choice in choices:
         if choice == show:
             return choice
     return "flips" if counts["gained"] + counts["lost"] else "all"
 
 
-def _is_wanted(row: SampleRow, choice: Choice) -> bool:
+def _is_chosen(row: SampleRow, choice: Choice) -> bool:
     return choice in ("all", row.kind) or (choice == "flips" and row.kind in ("gained", "lost"))
 
 

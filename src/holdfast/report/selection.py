@@ -25,7 +25,7 @@ _LISTED: Final = 10
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Criteria:
     """Statuses that trials must have, or that the verdicts of one grader must have."""
 
     statuses: tuple[str, ...] = ("failed", "error")
@@ -51,13 +51,18 @@ def find_graders(view: RunView, name: str) -> tuple[str, ...]:
 class Chosen:
     """The wanted trials of a run, and how many trials have which status."""
 
-    def __init__(self, view: RunView, wanted: Wanted) -> None:
-        self._view, self._wanted = view, wanted
+    def __init__(self, view: RunView, criteria: Criteria) -> None:
+        self._view = view
         self.counts: Counter[str] = Counter()
+        """trials by status"""
+        self.verdicts: dict[str, Counter[str]] = {name: Counter() for name in view.graders}
+        """verdicts by grader and status"""
         self._names: list[tuple[str, int]] = []
         for sample, number, status, verdicts in _statuses(view):
             self.counts[status] += 1
-            if wanted(status, verdicts):
+            for name, verdict in verdicts.items():
+                self.verdicts.setdefault(name, Counter())[verdict] += 1
+            if criteria(status, verdicts):
                 self._names.append((sample, number))
 
     def __len__(self) -> int:
@@ -67,8 +72,8 @@ class Chosen:
         """Yield the first so many wanted trials."""
         names = self._names[:most]
         if len(names) <= _FEW:
-            found = (self._view.trial(sample, number) for sample, number in names)
-            yield from (trial for trial in found if trial is not None)
+            trials = (self._view.trial(sample, number) for sample, number in names)
+            yield from (trial for trial in trials if trial is not None)
             return
         left = set(names)
         for trial in self._view.everything():
@@ -83,12 +88,14 @@ def _statuses(view: RunView) -> Iterator[tuple[str, int, str, dict[str, str]]]:
     """Yield sample, trial, status and verdicts: of a finished run as it was reported, else as it is by now."""
     if view.metrics is not None:
         for result in view.rundir.iterate_results():
-            verdicts = {name: grade.status for name, grade in result.grades.items()}
+            verdicts: dict[str, str] = {name: grade.status for name, grade in result.grades.items()}
             yield result.sample, result.trial, result.status, verdicts
         return
     for trial in view.everything():
         grades = trial.grades if isinstance(trial, GradedTrial) else []
-        yield *_name(trial), trial_status(trial), {grade.grader: grade.status for grade in grades}
+        key = trial.output.key if isinstance(trial, GradedTrial) else trial.key
+        status = trial_status(trial, view.failed_attempts(key))
+        yield *_name(trial), status, {grade.grader: grade.status for grade in grades}
 
 
 def _name(trial: Trial) -> tuple[str, int]:
@@ -134,5 +141,7 @@ def _listed(names: list[str]) -> str:
 def _check_trial(view: RunView, number: int) -> int:
     trials = view.manifest.trials
     if not 1 <= number <= trials:
-        raise UsageError(f"no trial {number}: the run has {trials} per sample", remedy=f"Give a number from 1 to {trials}.")
+        raise UsageError(
+            f"no trial {number}: the run has {trials} per sample", remedy=f"Give a number from 1 to {trials}."
+        )
     return number
