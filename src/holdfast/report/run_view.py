@@ -41,9 +41,10 @@ from holdfast.store.lines import LineRef, scan, search
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from holdfast.data.dataset import Sample
+    from holdfast.report.verdicts import JudgedOutput
     from holdfast.spec.load import Eval
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics, Rule, TrialResult
@@ -90,6 +91,20 @@ class Pending(NamedTuple):
     """the row"""
     key: str = ""
     """under which its attempts and calls are recorded"""
+
+
+class RowRef(NamedTuple):
+    """A trial that is not read yet: its row, and where its output is."""
+
+    sample: Sample | None
+    """None where the dataset no longer has the row"""
+    trial: int
+    """0 without a sample: only the output tells"""
+    key: str
+    ref: OutputRef | None
+    """None where there is no output"""
+    error: str = ""
+    """why its last attempt failed, of a trial without an output"""
 
 
 class _Records(NamedTuple):
@@ -161,13 +176,14 @@ class RunView:
         return [_with_rule(place, rules[place.name]) for place in grader_places(self.spec)]
 
     @cached_property
-    def _work(self) -> Work:
+    def work(self) -> Work:
+        """The keys of the run's trials and verdicts."""
         return Work.of_run(self.manifest, tuple(map(self._slot, self.places)))
 
     @cached_property
     def _records(self) -> _Records:
         index = self.rundir.load(repair=False)
-        outputs = {key: ref for key, ref in index.outputs.items() if self._work.fits(ref)}
+        outputs = {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
         lines = (line.data for path in self.rundir.journals("grades") for line in scan(path) if line.sound)
         return self._with_grades(outputs, index.verdicts, lines)
 
@@ -189,8 +205,8 @@ class RunView:
         row = self._row(sample) if 1 <= number <= self.manifest.trials else None
         keys: tuple[str, ...] = ()
         if row is not None:
-            typed = row.typed and "request_values" in self.manifest.identity.target
-            keys = self._work.keys_of(row.digest, number, typed=typed)
+            typed = row.typed and self.may_be_typed
+            keys = self.work.keys_of(row.digest, number, typed=typed)
         outputs = self._outputs_of(sample, number)
         key = next((key for key in (*keys, *outputs) if key in outputs), None)
         if key is not None:
@@ -219,7 +235,7 @@ class RunView:
                 head = read_output_head(line.data)
                 if head is not None and _named(line.data) == (sample, number):
                     keep_output(index, Entry(LineRef(path, line.offset, len(line.data)), head))
-        return {key: ref for key, ref in index.outputs.items() if self._work.fits(ref)}
+        return {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
 
     def _records_of(self, key: str, ref: OutputRef) -> _Records:
         index, lines = Index(), []
@@ -240,26 +256,35 @@ class RunView:
         """Yield every trial, also those without an output, as far as the dataset can be read."""
         if self._lines is None:
             self._lines = {}
+        conditions = Conditions(self.spec)
+        for row in self.rows():
+            fields = {} if row.sample is None else dict(row.sample.fields)
+            if row.ref is not None:
+                yield self._trial(row.ref, fields, conditions, self._records)
+            elif row.sample is not None:
+                yield Pending(row.sample.id, row.trial, row.error, fields, row.key)
+
+    def rows(self) -> Iterator[RowRef]:
+        """Yield every trial unread: those of the dataset, as far as it can be read, then outputs without a row."""
         unread = dict(self._records.outputs)
         errors = self._errors()
-        conditions = Conditions(self.spec)
-        # Without such a mark all rows were sent as texts, also those that would not be now.
-        may_be_typed = "request_values" in self.manifest.identity.target
         try:
             for sample in Dataset(self.spec):
                 for number in range(1, self.manifest.trials + 1):
-                    typed = may_be_typed and sample.typed
-                    key = self._work.key(sample.digest, number, unread, errors, typed=typed)
+                    typed = self.may_be_typed and sample.typed
+                    key = self.work.key(sample.digest, number, unread, errors, typed=typed)
                     ref = unread.pop(key, None)
-                    if ref is not None:
-                        yield self._trial(ref, dict(sample.fields), conditions, self._records)
-                    else:
-                        yield Pending(sample.id, number, errors.get(key, ""), dict(sample.fields), key)
+                    yield RowRef(sample, number, key, ref, "" if ref else errors.get(key, ""))
         except HoldfastError:
             pass  # the dataset cannot be read any more; what follows does not need it
         self.missing_rows = len(unread)
-        for ref in unread.values():
-            yield self._trial(ref, {}, conditions, self._records)
+        for key, ref in unread.items():
+            yield RowRef(None, 0, key, ref)
+
+    @property
+    def may_be_typed(self) -> bool:
+        """True if requests may hold values; without this mark all rows were sent as texts."""
+        return "request_values" in self.manifest.identity.target
 
     def field_names(self) -> list[str]:
         """Return the names of all fields that some row has; none where the dataset cannot be read any more."""
@@ -322,41 +347,60 @@ class RunView:
         return Slot(fingerprint, place.turn, place.stops, threshold(place.block), place.block.measures, other)
 
     def _add_earlier_keys(self, records: _Records) -> None:
-        """Find verdicts on tokens and time that earlier versions recorded by the digest of the conversation alone."""
-        for slot in self._work.slots:
-            if not slot.measures:
-                continue
-            plain = slot._replace(measures=())
-            for key, ref in records.outputs.items():
-                if (moment := ref.at(slot.turn)) is None or (old := plain.keys(key, moment)[0]) not in records.grades:
-                    continue
-                new = slot.keys(key, moment)[0]
+        for key, ref in records.outputs.items() if any(slot.measures for slot in self.work.slots) else ():
+            for new, old in self._earlier_keys(key, ref, records.grades):
                 records.verdicts.setdefault(new, records.verdicts[old])
                 records.grades.setdefault(new, records.grades[old])
 
-    def _panel(
-        self, ref: OutputRef, key: str, fields: dict[str, Any], conditions: Conditions, records: _Records
-    ) -> Panel:
+    def _earlier_keys(self, key: str, ref: OutputRef, recorded: Container[str]) -> Iterator[tuple[str, str]]:
+        """Yield the present and the recorded key of verdicts on tokens and time that earlier versions recorded.
+
+        Those had the digest of the conversation alone in their key.
+        """
+        for slot in self.work.slots:
+            if slot.measures and (moment := ref.at(slot.turn)) is not None:
+                old = slot._replace(measures=()).keys(key, moment)[0]
+                if old in recorded:
+                    yield slot.keys(key, moment)[0], old
+
+    def judge(
+        self,
+        key: str,
+        ref: OutputRef,
+        row_panel: Panel | None,
+        verdicts: dict[str, VerdictRef] | None = None,
+    ) -> tuple[Panel, JudgedOutput]:
+        """Join an output with its verdicts: those of the run, or the given ones, by grade key.
+
+        `row_panel` are the graders that look at its row by their conditions; None if the row is gone.
+        """
+        if verdicts is None:
+            verdicts = self._records.verdicts
+        for new, old in list(self._earlier_keys(key, ref, verdicts)):
+            verdicts.setdefault(new, verdicts[old])
+        panel = self._panel(ref, key, verdicts, row_panel)
+        return panel, judge_output(self.work, self.places, key, ref, verdicts, panel)
+
+    def _panel(self, ref: OutputRef, key: str, verdicts: Container[str], row_panel: Panel | None) -> Panel:
         """Return the graders that look at a row; of those with a `where`, if the row is gone, those with a verdict."""
-        if not fields:
+        if row_panel is None:
             everyone = frozenset(range(len(self.places)))
-            reread = self._graded(ref, key, Panel((), reread=everyone), records)
-            plain = self._graded(ref, key, Panel(()), records)
+            reread = self._graded(ref, key, verdicts, Panel((), reread=everyone))
+            plain = self._graded(ref, key, verdicts, Panel(()))
             looking = (n for n in everyone if self.places[n].block.where is None or n in plain | reread)
             return Panel(tuple(looking), reread=reread)
-        panel = conditions.panel_for(fields)
-        if not panel.reread:
-            return panel
+        if not row_panel.reread:
+            return row_panel
         # A run that was graded before lists had a meaning is shown as it was graded.
-        earlier = self._graded(ref, key, Panel(()), records) - self._graded(ref, key, panel, records)
-        return panel._replace(reread=panel.reread - earlier)
+        earlier = self._graded(ref, key, verdicts, Panel(())) - self._graded(ref, key, verdicts, row_panel)
+        return row_panel._replace(reread=row_panel.reread - earlier)
 
-    def _graded(self, ref: OutputRef, key: str, panel: Panel, records: _Records) -> frozenset[int]:
+    def _graded(self, ref: OutputRef, key: str, verdicts: Container[str], panel: Panel) -> frozenset[int]:
         """Return the graders that have a verdict on an output under the keys that a panel gives them."""
         return frozenset(
             number
             for number in range(len(self.places))
-            if any(each in records.grades for each in self._work.grade_keys(key, ref, number, panel))
+            if any(each in verdicts for each in self.work.grade_keys(key, ref, number, panel))
         )
 
     def _errors(self) -> dict[str, str]:
@@ -372,13 +416,12 @@ class RunView:
 
     def _trial(self, ref: OutputRef, fields: dict[str, Any], conditions: Conditions, records: _Records) -> GradedTrial:
         output = read_output(ref)
-        panel = self._panel(ref, output.key, fields, conditions, records)
         recorded = records.verdicts
-        judged = judge_output(self._work, self.places, output.key, ref, recorded, panel)
+        panel, judged = self.judge(output.key, ref, conditions.panel_for(fields) if fields else None, recorded)
         grades = []
         for number, verdict in judged.verdicts.items():
             if verdict is not None and verdict.recorded is not None:
-                key = verdict_key(self._work.grade_keys(output.key, ref, number, panel), recorded)
+                key = verdict_key(self.work.grade_keys(output.key, ref, number, panel), recorded)
                 assert key is not None
                 place, grade = self.places[number], records.grades[key]
                 grades.append(

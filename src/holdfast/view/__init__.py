@@ -4,4 +4,12 @@
 `guard`    who may ask, and what pages may do
 `site`     the runs that are shown, and how a page is answered
 `run_list` the list of runs
+`columns`  the trials of a run as columns, opened from a cache, built and refreshed
+`query`    the filter language
+`snapshot` rows that a query selects, sorted and counted
+`search`   texts in transcripts, searched in a helper process
+`fields`   fields of the rows as columns
+`recorded` columns made of journals
+`facts`    facts of a trial, written into its row
+`table`    typed columns, in memory and as one checked file
 """
