@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from holdfast.graders.build import GraderPlace
     from holdfast.report.run_view import Pending, RunView
-    from holdfast.store.records import Grade, Output, Step, TraceStep
+    from holdfast.store.records import ErrorRecord, Grade, Output, Step, TraceStep
 
 
 class CallStep(Struct, frozen=True, kw_only=True):
@@ -183,7 +183,7 @@ class _Finished:
         return Timeline(
             **_heading(self._view, output.sample, output.trial),
             facts=TimelineFacts(
-                status=_status(trial),
+                status=trial_status(trial, self._errors),
                 score=trial.score,
                 stop=output.stop,
                 turns=output.turns,
@@ -297,9 +297,15 @@ def _heading(view: RunView, sample: str, trial: int) -> dict[str, Any]:
     }
 
 
-def _status(trial: GradedTrial) -> TrialStatus:
-    """Return the status of a trial; one whose graders were not asked yet is pending, not an error."""
-    return "pending" if trial.status == "error" and not trial.grades else trial.status
+def trial_status(trial: GradedTrial | Pending, errors: Sequence[ErrorRecord]) -> TrialStatus:
+    """Return the status of a trial; one that was not run, or whose graders were not asked yet, is pending.
+
+    `errors` are its failed attempts.
+    """
+    if not isinstance(trial, GradedTrial):
+        return "error" if trial.error else "pending"
+    asked = trial.grades or any(error.where != "target" for error in errors)
+    return trial.status if trial.status != "error" or asked else "pending"
 
 
 def _whole(output: Output) -> Mark:
@@ -437,7 +443,7 @@ def _pending_timeline(view: RunView, trial: Pending) -> Timeline:
     return Timeline(
         **_heading(view, trial.sample, trial.trial),
         facts=TimelineFacts(
-            status="error" if trial.error else "pending",
+            status=trial_status(trial, errors),
             turns=len(replies),
             attempt=max(1, sum(error.where == "target" for error in errors)),
             input_tokens=spent.input_tokens,
