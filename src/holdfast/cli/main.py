@@ -20,6 +20,7 @@ from holdfast.errors import HoldfastError
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",
     "ls": "List runs, the newest first.",
+    "show": "Show a run, its failures, or one conversation.",
     "tasks": "List benchmarks, show how they are asked, and fetch them.",
     "grade": "Grade the outputs of a run again, or with other graders.",
     "view": "See runs in the browser.",

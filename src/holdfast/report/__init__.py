@@ -16,11 +16,16 @@
 `checkpoints` verdicts on a trial: at its checkpoints and at its end
 `timeline` a trial turn by turn: messages, tool calls with results, checkpoints, failed attempts
 `file_changes` files of a workspace after a turn, and what became of them
+`histogram` distributions in bins with round bounds, pure
+`overview` a run as numbers for a page: funnel, distributions, activity
+`selection` trials by status and grader, samples by id
+`transcript` a trial in the terminal
 `preview`  the first prompt and a token estimate, before a run
 `table`    what a person sees at the end
 `breakdown_table` its tables by field, and of a benchmark's tasks and groups
 `paired`   two runs on the same samples, pure
 `compare`  finished runs read back, and what comparing them says
+`pairs`    compared runs sample by sample
 `suite`    runs of a suite side by side, and which differ from the best
 `pairwise` win rates and ratings of runs judged against each other, pure
 `gate`     whether a run may pass, pure

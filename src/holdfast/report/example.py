@@ -9,7 +9,6 @@ import msgspec
 from holdfast.display.format import one_line, printable
 from holdfast.plan.changes import format_count
 from holdfast.store.lines import is_sound, scan_raw
-from holdfast.store.metrics import TrialResult
 from holdfast.store.records import Grade
 
 if TYPE_CHECKING:
@@ -18,11 +17,9 @@ if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
     from holdfast.store.rundir import RunDir
 
-_FAILED: Final = b'"status":"failed"'
 _SHORT: Final = 60
 """characters up to which an answer is shown beside the feedback: a longer one begins with anything but the mistake"""
 
-_result = msgspec.json.Decoder(TrialResult)
 _grade = msgspec.json.Decoder(Grade)
 
 
@@ -57,16 +54,11 @@ def failure_lines(outcome: Outcome, run: str) -> Iterator[str]:
 
 def first_failed(rundir: RunDir) -> Example | None:
     """Find the first trial of a finished run that failed, without reading more than is needed to find it."""
-    with rundir.results.open("rb") as file:
-        for line in file:
-            if _FAILED not in line:
-                continue
-            trial = _result.decode(line.rstrip(b",\n"))
-            if trial.status == "failed":
-                graders = [name for name, grade in trial.grades.items() if grade.status == "failed"]
-                grader = graders[0] if graders else "-"
-                return Example(trial.sample, grader, _feedback(rundir, trial.key, grader), trial.output or "")
-    return None
+    trial = next((trial for trial in rundir.iterate_results() if trial.status == "failed"), None)
+    if trial is None:
+        return None
+    grader = next((name for name, grade in trial.grades.items() if grade.status == "failed"), "-")
+    return Example(trial.sample, grader, _feedback(rundir, trial.key, grader), trial.output or "")
 
 
 def _feedback(rundir: RunDir, key: str, grader: str) -> str:

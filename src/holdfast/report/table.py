@@ -18,14 +18,15 @@ from holdfast.report.summary import facts, failed, missing, retried, with_raised
 from holdfast.spec.redact import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.report.outcome import Outcome
+    from holdfast.store.index import Spent
     from holdfast.store.metrics import GraderMetrics, Metrics
     from holdfast.store.rundir import RunDir
 
@@ -54,21 +55,23 @@ def print_outcome(
     console.print(f"run: {outcome.rundir.path}", soft_wrap=True)
 
 
-def _print_metrics(console: Console, outcome: Outcome, metrics: Metrics, *, so_far: bool = False) -> None:
+def draw_metrics(
+    metrics: Metrics, width: int, spent: Spent | None = None, wall: float | None = None, *, so_far: bool = False
+) -> Iterator[RenderableType]:
+    """Draw the numbers of a run. `spent` is what the run paid itself, `wall` how long this process took."""
     title = f"{metrics.eval} · {metrics.target}{' · incomplete' if so_far else ''}"
     if metrics.graders:
-        console.print(_scores(metrics, title, console.width, "ungraded" if so_far else "errors"))
-        for table, hidden in breakdown_tables(metrics, console.width):
-            console.print(table)
+        yield _scores(metrics, title, width, "ungraded" if so_far else "errors")
+        for table, hidden in breakdown_tables(metrics, width):
+            yield table
             if hidden:
-                console.print(f"… and {hidden:,} more; {'--display json' if so_far else 'metrics.json'} has them all")
+                yield f"… and {hidden:,} more; {'--display json' if so_far else 'metrics.json'} has them all"
     else:
-        console.print(Text(title, style="bold"))
-        console.print("Nothing was graded: the eval has no graders.")
-    for line in facts(metrics, outcome.spent, outcome.wall):
-        console.print(line)
+        yield Text(title, style="bold")
+        yield "Nothing was graded: the eval has no graders."
+    yield from facts(metrics, spent, wall)
     for notice in metrics.notices:
-        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+        yield Text(f"note: {notice}", style="yellow")
 
 
 def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
@@ -108,6 +111,11 @@ def _colour(values: GraderMetrics) -> str:
     if not values.n:
         return ""
     return "green" if not values.failed else "red" if not values.passed else "yellow"
+
+
+def _print_metrics(console: Console, outcome: Outcome, metrics: Metrics, *, so_far: bool = False) -> None:
+    for piece in draw_metrics(metrics, console.width, outcome.spent, outcome.wall, so_far=so_far):
+        console.print(piece, soft_wrap=isinstance(piece, Text) or None)
 
 
 def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = False) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from holdfast.graders.build import GraderPlace
     from holdfast.report.run_view import Pending, RunView
-    from holdfast.store.records import Grade, Output, Step, TraceStep
+    from holdfast.store.records import ErrorRecord, Grade, Output, Step, TraceStep
 
 
 class CallStep(Struct, frozen=True, kw_only=True):
@@ -54,6 +54,11 @@ class CallStep(Struct, frozen=True, kw_only=True):
     seconds: float
     tokens: int | None = None
     cost: float | None = None
+
+    @property
+    def end(self) -> float:
+        """Seconds between the trial's first step and the end of this one."""
+        return self.started + self.seconds
 
 
 class TimelineTurn(Struct, frozen=True, kw_only=True):
@@ -77,6 +82,10 @@ class TimelineTurn(Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointBand | None = None
     hidden_after: int = 0
     """messages at its end that were left out"""
+    hidden_from: int = 0
+    """number of the first of them"""
+    calls: int = 0
+    """number of its tool calls"""
 
 
 class TimelineFacts(Struct, frozen=True, kw_only=True):
@@ -174,7 +183,7 @@ class _Finished:
         return Timeline(
             **_heading(self._view, output.sample, output.trial),
             facts=TimelineFacts(
-                status=_status(trial),
+                status=trial_status(trial, self._errors),
                 score=trial.score,
                 stop=output.stop,
                 turns=output.turns,
@@ -229,10 +238,12 @@ class _Finished:
             until = output.timing.seconds if isinstance(mark.seconds, UnsetType) else mark.seconds
             now = files if isinstance(mark.files, UnsetType) else mark.files
             calls = [call for call in output.calls or () if call.turn == number]
+            inside = [message for message in messages if start < message.number <= end]
             yield TimelineTurn(
                 number=number,
                 state="answered",
-                messages=[message for message in messages if start < message.number <= end],
+                messages=inside,
+                calls=max(len(calls), sum(len(message.calls) for message in inside)),
                 listed=[listed_call(call.name, call.arguments, call.result) for call in calls if call.name is not None],
                 unlisted_calls=any(call.name is None for call in calls),
                 attempts=[
@@ -286,9 +297,15 @@ def _heading(view: RunView, sample: str, trial: int) -> dict[str, Any]:
     }
 
 
-def _status(trial: GradedTrial) -> TrialStatus:
-    """Return the status of a trial; one whose graders were not asked yet is pending, not an error."""
-    return "pending" if trial.status == "error" and not trial.grades else trial.status
+def trial_status(trial: GradedTrial | Pending, errors: Sequence[ErrorRecord]) -> TrialStatus:
+    """Return the status of a trial; one that was not run, or whose graders were not asked yet, is pending.
+
+    `errors` are its failed attempts.
+    """
+    if not isinstance(trial, GradedTrial):
+        return "error" if trial.error else "pending"
+    asked = trial.grades or any(error.where != "target" for error in errors)
+    return trial.status if trial.status != "error" or asked else "pending"
 
 
 def _whole(output: Output) -> Mark:
@@ -408,6 +425,7 @@ def _pending_timeline(view: RunView, trial: Pending) -> Timeline:
                 number=number,
                 state="answered" if step is not None else "running",
                 messages=[message for message in read if start < message.number <= end],
+                calls=sum(each.kind == "tool" for each in inside),
                 listed=[] if step is not None else [_tool_step(each) for each in inside if each.kind == "tool"],
                 attempts=[
                     failed_attempt(error)
@@ -425,7 +443,7 @@ def _pending_timeline(view: RunView, trial: Pending) -> Timeline:
     return Timeline(
         **_heading(view, trial.sample, trial.trial),
         facts=TimelineFacts(
-            status="error" if trial.error else "pending",
+            status=trial_status(trial, errors),
             turns=len(replies),
             attempt=max(1, sum(error.where == "target" for error in errors)),
             input_tokens=spent.input_tokens,
