@@ -9,7 +9,8 @@
 `snapshot` rows that a query selects, sorted and counted
 `search`   texts in transcripts, searched in a helper process
 `fields`   fields of the rows as columns
-`recorded` columns made of journals
+`reported` columns of a finished run, from its report
+`recorded` columns of any other run, from its journals, extended as they grow
 `facts`    facts of a trial, written into its row
 `table`    typed columns, in memory and as one checked file
 """
