@@ -106,9 +106,9 @@ class Query(NamedTuple):
         return [leaf.text for leaf in _leaves(self.condition) if isinstance(leaf, Contains)]
 
     @property
-    def names(self) -> list[str]:
-        """Names that are compared with values: numbers, graders, fields."""
-        return [leaf.name for leaf in _leaves(self.condition) if isinstance(leaf, Compares)]
+    def comparisons(self) -> list[Compares]:
+        """Comparisons of numbers, graders' scores and fields with values."""
+        return [leaf for leaf in _leaves(self.condition) if isinstance(leaf, Compares)]
 
 
 def _leaves(condition: Condition) -> Iterator[Condition]:
