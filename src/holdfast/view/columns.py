@@ -50,7 +50,7 @@ FileStamp = tuple[str, int, int, int]
 _MOST_BYTES: Final = 2 << 30
 _LARGE: Final = 32 << 20
 """bytes of journals from which on a helper process builds the columns"""
-_MOST_SEARCHES: Final = 4
+_MOST_SEARCHES: Final = 8
 """texts whose hits are kept"""
 _PREVIEW: Final = 300
 """characters of an answer in a row"""
@@ -131,6 +131,7 @@ class Columns:
         stored = TrialTable.load(self._path)
         if stored is None or not self._adopt(stored):
             self._rebuild(progress)
+        progress(1.0)
         with suppress(OSError):
             os.utime(self._folder)  # used most recently
 

@@ -207,6 +207,8 @@ def _leaf(token: re.Match[str]) -> Condition:
     name, operator, value = _unquoted(token["name"]), token["operator"], token["value"]
     position = token.start()
     if operator is None:
+        if not name:
+            raise QueryError("the text in quotes is empty", position, "Write the words to look for between the quotes.")
         if token["name"] in STATUSES:
             return HasStatus("", name, position)
         return HasFlag(name) if token["name"] in FLAGS else Contains(name)

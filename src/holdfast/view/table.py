@@ -252,7 +252,7 @@ class TrialTable:
         if self._mapped is not None:
             for name, view in self._columns.items():
                 column: array[Any] = array(memoryview(view).format)
-                column.frombytes(view)
+                column.frombytes(bytes(view))
                 self._columns[name] = column
             self._mapped = None
 
@@ -262,7 +262,7 @@ class TrialTable:
         checksum, offset = xxh3_64(), 0
         pieces: list[memoryview | bytes] = []
         for name, column in self._columns.items():
-            view = memoryview(column).cast("B")
+            view = memoryview(column).cast("B") if len(column) else memoryview(b"")
             places[name] = (memoryview(column).format, offset, len(view))
             padding = bytes(-len(view) % 8)
             for piece in (view, padding):
@@ -313,6 +313,7 @@ class TrialTable:
         table._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         mapped = memoryview(table._mapped)[start + length :]
         table._columns = {
-            name: mapped[offset : offset + size].cast(code) for name, (code, offset, size) in header.columns.items()
+            name: mapped[offset : offset + size].cast(code) if size else array(code)
+            for name, (code, offset, size) in header.columns.items()
         }
         return table
