@@ -16,6 +16,8 @@
 `checkpoints` verdicts on a trial: at its checkpoints and at its end
 `timeline` a trial turn by turn: messages, tool calls with results, checkpoints, failed attempts
 `file_changes` files of a workspace after a turn, and what became of them
+`histogram` distributions in bins with round bounds, pure
+`overview` a run as numbers for a page: funnel, distributions, activity
 `selection` trials by status and grader, samples by id
 `transcript` a trial in the terminal
 `preview`  the first prompt and a token estimate, before a run

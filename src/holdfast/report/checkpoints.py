@@ -82,14 +82,20 @@ class CheckpointBand(Struct, frozen=True, kw_only=True):
 def make_band(view: RunView, turn: int, verdicts: list[GraderVerdict], *, ended_here: bool = False) -> CheckpointBand:
     """Return the band of a checkpoint with the verdicts of its graders."""
     stops = any(checkpoint.stops for checkpoint in view.spec.checkpoints if checkpoint.after_turn == turn)
-    return CheckpointBand(turn=turn, state=_band_state(verdicts), stops=stops, ended_here=ended_here, verdicts=verdicts)
+    return CheckpointBand(
+        turn=turn,
+        state=gravest(verdict.status for verdict in verdicts),
+        stops=stops,
+        ended_here=ended_here,
+        verdicts=verdicts,
+    )
 
 
-def _band_state(verdicts: Sequence[GraderVerdict]) -> BandState:
-    """Return the gravest status of a checkpoint's graders."""
-    statuses = {verdict.status for verdict in verdicts}
+def gravest(statuses: Iterable[TrialStatus]) -> BandState:
+    """Return the status of a checkpoint from those of its graders."""
+    present = frozenset(statuses)
     order: tuple[BandState, ...] = ("error", "failed", "pending", "passed", "not_reached")
-    return next((status for status in order if status in statuses), "skipped")
+    return next((status for status in order if status in present), "skipped")
 
 
 def recorded_verdict(grade: Grade, place: GraderPlace | None, attempts: list[FailedAttempt]) -> GraderVerdict:

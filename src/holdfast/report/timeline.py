@@ -55,6 +55,11 @@ class CallStep(Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     cost: float | None = None
 
+    @property
+    def end(self) -> float:
+        """Seconds between the trial's first step and the end of this one."""
+        return self.started + self.seconds
+
 
 class TimelineTurn(Struct, frozen=True, kw_only=True):
     """A user message, the reply to it, and what was looked at afterwards."""
@@ -77,6 +82,10 @@ class TimelineTurn(Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointBand | None = None
     hidden_after: int = 0
     """messages at its end that were left out"""
+    hidden_from: int = 0
+    """number of the first of them"""
+    calls: int = 0
+    """number of its tool calls"""
 
 
 class TimelineFacts(Struct, frozen=True, kw_only=True):
@@ -229,10 +238,12 @@ class _Finished:
             until = output.timing.seconds if isinstance(mark.seconds, UnsetType) else mark.seconds
             now = files if isinstance(mark.files, UnsetType) else mark.files
             calls = [call for call in output.calls or () if call.turn == number]
+            inside = [message for message in messages if start < message.number <= end]
             yield TimelineTurn(
                 number=number,
                 state="answered",
-                messages=[message for message in messages if start < message.number <= end],
+                messages=inside,
+                calls=max(len(calls), sum(len(message.calls) for message in inside)),
                 listed=[listed_call(call.name, call.arguments, call.result) for call in calls if call.name is not None],
                 unlisted_calls=any(call.name is None for call in calls),
                 attempts=[
@@ -414,6 +425,7 @@ def _pending_timeline(view: RunView, trial: Pending) -> Timeline:
                 number=number,
                 state="answered" if step is not None else "running",
                 messages=[message for message in read if start < message.number <= end],
+                calls=sum(each.kind == "tool" for each in inside),
                 listed=[] if step is not None else [_tool_step(each) for each in inside if each.kind == "tool"],
                 attempts=[
                     failed_attempt(error)

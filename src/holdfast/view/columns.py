@@ -13,34 +13,43 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from threading import RLock
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.data.dataset import Dataset
+from holdfast.errors import HoldfastError
 from holdfast.report.run_view import RunView
 from holdfast.store.index import read_error_head
 from holdfast.store.lines import LineRef
+from holdfast.store.rundir import RunDir
 from holdfast.view.fields import read_field
-from holdfast.view.recorded import read_everything
+from holdfast.view.recorded import RecordedNotes, Recorder, StaleColumnsError, read_everything
+from holdfast.view.reported import read_reported
 from holdfast.view.search import TextHits
 from holdfast.view.table import STATUSES, RowStatus, TrialTable, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
-    from holdfast.store.rundir import RunDir
     from holdfast.view.snapshot import Snapshot
 
 Progress = Callable[[float], None]
 """gets the share of the work that is done, from 0 to 1"""
 
+FileStamp = tuple[str, int, int, int]
+"""name, inode, size and time of the last change of a file"""
+
 _MOST_BYTES: Final = 2 << 30
+_LARGE: Final = 32 << 20
+"""bytes of journals from which on a helper process builds the columns"""
 _MOST_SEARCHES: Final = 4
 """texts whose hits are kept"""
 _PREVIEW: Final = 300
@@ -83,10 +92,23 @@ class _Answer(msgspec.Struct):
 _answer: Final = msgspec.json.Decoder(_Answer)
 
 
-class Columns:
-    """The columns of one run. All methods may be called from several threads."""
+class ColumnNotes(msgspec.Struct):
+    """What a stored table was made of. Whatever has changed since makes it stale."""
 
-    def __init__(self, rundir: RunDir, folder: Path, progress: Progress | None = None) -> None:
+    kind: Literal["reported", "recorded", "everything"]
+    """from the report, from journals that may grow, or from everything at once, which is the slowest"""
+    report: list[FileStamp]
+    """manifest, metrics and results"""
+    dataset: list[tuple[int, int]]
+    journals: list[FileStamp] = []
+    """except of tables that grow with the journals"""
+    recorded: RecordedNotes | None = None
+
+
+class Columns:
+    """The columns of one run, empty until they are opened or built. Threads may share them."""
+
+    def __init__(self, rundir: RunDir, folder: Path) -> None:
         self.rundir = rundir
         self.lock = RLock()
         """held while the table is read or changed"""
@@ -94,11 +116,23 @@ class Columns:
         """grows whenever a row changes"""
         self.snapshots: dict[tuple[str, str, int], Snapshot] = {}
         """answers to the latest queries, by query, order and generation"""
-        self._searches: dict[tuple[str, int], TextHits] = {}
+        self.view = RunView(rundir)
+        self.table = TrialTable(())
         self._folder = folder
         self._path = folder / "columns"
-        self.view = RunView(rundir)
-        self.table = self._open(progress)
+        self._notes = ColumnNotes("everything", [], [])
+        self._recorder: Recorder | None = None
+        self._unsaved = 0
+        self._searches: dict[tuple[str, int], TextHits] = {}
+        self._refreshing = Lock()
+
+    def open(self, progress: Progress) -> None:
+        """Take the stored table if it is not stale, else build it."""
+        stored = TrialTable.load(self._path)
+        if stored is None or not self._adopt(stored):
+            self._rebuild(progress)
+        with suppress(OSError):
+            os.utime(self._folder)  # used most recently
 
     @property
     def rows(self) -> int:
@@ -144,59 +178,141 @@ class Columns:
         or if its values are too many.
         """
         with self.lock:
-            column, stamp = f"field.{name}", list(map(list, Dataset(self.view.spec).stamp()))
+            column, stamp = f"field.{name}", msgspec.to_builtins(self._dataset_stamp())
             if column not in self.table or self.table.dataset != stamp:
                 values, codes = read_field(self.view, self.table, name, position)
                 self.table.set_field(column, values, codes, stamp)
-                self._store(self.table)
+                self._store()
             return self.table.values[column], self.table[column]
 
     def refresh(self) -> int:
         """Read what the run has written since the last look, and return how many rows are new or have changed."""
-        with self.lock:
-            stamp = self._stamp()
-            if stamp == self.table.notes:
-                return 0
+        with self._refreshing:
+            if self._report_stamp() == self._notes.report:
+                if self._recorder is None and self._notes.journals == self._journal_stamp():
+                    return 0
+                if self._recorder is not None and self._notes.dataset == self._dataset_stamp():
+                    with suppress(StaleColumnsError), self.lock:
+                        return self._changed(self._recorder.grow())
             old = self.table
-            self.table = self._build(None)
+            self._rebuild(_ignore)
+            with self.lock:
+                return self._changed(changed_rows(old, self.table))
+
+    def close(self) -> None:
+        """Store what was read since the columns were stored last, and end searches."""
+        with self.lock:
+            for hits in self._searches.values():
+                hits.stop()
+            self._searches.clear()
+            if self._unsaved:
+                self._store()
+
+    def _changed(self, rows: int) -> int:
+        if rows:
             self.generation += 1
-            return changed_rows(old, self.table)
+            self._unsaved += rows
+            if self._unsaved > len(self.table) // 4:
+                self._store()
+        return rows
 
-    def _open(self, progress: Progress | None) -> TrialTable:
-        stored = TrialTable.load(self._path)
-        if stored is not None and stored.notes == self._stamp():
-            with suppress(OSError):
-                os.utime(self._folder)
-            return stored
-        return self._build(progress)
+    def _adopt(self, stored: TrialTable) -> bool:
+        """Use a stored table, extended by what journals have gained; returns False if it is stale."""
+        try:
+            notes = msgspec.convert(stored.notes, ColumnNotes)
+        except msgspec.ValidationError:
+            return False
+        if notes.report != self._report_stamp() or stored.graders != self.view.graders:
+            return False
+        recorder = None
+        if notes.recorded is not None:
+            recorder = Recorder(self.view, stored, notes.recorded)
+            try:
+                if notes.dataset != self._dataset_stamp():
+                    return False
+                self._unsaved = recorder.grow()
+            except StaleColumnsError:
+                return False
+        elif notes.journals != self._journal_stamp():
+            return False
+        self._use(stored, notes, recorder)
+        return True
 
-    def _build(self, progress: Progress | None) -> TrialTable:
-        stamp = self._stamp()
+    def _use(self, table: TrialTable, notes: ColumnNotes, recorder: Recorder | None) -> None:
+        with self.lock:
+            self.table, self._notes, self._recorder = table, notes, recorder
+
+    def _rebuild(self, progress: Progress) -> None:
+        """Build the table: a large one in a helper process, whose memory is freed afterwards."""
         self.view = RunView(self.rundir)
-        table = read_everything(self.view)
-        table.notes = stamp
-        self._store(table)
-        return table
+        if sum(self.rundir.journal_bytes().values()) > _LARGE and self._build_in_helper(progress):
+            stored = TrialTable.load(self._path)
+            if stored is not None and self._adopt(stored):
+                return
+        self.build(progress)
 
-    def _store(self, table: TrialTable) -> None:
+    def _build_in_helper(self, progress: Progress) -> bool:
+        command = [sys.executable, "-m", "holdfast.view.columns", self.rundir.path, self._folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    progress(float(line))
+            except BaseException:
+                process.kill()
+                raise
+        return process.returncode == 0
+
+    def build(self, progress: Progress) -> None:
+        """Build the table in this process, and store it."""
+        notes = ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
+        table, recorder = read_reported(self.view, progress), None
+        if table is None:
+            try:
+                recorder = Recorder(self.view)
+                recorder.grow(progress)
+                table = recorder.table
+                notes.kind, notes.journals, notes.recorded = "recorded", [], recorder.notes
+            except StaleColumnsError:  # trials with several keys
+                recorder, notes.kind = None, "everything"
+                table = read_everything(self.view)
+        self._use(table, notes, recorder)
+        self._store()
+
+    def _store(self) -> None:
         """Keep the table for the next time; a cache that cannot be written is no reason to show nothing."""
+        self._unsaved = 0
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            table.save(self._path)
+            self.table.notes = msgspec.to_builtins(self._notes)
+            self.table.save(self._path)
             remove_least_used(self._folder.parent, keep=self._folder)
 
-    def _stamp(self) -> Any:
-        """Describe the files that the columns are made of."""
-        paths = [self.rundir.manifest, self.rundir.metrics, self.rundir.results]
-        for name in ("outputs", "grades", "errors"):
-            paths += self.rundir.journals(name)
-        stamp = []
+    def _report_stamp(self) -> list[FileStamp]:
+        return self._stamp([self.rundir.manifest, self.rundir.metrics, self.rundir.results])
+
+    def _journal_stamp(self) -> list[FileStamp]:
+        return self._stamp([path for name in ("outputs", "grades", "errors") for path in self.rundir.journals(name)])
+
+    def _dataset_stamp(self) -> list[tuple[int, int]]:
+        try:
+            return list(Dataset(self.view.spec).stamp())
+        except HoldfastError:
+            return []
+
+    def _stamp(self, paths: list[Path]) -> list[FileStamp]:
+        """Describe files, as far as they exist."""
+        stamps = []
         for path in paths:
             with suppress(OSError):
                 stat = path.stat()
                 name = str(path.relative_to(self.rundir.path))
-                stamp.append([name, stat.st_ino, stat.st_size, stat.st_mtime_ns])
-        return stamp
+                stamps.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        return stamps
+
+
+def _ignore(share: float) -> None:
+    """Take progress that nobody looks at."""
 
 
 def changed_rows(old: TrialTable, new: TrialTable) -> int:
@@ -215,7 +331,9 @@ def open_columns(rundir: RunDir, home: Path, progress: Progress | None = None) -
     """Return the columns of a run: from the cache below `home` where it still fits, else built and stored there."""
     place = digest_bytes(os.fsencode(rundir.path.resolve()))[7:23]
     manifest = RunView(rundir).manifest
-    return Columns(rundir, home / "view" / f"{manifest.id}-{place}", progress)
+    columns = Columns(rundir, home / "view" / f"{manifest.id}-{place}")
+    columns.open(progress or _ignore)
+    return columns
 
 
 def read_rows(columns: Columns, numbers: Iterable[int]) -> list[TrialRow]:
@@ -279,3 +397,17 @@ def remove_least_used(folder: Path, *, keep: Path, limit: int = _MOST_BYTES) -> 
         if path != keep:
             shutil.rmtree(path, ignore_errors=True)
             total -= sizes[path]
+
+
+def main() -> None:
+    """Build the columns of a run and store them, printing progress: the helper process of large runs."""
+
+    def show(share: float) -> None:
+        sys.stdout.write(f"{share}\n")
+        sys.stdout.flush()
+
+    Columns(RunDir(Path(sys.argv[1])), Path(sys.argv[2])).build(show)
+
+
+if __name__ == "__main__":
+    main()

@@ -107,9 +107,10 @@ def set_verdicts(table: TrialTable, row: int, judged: JudgedOutput, failure: Fai
     table.set(row, status=CODES[status], score=_known(judged.score))
 
 
-def set_failure(table: TrialTable, row: int, failure: Failure | None, file: str) -> None:
+def set_failure(table: TrialTable, row: int, failure: Failure | None, root: Path) -> None:
     """Write the failed attempt that explains why a row has no output or no verdict."""
     if failure is None:
         table.set(row, error=0, error_at=0)
     else:
-        table.set(row, error=table.code("error", failure.kind), error_at=table.place(file, failure.offset))
+        place = table.place(str(failure.path.relative_to(root)), failure.offset)
+        table.set(row, error=table.code("error", failure.kind), error_at=place)

@@ -12,13 +12,12 @@ import os
 import sys
 from array import array
 from bisect import bisect_left
-from contextlib import suppress
 from struct import Struct as Layout
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,9 +52,16 @@ NUMBERS: Final = {
 """numbers of a trial, with their type codes"""
 CODED: Final = ("stop", "error", "source")
 """columns of texts, of which few are different; stored as numbers of values"""
-_PLAIN: Final = {"trial": "I", "status": "B", "stopped": "H", "at": "Q", "length": "I", "error_at": "Q"}
-"""`stopped`: the turn of the checkpoint that ended the conversation, else 0; `at`, `length`: place of the line of the
-output; `error_at`: place of the line of the last failed attempt"""
+_PLAIN: Final = {
+    "trial": "I",
+    "status": "B",
+    "stopped": "H",  # turn of the checkpoint that ended the conversation, else 0
+    "at": "Q",  # place of the output's line, and its length
+    "length": "I",
+    "error_at": "Q",  # place of the line of the last failed attempt
+    "panel": "H",  # of tables made of journals: number of the panel, and of verdicts whose lines were read
+    "seen": "B",
+}
 _IDS: Final = {"ids": "B", "id_starts": "Q", "keys": "B"}
 
 
@@ -76,11 +82,18 @@ def split_place(place: int) -> tuple[int, int]:
 
 def key_bytes(key: str) -> bytes:
     """Return the 16 bytes of a key."""
-    with suppress(ValueError):
-        if len(raw := bytes.fromhex(key[7:])) == 16:
-            return raw
-    first = xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
-    return first.to_bytes(8, "big") * 2  # not a key that Holdfast makes
+    try:
+        raw = bytes.fromhex(key[7:])
+    except ValueError:
+        raw = b""
+    if len(raw) == 16:
+        return raw
+    return xxh3_128_digest(key.encode("utf-8", "surrogatepass"))  # not a key that Holdfast makes
+
+
+def key_text(key: bytes) -> str:
+    """Return the key of 16 bytes, as records have it."""
+    return f"sha256:{key.hex()}"
 
 
 class _Header(msgspec.Struct):
@@ -178,6 +191,14 @@ class TrialTable:
         columns["trial"][row] = trial
         columns["status"][row] = CODES["pending"]
         return row
+
+    def pad(self) -> None:
+        """Fill columns that are shorter than the table with unknown numbers and zeros."""
+        for name, column in self._columns.items():
+            if name not in _IDS:
+                column.extend(
+                    array(column.typecode, [NAN if column.typecode in "df" else 0]) * (len(self) - len(column))
+                )
 
     def set(self, row: int, **values: float) -> None:
         """Set values of a row."""
