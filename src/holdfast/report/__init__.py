@@ -28,6 +28,7 @@
 `pairs`    compared runs sample by sample
 `alignment` two conversations side by side
 `suite`    runs of a suite side by side, and which differ from the best
+`suite_grid` runs by eval and target, for pages
 `pairwise` win rates and ratings of runs judged against each other, pure
 `gate`     whether a run may pass, pure
 """

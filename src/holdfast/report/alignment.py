@@ -25,7 +25,7 @@ _MOST_WORDS: Final = 3_000
 """words of a text that are compared; beyond, its lines are"""
 _MANY_ITEMS: Final = 500
 """messages and calls of a turn from which on they are not compared to the last"""
-_WORD: Final = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
+_WORD: Final = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 _LINE: Final = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -67,6 +67,14 @@ class AlignedTurn(Struct, frozen=True, kw_only=True):
     """of the turn in each conversation; empty where it has no such turn"""
     rows: list[AlignedRow]
     checkpoints: list[CheckpointBand | None]
+
+    @property
+    def note(self) -> str:
+        """Say in which conversation the turn was never asked."""
+        asked = [state not in ("", "not_asked") for state in self.states]
+        if all(asked) or not self.number:
+            return ""
+        return "was never asked" if not any(asked) else f"was asked only in the {'first' if asked[0] else 'second'}"
 
 
 class AlignedVerdict(Struct, frozen=True, kw_only=True):

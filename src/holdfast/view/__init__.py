@@ -5,6 +5,7 @@
 `site`     the runs that are shown, and how a page is answered
 `run_list` the list of runs
 `trial_list` the table of trials
+`compare_pages` runs compared, two conversations side by side, evals and targets
 `live`     numbers of runs that are being written, and streams of events
 `columns`  the trials of a run as columns, opened from a cache, built and refreshed
 `query`    the filter language
