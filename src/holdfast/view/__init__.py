@@ -4,6 +4,8 @@
 `guard`    who may ask, and what pages may do
 `site`     the runs that are shown, and how a page is answered
 `run_list` the list of runs
+`trial_list` the table of trials
+`live`     numbers of runs that are being written, and streams of events
 `columns`  the trials of a run as columns, opened from a cache, built and refreshed
 `query`    the filter language
 `snapshot` rows that a query selects, sorted and counted
