@@ -6,6 +6,7 @@
 `run_list` the list of runs
 `trial_list` the table of trials
 `live`     numbers of runs that are being written, and streams of events
+`jobs`     invocations on clusters
 `columns`  the trials of a run as columns, opened from a cache, built and refreshed
 `query`    the filter language
 `snapshot` rows that a query selects, sorted and counted
