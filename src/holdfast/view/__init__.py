@@ -8,6 +8,7 @@
 `run_pages` a run in numbers, a trial as a conversation, files
 `counting` numbers of a run that its trials are counted for
 `live`     numbers of runs that are being written, and streams of events
+`jobs`     invocations on clusters
 `columns`  the trials of a run as columns, opened from a cache, built and refreshed
 `query`    the filter language
 `snapshot` rows that a query selects, sorted and counted
