@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
+from holdfast.errors import UsageError
 from holdfast.export.html import content_hash
 from holdfast.pages.environment import generate, read_asset
 from holdfast.report.alignment import align
@@ -29,10 +30,14 @@ _MOST_TEXT: Final = 8_000_000
 
 def write_comparison(views: Sequence[RunView], scored: Sequence[ScoredRun], path: Path) -> None:
     """Write the comparison of the first run with each of the others; of two runs, with both conversations of flips."""
+    comparison = compare_runs(scored)
+    for pair in comparison.pairs:
+        if pair.problem:
+            raise UsageError(pair.problem, remedy=pair.hint)
     style = read_asset("style.css") + read_asset("compare.css")
     pieces = generate(
         "comparison_report.html",
-        page=take_rows(compare_runs(scored), views, 0, _ROWS),
+        page=take_rows(comparison, views, 0, _ROWS),
         conversations=_conversations(views),
         style=Markup(style),  # noqa: S704 - our own files
         style_hash=content_hash(style),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup
 
 from holdfast.pages.environment import environment, generate, read_asset
-from holdfast.report.overview import TrialsTally, run_overview, trial_numbers
+from holdfast.report.overview import TrialsTally, count_trial, run_overview
 from holdfast.report.run_view import GradedTrial
 from holdfast.report.timeline import trial_timeline
 from holdfast.spec.template import RENDER_ERRORS, template
@@ -50,8 +50,7 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
     for number, trial in enumerate(view.everything()):
         status = trial.status if isinstance(trial, GradedTrial) else "error"
         counts[status] += 1
-        if isinstance(trial, GradedTrial):
-            tally.add(trial_numbers(view.places, trial))
+        count_trial(tally, view.places, trial)
         if space <= 0 and (status == "passed" or not passed):
             continue
         timeline = trial_timeline(view, trial, contents=False)

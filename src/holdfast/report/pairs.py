@@ -119,6 +119,8 @@ class PairFacts(Struct, frozen=True, kw_only=True):
     """graders that are not the same grader in both runs"""
     problem: str = ""
     """why the runs cannot be compared, if they cannot"""
+    hint: str | None = None
+    """what to do about that"""
 
 
 class SampleCell(Struct, frozen=True, kw_only=True):
@@ -373,7 +375,7 @@ def _pair(first: ScoredRun, second: ScoredRun) -> PairFacts:
     try:
         comparison: Comparison = compare_scores(first, second)
     except UsageError as error:
-        return PairFacts(second=second.metrics.run, problem=error.message)
+        return PairFacts(second=second.metrics.run, problem=error.message, hint=error.remedy)
     return PairFacts(
         second=second.metrics.run,
         metrics=[metric_pair(row) for row in comparison.metrics],

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from holdfast.errors import UsageError
 from holdfast.report.alignment import SideBySide, align
 from holdfast.report.compare import read_scores
 from holdfast.report.pairs import RunComparison, compare_runs, take_rows
@@ -162,8 +163,11 @@ class _Comparisons:
         key = (*runs, metric or "", show or "")
         kept = self._made.pop(key, None)
         if kept is None or any(ours is not theirs for ours, theirs in zip(kept[0], views, strict=True)):
-            scored = [self._scores(run, view) for run, view in zip(runs, views, strict=True)]
-            kept = views, compare_runs(scored, metric=metric, show=show)
+            try:
+                scored = [self._scores(run, view) for run, view in zip(runs, views, strict=True)]
+                kept = views, compare_runs(scored, metric=metric, show=show)
+            except UsageError as error:  # a run is not finished, or there is no such metric
+                raise NotFound(error.message, remedy=error.remedy) from error
         self._made[key] = kept
         while len(self._made) > _KEPT:
             self._made.pop(next(iter(self._made)), None)

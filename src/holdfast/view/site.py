@@ -80,6 +80,7 @@ class Site:
         """runs that were named on the command line, wherever they are, by id"""
         self._threads = ThreadPoolExecutor(_THREADS, "page")
         self._builders = ThreadPoolExecutor(1, "columns")
+        self._askers = ThreadPoolExecutor(2, "cluster")
         self._lock = threading.Lock()
         self._open: dict[str, tuple[object, RunView]] = {}
         self._columns: dict[str, Future[Columns]] = {}
@@ -169,13 +170,17 @@ class Site:
         """Do what reads files or computes, without holding up other pages."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    def ask_cluster(self, question: Callable[[], T]) -> Future[T]:
+        """Ask a cluster without holding up pages: it may take long to answer."""
+        return self._askers.submit(question)
+
     async def end_streams(self, _: web.Application) -> None:
         """Let the streams end, for which the server would otherwise wait."""
         self.ending.set()
 
     def close(self) -> None:
         """Start no more work."""
-        for pool in (self._threads, self._builders):
+        for pool in (self._threads, self._builders, self._askers):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
