@@ -104,7 +104,7 @@ class _Comparisons:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._scored: dict[str, tuple[RunView, ScoredRun]] = {}
-        self._made: dict[tuple[str, ...], tuple[list[RunView], RunComparison]] = {}
+        self._kept: dict[tuple[str, ...], tuple[list[RunView], RunComparison]] = {}
 
     def page(self, runs: Sequence[str], query: Mapping[str, str]) -> ComparePage:
         views, comparison = self._compare(runs, query)
@@ -161,16 +161,16 @@ class _Comparisons:
         views = [self._site.run(run) for run in runs]
         metric, show = query.get("metric"), query.get("show")
         key = (*runs, metric or "", show or "")
-        kept = self._made.pop(key, None)
+        kept = self._kept.pop(key, None)
         if kept is None or any(ours is not theirs for ours, theirs in zip(kept[0], views, strict=True)):
             try:
                 scored = [self._scores(run, view) for run, view in zip(runs, views, strict=True)]
                 kept = views, compare_runs(scored, metric=metric, show=show)
             except UsageError as error:  # a run is not finished, or there is no such metric
                 raise NotFound(error.message, remedy=error.remedy) from error
-        self._made[key] = kept
-        while len(self._made) > _KEPT:
-            self._made.pop(next(iter(self._made)), None)
+        self._kept[key] = kept
+        while len(self._kept) > _KEPT:
+            self._kept.pop(next(iter(self._kept)), None)
         return kept
 
     def _scores(self, run: str, view: RunView) -> ScoredRun:
