@@ -201,7 +201,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     @property
     def figures(self) -> bool:
         """True if there is a distribution to plot."""
-        curve = self.overall is not None and len(self.overall.pass_at) > 1
+        curve = self.overall is not None and len(self.overall.pass_at) > 2
         return bool(self.histograms) or curve or any(row.scores for row in self.graders)
 
     @property

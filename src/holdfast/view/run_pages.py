@@ -5,7 +5,7 @@ A trial's stored line is at `…/line`, and files of workspaces are at `/files/R
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -53,7 +53,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
         return [(status, counts[status]) for status in ("failed", "error", "pending", "passed") if counts.get(status)]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class VerdictLink(msgspec.Struct, frozen=True):
     """What a checkpoint or a grader came to."""
 
     href: str
@@ -78,11 +78,11 @@ class TrialPage(msgspec.Struct, frozen=True, kw_only=True):
         return self.asked.get("text") == "markdown"
 
     @property
-    def summary(self) -> list[Outcome]:
+    def summary(self) -> list[VerdictLink]:
         """What each checkpoint and each grader at the end came to, for links to them."""
         bands = [turn.checkpoint for turn in self.timeline.turns if turn.checkpoint is not None]
-        checkpoints = [Outcome(f"#checkpoint-{band.turn}", f"after turn {band.turn}", band.state) for band in bands]
-        graders = [Outcome("#graders", each.name, each.status, each.score) for each in self.timeline.graders]
+        checkpoints = [VerdictLink(f"#checkpoint-{band.turn}", f"after turn {band.turn}", band.state) for band in bands]
+        graders = [VerdictLink("#graders", each.name, each.status, each.score) for each in self.timeline.graders]
         return [*checkpoints, *graders]
 
     def link(self, name: str, value: str | int) -> str:
@@ -125,8 +125,12 @@ def _run_page(site: Site, counting: Counting, run: str) -> RunPage:
 
 def _find_trial(site: Site, request: web.Request) -> GradedTrial | Pending:
     run, sample, number = (request.match_info[name] for name in ("run", "sample", "number"))
-    view = site.run(run)
-    trial = view.trial(sample, int(number))
+    columns = site.columns_if_ready(run)
+    row = None if columns is None else columns.find(sample, int(number))
+    places: dict[str, Any] = {}
+    if columns is not None and row is not None:
+        places = {"line": columns.line(row), "near": row / columns.rows}
+    trial = site.run(run).trial(sample, int(number), **places)
     if trial is None:
         raise NotFound(
             f"run {run} has no trial {number} of sample {sample!r}",
