@@ -92,3 +92,84 @@ def agent_run(folder: Path, **keys: Any) -> Path:
     holdfast("eval", "shop.yaml", cwd=folder, check=3)
     (run,) = (path.parent for path in (folder / "runs").rglob("manifest.json"))
     return run
+
+
+def long_run(folder: Path, base_url: str, *, turns: int = 60, every: int = 10) -> Path:
+    """Run conversations of many turns with a checkpoint after every tenth; every second one may end them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"id": f"talk-{number}", "topic": topic, "last": last, "level": level}
+        for number, (topic, last, level) in enumerate(
+            [
+                ("rivers", turns, "easy"),
+                ("clouds", turns * 35 // 60, "hard"),
+                ("stones", turns * 15 // 60, "hard"),
+                ("birds", turns, "easy"),
+            ]
+            * 6
+        )
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    later = "Turn %d about {{ topic }}.{%% if last < %d %%} I have forgotten everything.{%% endif %%}"
+    spec = {
+        "schemaVersion": SCHEMA_VERSION,
+        "name": "endurance",
+        "dataset": {"path": "data.jsonl"},
+        "target": {"model": "test-model", "base_url": base_url, "stream": True},
+        "prompt": "Let us talk about {{ topic }} for a while.",
+        "follow_ups": [later % (turn, turn) for turn in range(2, turns + 1)],
+        "checkpoints": [
+            {
+                "after_turn": turn,
+                "on_failure": "stop" if turn % (2 * every) == 0 else "continue",
+                "graders": [
+                    {"type": "text", "name": "remembers", "not_contains": ["forgotten everything"]},
+                    {"type": "text", "name": "stays on topic", "contains": "{{ topic }}"},
+                ],
+            }
+            for turn in range(every, turns + 1, every)
+        ],
+        "graders": [{"type": "text", "name": "finishes", "contains": f"Turn {turns}"}],
+        "by": ["level", "topic"],
+        "trials": 2,
+        "prices": {"test-model": {"input": 1.0, "output": 4.0}},
+    }
+    (folder / "endurance.yaml").write_text(json.dumps(spec))
+    holdfast("eval", "endurance.yaml", cwd=folder)
+    (run,) = (path.parent for path in (folder / "runs").rglob("manifest.json"))
+    return run
+
+
+def judged_run(folder: Path, base_url: str, judge_url: str) -> Path:
+    """Run a question per row, judged by a model against a rubric, with an answer in Markdown and a failed request."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {
+            "id": f"q{number}",
+            "question": f"## Question {number}\n\nName *two* rivers:\n\n- one\n- two\n\n```py\nx = {number}\n```",
+        }
+        for number in range(40)
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = {
+        "schemaVersion": SCHEMA_VERSION,
+        "name": "rivers",
+        "dataset": {"path": "data.jsonl"},
+        "target": {"model": "test-model", "base_url": base_url},
+        "prompt": "{{ question }}",
+        "graders": [
+            {
+                "type": "prompt",
+                "name": "judge",
+                "model": "judge-model",
+                "base_url": judge_url,
+                "rubric": "Names rivers.",
+            },
+            {"type": "text", "name": "two", "contains": "two"},
+        ],
+        "prices": {"test-model": {"input": 1.0, "output": 4.0}, "judge-model": {"input": 2.0, "output": 8.0}},
+    }
+    (folder / "rivers.yaml").write_text(json.dumps(spec))
+    holdfast("eval", "rivers.yaml", cwd=folder)
+    (run,) = (path.parent for path in (folder / "runs").rglob("manifest.json"))
+    return run

@@ -9,17 +9,17 @@ import signal
 import socket
 import stat
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
 
-from holdfast.view.guard import Rules, read_key, refusal
+from holdfast.view.guard import AccessRules, read_key, refusal
 from tests.support.running import holdfast, server, start, wait_for, write_eval
 from tests.support.viewing import Viewer, read_address, viewer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 PATHS = {"/": "page", "/index.json": "data", "/static/style.css": "data", "/nothing": "missing"}
@@ -42,6 +42,11 @@ def shown(folder: Path) -> Iterator[Viewer]:
     """The server that the tests ask."""
     with viewer(folder, home=folder / "home") as running:
         yield running
+
+
+def listed(shown: Viewer) -> list[dict[str, Any]]:
+    """Return the runs of the list, in its order."""
+    return [item["run"] for group in shown.json("/index.json")["evals"] for item in group["runs"]]
 
 
 def expected(host: bool, origin: bool, site: str | None, navigates: bool, key: bool, method: str, kind: str) -> int:
@@ -72,7 +77,7 @@ def test_every_combination_of_host_origin_key_method_and_path_gets_its_answer(sh
                 "Sec-Fetch-Site": site,
                 "Sec-Fetch-Mode": "navigate" if navigates else "cors",
                 "Sec-Fetch-Dest": "document" if navigates else "empty",
-                "Cookie": f"{Rules(shown.key).cookie}={shown.key if key else 'guess'}",
+                "Cookie": f"{AccessRules(shown.key).cookie}={shown.key if key else 'guess'}",
             }
             response = ask(connection, method, path, headers)
             promised = expected(is_ours, same, site, navigates, key, method, kind)
@@ -85,7 +90,7 @@ def test_every_combination_of_host_origin_key_method_and_path_gets_its_answer(sh
 
 
 def ask(
-    connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str | None]
+    connection: http.client.HTTPConnection, method: str, path: str, headers: Mapping[str, str | None]
 ) -> http.client.HTTPResponse:
     """Send exactly these headers."""
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
@@ -177,9 +182,16 @@ def test_no_address_is_a_path_of_the_disk(shown: Viewer, path: str) -> None:
 
 
 def test_every_page_has_its_json(shown: Viewer) -> None:
-    assert [run["target"] for run in shown.json("/index.json")["runs"]] == ["two", "one"]
+    assert [run["target"] for run in listed(shown)] == ["two", "one"]
     assert "test-model" not in shown.get("/").text
     assert shown.get("/", "HEAD").text == ""
+
+
+def test_an_unknown_run_is_a_page_that_offers_those_like_it(shown: Viewer) -> None:
+    run = listed(shown)[0]["id"]
+    answer = shown.get(f"/run/{run[:6]}/trials")
+    assert answer.status == 404
+    assert f'href="/run/{run}"' in answer.text
 
 
 def test_the_key_is_private_and_stays(tmp_path: Path) -> None:
@@ -205,7 +217,7 @@ def test_a_taken_port_falls_through_to_the_next(folder: Path, shown: Viewer) -> 
 
 
 def test_two_runs_open_their_comparison_and_one_itself(folder: Path, shown: Viewer) -> None:
-    second, first = (run["id"] for run in shown.json("/index.json")["runs"])
+    second, first = (run["id"] for run in listed(shown))
     with viewer(folder, first, second) as both:
         assert both.page == f"/compare/{first}/{second}"
     with viewer(folder, first) as one:
@@ -213,12 +225,12 @@ def test_two_runs_open_their_comparison_and_one_itself(folder: Path, shown: View
 
 
 def test_a_run_from_elsewhere_is_shown_by_its_path(folder: Path, shown: Viewer, tmp_path: Path) -> None:
-    path = folder / shown.json("/index.json")["runs"][0]["path"]
+    path = folder / listed(shown)[0]["path"]
     path = path.rename(tmp_path / "copied")
     try:
         with viewer(tmp_path, path) as elsewhere:
             assert elsewhere.page is not None
-            assert [run["path"] for run in elsewhere.json("/index.json")["runs"]] == [str(path)]
+            assert [run["path"] for run in listed(elsewhere)] == [str(path)]
     finally:
         path.rename(folder / "runs" / "e" / f"two-{elsewhere.page.rpartition('/')[2]}")
 
@@ -303,18 +315,18 @@ def test_names_of_the_network_are_those_that_were_asked_for() -> None:
 
     from holdfast.view.server import names_of
 
-    def refused(host: str, rules: Rules) -> int | None:
+    def refused(host: str, rules: AccessRules) -> int | None:
         answer = refusal(rules, make_mocked_request("GET", "/open", headers={"Host": host}))
         return answer and answer[0]
 
-    one = Rules("k", names_of("192.0.2.1"), 80)
+    one = AccessRules("k", names_of("192.0.2.1"), 80)
     assert [refused(host, one) for host in ("192.0.2.1", "localhost", "192.0.2.2", "evil.example")] == [
         None,
         None,
         421,
         421,
     ]
-    every = Rules("k", names_of("0.0.0.0"), 80, any_address=True)
+    every = AccessRules("k", names_of("0.0.0.0"), 80, any_address=True)
     assert [refused(host, every) for host in ("192.0.2.2", "[2001:db8::1]", socket.gethostname(), "evil.example")] == [
         None,
         None,

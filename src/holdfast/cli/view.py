@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.store.rundir import RunDir
-    from holdfast.view.guard import Rules
+    from holdfast.view.guard import AccessRules
 
 _PORT = 4653
 
@@ -61,7 +61,7 @@ def command(
     who have the key in the address that it prints. Ctrl-C ends it.
     """
     from holdfast.store.home import home_directory
-    from holdfast.view.guard import Rules, read_key
+    from holdfast.view.guard import AccessRules, read_key
     from holdfast.view.server import is_loopback, listen, listen_on_socket, names_of, serve
     from holdfast.view.site import Site
 
@@ -81,13 +81,13 @@ def command(
     key = read_key(home)
     if socket_path is not None:
         listener = listen_on_socket(socket_path)
-        rules = Rules(key)
+        rules = AccessRules(key)
     else:
         listener = listen(host, port)
         if (bound := listener.getsockname()[1]) != port:
             show_note(f"port {port} is in use; this is {bound}")
         names = frozenset() if is_loopback(host) else names_of(host)
-        rules = Rules(key, Rules.names | names, bound, any_address=host in ("0.0.0.0", "::"))  # noqa: S104 - compared
+        rules = AccessRules(key, AccessRules.names | names, bound, any_address=host in ("0.0.0.0", "::"))  # noqa: S104 - compared
     page = f"/compare/{'/'.join(named)}" if len(named) > 1 else f"/run/{next(iter(named))}" if named else "/"
 
     def ready() -> None:
@@ -131,13 +131,13 @@ def _has_something(root: Path) -> bool:
     return any(True for _ in find_runs(root)) or bool(InvocationRegistry().all())
 
 
-def _address(rules: Rules, host: str, page: str) -> str:
+def _address(rules: AccessRules, host: str, page: str) -> str:
     name = "127.0.0.1" if host in ("0.0.0.0", "::", "localhost") else f"[{host}]" if ":" in host else host  # noqa: S104
     query = urlencode({"key": rules.key} | ({"to": page} if page != "/" else {}), safe="/")
     return f"http://{name}:{rules.port or _PORT}/open?{query}"
 
 
-def _forwarding(rules: Rules, socket_path: Path | None, variables: Mapping[str, str]) -> list[str]:
+def _forwarding(rules: AccessRules, socket_path: Path | None, variables: Mapping[str, str]) -> list[str]:
     """Return the command that makes the address work on the user's own machine, where that is another one."""
     connection = variables.get("SSH_CONNECTION", "").split()
     if not connection and socket_path is None:

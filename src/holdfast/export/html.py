@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup
 
 from holdfast.pages.environment import environment, generate, read_asset
-from holdfast.report.overview import TrialsTally, run_overview, trial_numbers
+from holdfast.report.overview import TrialsTally, count_trial, run_overview
 from holdfast.report.run_view import GradedTrial
 from holdfast.report.timeline import trial_timeline
 from holdfast.spec.template import RENDER_ERRORS, template
@@ -50,8 +50,7 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
     for number, trial in enumerate(view.everything()):
         status = trial.status if isinstance(trial, GradedTrial) else "error"
         counts[status] += 1
-        if isinstance(trial, GradedTrial):
-            tally.add(trial_numbers(view.places, trial))
+        count_trial(tally, view.places, trial)
         if space <= 0 and (status == "passed" or not passed):
             continue
         timeline = trial_timeline(view, trial, contents=False)
@@ -73,8 +72,8 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
         missing=view.missing_rows,
         style=Markup(style),  # noqa: S704 - our own files
         script=Markup(script),  # noqa: S704
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=content_hash(style),
+        script_hash=content_hash(script),
     )
     with replacing(path) as file:
         for piece in page:
@@ -138,6 +137,6 @@ def _remarks(grades: list[Grade]) -> list[dict[str, str]]:
     return wrong or [{"status": "passed", "grader": "", "text": _preview(feedback)}][: bool(feedback)]
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
     """As a content security policy names what may run."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

@@ -95,7 +95,7 @@ def _when(seconds: float) -> str:
 def _measure(value: float, unit: str) -> str:
     match unit:
         case "seconds":
-            return latency(value)
+            return latency(value) if value else "0"
         case "dollars":
             return dollars(value)
         case "score":

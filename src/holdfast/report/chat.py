@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from holdfast.targets.trace import Seen
 
+_ONE_LINE: Final = 72
+"""bytes of JSON that are not spread over lines"""
 _READ_APART: Final = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning"}
 )
@@ -63,6 +65,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     """further fields of the message"""
     hidden_before: int = 0
     """messages before this one that were left out"""
+    hidden_from: int = 0
+    """number of the first of them"""
 
 
 def read_messages(messages: Iterable[Mapping[str, Any]]) -> list[ChatMessage]:
@@ -138,5 +142,9 @@ def _image(part: Any) -> MessageImage | None:
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it is, and anything else as indented JSON."""
-    return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    """Return a text as it is, and anything else as JSON: on one line where it is short, else indented."""
+    if isinstance(value, str):
+        return value
+    encoded = msgspec.json.encode(value)
+    indent = 0 if len(encoded) <= _ONE_LINE else 2
+    return msgspec.json.format(encoded, indent=indent).decode()

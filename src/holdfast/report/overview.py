@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct, UnsetType
 
+from holdfast.graders.build import threshold
 from holdfast.plan.changes import identity_changes
 from holdfast.report.checkpoints import gravest
 from holdfast.report.failures import read_error_heads
 from holdfast.report.histogram import Histogram, make_histogram, score_histogram
+from holdfast.report.run_view import Pending
 from holdfast.report.stats import estimate
 from holdfast.report.tally import Tally
 from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, ValueMetrics  # noqa: TC001 - msgspec reads it
@@ -41,6 +43,8 @@ _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 
 """seconds of a bin of the activity; beyond, whole days"""
 _MOST_ERROR_BYTES: Final = 64_000_000
 """of `errors.jsonl`: a longer one is not read for a plot"""
+_MANY: Final = 6
+"""graders beyond which breakdowns have no columns for those of checkpoints"""
 FEW: Final = 30
 """samples below which an interval is too wide to tell values apart, so that a breakdown marks them"""
 
@@ -145,7 +149,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     outputs: int | None
     graded: int | None
     statuses: dict[str, int] | None
-    """trials with an output, by status"""
+    """all trials by status: `error` and `pending` also without an output"""
     coverage: float | None
     passed: float | None
     """share of the trials that pass every grader"""
@@ -187,9 +191,17 @@ class Overview(Struct, frozen=True, kw_only=True):
         return [ks[0], ks[-1]] if len(ks) > 1 else []
 
     @property
+    def compared(self) -> list[str]:
+        """The graders that breakdowns have columns for: all, or of many those at the end."""
+        names = [row.name for row in self.graders]
+        if len(names) > _MANY:
+            names = [row.name for row in self.graders if row.turn is None][:_MANY]
+        return names
+
+    @property
     def figures(self) -> bool:
         """True if there is a distribution to plot."""
-        curve = self.overall is not None and len(self.overall.pass_at) > 1
+        curve = self.overall is not None and len(self.overall.pass_at) > 2
         return bool(self.histograms) or curve or any(row.scores for row in self.graders)
 
     @property
@@ -216,6 +228,14 @@ class TrialNumbers(NamedTuple):
     first_token: float | None
     copied: bool = False
     """the output comes from another run"""
+
+
+def count_trial(tally: TrialsTally, places: Sequence[GraderPlace], trial: GradedTrial | Pending) -> None:
+    """Count a trial as a run is read back."""
+    if isinstance(trial, Pending):
+        tally.add_missing("error" if trial.error else "pending")
+    else:
+        tally.add(trial_numbers(places, trial))
 
 
 def trial_numbers(places: Sequence[GraderPlace], trial: GradedTrial) -> TrialNumbers:
@@ -281,6 +301,9 @@ class TrialsTally:
         self._finished = view.metrics is not None
         self.outputs = 0
         self.statuses: Counter[str] = Counter()
+        """of trials with an output"""
+        self.missing: Counter[str] = Counter()
+        """statuses of trials without one: `error` where an attempt has failed, else `pending`"""
         self._reached = {place.turn: _Reached() for place in self._places if place.turn is not None}
         self._names = {turn: [place.name for place in self._places if place.turn == turn] for turn in self._reached}
         self._seconds, self._first_tokens, self._tokens, self._costs = (array("d") for _ in range(4))
@@ -289,8 +312,12 @@ class TrialsTally:
         self._verdicts: list[tuple[str, TrialStatus, float | None, Mapping[str, PlaceVerdict]]] = []
         """of an unfinished run: what its numbers so far are made of"""
 
+    def add_missing(self, status: str) -> None:
+        """Count a trial that has no output."""
+        self.missing[status] += 1
+
     def add(self, trial: TrialNumbers) -> None:
-        """Count a trial."""
+        """Count a trial that has an output."""
         self.outputs += 1
         self.statuses[trial.status] += 1
         for turn, reached in self._reached.items():
@@ -393,7 +420,13 @@ class TrialsTally:
             overall.add(_decided((status, score) for _, status, score, _ in of_sample if status != "error"))
             for name, tally in tallies.items():
                 tally.add(_decided(grades[name] for *_, grades in of_sample if name in grades))
-        return overall.summary() if self._places else None, {name: tally.summary() for name, tally in tallies.items()}
+        by_grader = {
+            place.name: msgspec.structs.replace(
+                tallies[place.name].summary(), threshold=threshold(place.block), weight=place.block.weight
+            )
+            for place in self._places
+        }
+        return overall.summary() if self._places else None, by_grader
 
 
 def _decided(verdicts: Iterable[PlaceVerdict]) -> list[tuple[GradeStatus, float | None]]:
@@ -409,7 +442,7 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
         overall, by_grader = metrics.overall, metrics.graders
     else:
         overall, by_grader = (None, {}) if tally is None else tally.numbers_so_far()
-    statuses = None if tally is None else dict(tally.statuses)
+    statuses = None if tally is None else dict(tally.statuses + tally.missing)
     decided = 0 if tally is None else tally.statuses["passed"] + tally.statuses["failed"]
     graded = None if tally is None else tally.outputs - tally.statuses["error"] - tally.statuses["pending"]
     passed_so_far = tally.statuses["passed"] / decided if tally is not None and decided else None

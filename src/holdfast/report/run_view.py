@@ -37,7 +37,7 @@ from holdfast.store.index import (
     read_output_head,
     read_steps,
 )
-from holdfast.store.lines import LineRef, scan, search
+from holdfast.store.lines import LineRef, count_lines, first_line_since, is_sound, scan, search
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
 
 if TYPE_CHECKING:
@@ -200,19 +200,25 @@ class RunView:
         self._add_earlier_keys(records)
         return records
 
-    def trial(self, sample: str, number: int) -> GradedTrial | Pending | None:
-        """Return one trial without reading the others; None where the run has no such trial."""
-        row = self._row(sample) if 1 <= number <= self.manifest.trials else None
+    def trial(
+        self, sample: str, number: int, *, line: LineRef | None = None, near: float = 0.0
+    ) -> GradedTrial | Pending | None:
+        """Return one trial without reading the others; None where the run has no such trial.
+
+        `line` is the place of its output and `near` the share of the rows before its row, where these are known.
+        """
+        row = self._row(sample, near) if 1 <= number <= self.manifest.trials else None
         keys: tuple[str, ...] = ()
         if row is not None:
-            typed = row.typed and self.may_be_typed
+            typed = row.typed and "request_values" in self.manifest.identity.target
             keys = self.work.keys_of(row.digest, number, typed=typed)
-        outputs = self._outputs_of(sample, number)
+        outputs = self._outputs_of(sample, number, line)
         key = next((key for key in (*keys, *outputs) if key in outputs), None)
         if key is not None:
-            records = self._records_of(key, outputs[key])
             fields = {} if row is None or key not in keys else dict(row.fields)
-            return self._trial(outputs[key], fields, Conditions(self.spec), records)
+            conditions = Conditions(self.spec)
+            records = self._records_of(key, outputs[key], conditions.panel_for(fields) if fields else None)
+            return self._trial(outputs[key], fields, conditions, records)
         if row is None:
             return None
         attempts = {key: self.failed_attempts(key) for key in keys}
@@ -220,31 +226,57 @@ class RunView:
         failures = [error for error in attempts[key] if error.where == "target"]
         return Pending(sample, number, _cause(failures[-1]) if failures else "", dict(row.fields), key)
 
-    def _row(self, sample: str) -> Sample | None:
+    def _row(self, sample: str, near: float) -> Sample | None:
         try:
-            return Dataset(self.spec).find(sample)
+            return Dataset(self.spec).find(sample, near)
         except HoldfastError:
             return None  # the dataset cannot be read any more; an output does not need it
 
-    def _outputs_of(self, sample: str, number: int) -> dict[str, OutputRef]:
+    def _outputs_of(self, sample: str, number: int, at: LineRef | None) -> dict[str, OutputRef]:
         """Find the outputs of a trial, by key: more than one where a worker was taken over, or the row has changed."""
         index = Index()
-        words = b'"sample":%b,"trial":%d,' % (msgspec.json.encode(sample), number)
-        for path in self.rundir.journals("outputs"):
-            for line in search(path, words):
-                head = read_output_head(line.data)
-                if head is not None and _named(line.data) == (sample, number):
-                    keep_output(index, Entry(LineRef(path, line.offset, len(line.data)), head))
+
+        def keep(line: LineRef, data: bytes) -> None:
+            head = read_output_head(data)
+            if head is not None and _named(data) == (sample, number):
+                keep_output(index, Entry(line, head))
+
+        if at is not None and is_sound(data := at.read()):
+            keep(at, data)
+        if not index.outputs:
+            words = b'"sample":%b,"trial":%d,' % (msgspec.json.encode(sample), number)
+            for path in self.rundir.journals("outputs"):
+                for line in search(path, words):
+                    keep(LineRef(path, line.offset, len(line.data)), line.data)
         return {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
 
-    def _records_of(self, key: str, ref: OutputRef) -> _Records:
+    def _records_of(self, key: str, ref: OutputRef, panel: Panel | None) -> _Records:
+        """Read the verdicts on an output; with its panel only as many as there are, if none was given twice."""
         index, lines = Index(), []
-        for line in self._lines_of("grades", key):
-            data = line.read()
-            if (head := read_grade_head(data)) is not None:
+        enough = panel is not None and not panel.reread and self._graded_once
+        for path in self.rundir.journals("grades"):
+            start = first_line_since(path, ref.started, _graded_at) if enough else 0
+            for line in search(path, _key_words(key), start):
+                head = read_grade_head(line.data) if line.data.startswith(_key_words(key)) else None
+                if head is None:
+                    continue
                 keep_verdict(index, head)
-                lines.append(data)
+                lines.append(line.data)
+                if enough and panel is not None and not self.work.missing(key, ref, index.verdicts, panel):
+                    return self._with_grades({key: ref}, index.verdicts, lines)
         return self._with_grades({key: ref}, index.verdicts, lines)
+
+    @cached_property
+    def _graded_once(self) -> bool:
+        """True if the run is finished, and no grader has judged an output twice, as with `grade --again`.
+
+        Then the first verdict that is found is the one that counts. An error is no verdict, and may be repeated.
+        """
+        if self.metrics is None:
+            return False
+        verdicts = sum(each.passed + each.failed + each.skipped for each in self.metrics.graders.values())
+        errors = b',"status":"error",'  # in no text: quotation marks in texts are escaped
+        return sum(count_lines(path, errors) for path in self.rundir.journals("grades")) == verdicts
 
     def trials(self) -> Iterator[GradedTrial]:
         """Yield every trial that has an output."""
@@ -326,8 +358,8 @@ class RunView:
             return [
                 LineRef(path, line.offset, len(line.data))
                 for path in self.rundir.journals(journal)
-                for line in search(path, b'{"key":%b,' % msgspec.json.encode(key))
-                if line.data.startswith(b'{"key":%b,' % msgspec.json.encode(key))
+                for line in search(path, _key_words(key))
+                if line.data.startswith(_key_words(key))
             ]
         if journal not in self._lines:
             lines = self._lines[journal] = {}
@@ -433,6 +465,16 @@ class RunView:
 def _named(line: bytes) -> tuple[str, int]:
     head = _keyed.decode(line)
     return head.sample, head.trial
+
+
+def _key_words(key: str) -> bytes:
+    """Return what lines about a trial begin with."""
+    return b'{"key":%b,' % msgspec.json.encode(key)
+
+
+def _graded_at(line: bytes) -> float | None:
+    head = read_grade_head(line)
+    return None if head is None else head.time
 
 
 def _cause(error: ErrorRecord) -> str:

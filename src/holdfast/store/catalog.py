@@ -174,7 +174,7 @@ def summarize_run(rundir: RunDir) -> RunSummary | None:
     status: Status = "finished" if metrics else "unfinished"
     if metrics and rundir.has_lost_lines(metrics):
         status, common["done"] = "damaged", _count_outputs(rundir)
-    if is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease"))):
+    if is_running(rundir):
         status = "running"
     return RunSummary(
         id=manifest.id,
@@ -186,6 +186,11 @@ def summarize_run(rundir: RunDir) -> RunSummary | None:
         created=manifest.created,
         **common,
     )
+
+
+def is_running(rundir: RunDir) -> bool:
+    """True if a process seems to write a run."""
+    return is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease")))
 
 
 def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -51,7 +51,7 @@ _LOCAL_PATH = re.compile(r"/(?![/\\])[!-~]*")
 
 
 @dataclass(frozen=True)
-class Rules:
+class AccessRules:
     """What a request must have to be answered."""
 
     key: str
@@ -98,7 +98,7 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def refusal(rules: Rules, request: web.BaseRequest) -> tuple[int, str] | None:
+def refusal(rules: AccessRules, request: web.BaseRequest) -> tuple[int, str] | None:
     """Return the status and the reason if a request is refused."""
     host = request.headers.get("Host", "")
     if not _is_ours(rules, host):
@@ -115,7 +115,7 @@ def refusal(rules: Rules, request: web.BaseRequest) -> tuple[int, str] | None:
     return None
 
 
-def _is_ours(rules: Rules, host: str) -> bool:
+def _is_ours(rules: AccessRules, host: str) -> bool:
     match = _HOST.fullmatch(host.lower())
     if match is None or (rules.port is not None and int(match["port"] or 80) != rules.port):
         return False
@@ -138,17 +138,17 @@ def _follows_link(request: web.BaseRequest) -> bool:
     return navigates and _DATA.search(request.path) is None
 
 
-def _has_key(rules: Rules, request: web.BaseRequest) -> bool:
+def _has_key(rules: AccessRules, request: web.BaseRequest) -> bool:
     shown = request.cookies.get(rules.cookie) or request.headers.get("Authorization", "").removeprefix("Bearer ")
     return is_key(rules, shown)
 
 
-def is_key(rules: Rules, text: str) -> bool:
+def is_key(rules: AccessRules, text: str) -> bool:
     """True if a text is the key, in a time that does not depend on how much of it is right."""
     return hmac.compare_digest(text.encode("utf-8", "surrogateescape"), rules.key.encode())
 
 
-def guard(rules: Rules) -> Middleware:
+def guard(rules: AccessRules) -> Middleware:
     """Return the middleware that answers only those who may ask."""
 
     @web.middleware
@@ -167,7 +167,7 @@ def guard(rules: Rules) -> Middleware:
     return check
 
 
-def _let_in(rules: Rules, request: web.Request) -> web.Response:
+def _let_in(rules: AccessRules, request: web.Request) -> web.Response:
     """Exchange the key for a cookie, and go on to a page whose address does not have it."""
     if not is_key(rules, request.query.get("key", "")):
         return web.Response(status=401, text="That is not the key. Open the address that `holdfast view` printed.\n")

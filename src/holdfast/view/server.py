@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from holdfast.engine.signals import Signals
-from holdfast.errors import UsageError
-from holdfast.view import run_list
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.view import compare_pages, jobs, live, run_list, run_pages, trial_list
 from holdfast.view.guard import LOOPBACK, add_headers, guard
-from holdfast.view.site import ProblemPage
+from holdfast.view.site import ProblemPage, problem_page
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Middleware
 
-    from holdfast.view.guard import Rules
+    from holdfast.view.guard import AccessRules
     from holdfast.view.site import Site
 
-_PAGES: Final = (run_list,)
+_PAGES: Final = (run_list, trial_list, run_pages, compare_pages, live, jobs)
 """modules with `routes(site)`"""
 _STATIC: Final = {
     path.name: str(path)
@@ -40,7 +40,7 @@ _PORTS: Final = 100
 """ports that are tried, from the first one on"""
 
 
-def application(site: Site, rules: Rules) -> web.Application:
+def application(site: Site, rules: AccessRules) -> web.Application:
     """Return the application that shows a site to those who may see it."""
     app = web.Application(middlewares=[guard(rules), _problems(site)])
     app.on_response_prepare.append(add_headers)
@@ -68,6 +68,8 @@ def _problems(site: Site) -> Middleware:
             return await handler(request)
         except web.HTTPNotFound:
             problem, status = ProblemPage("Not found", "There is no page at this address."), 404
+        except HoldfastError as error:
+            problem, status = problem_page(error)
         except web.HTTPException:
             raise
         except Exception:
@@ -144,7 +146,7 @@ def names_of(host: str) -> frozenset[str]:
     return LOOPBACK | {f"[{host}]" if ":" in host else host.lower(), socket.gethostname().lower()}
 
 
-async def serve(site: Site, rules: Rules, listener: socket.socket, ready: Callable[[], None]) -> None:
+async def serve(site: Site, rules: AccessRules, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Answer requests until a signal ends it, also while pages follow a run."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -19,12 +21,17 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.pages.environment import render
 from holdfast.report.run_view import RunView
 from holdfast.store.catalog import find_runs
+from holdfast.view.columns import open_columns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from holdfast.store.rundir import RunDir
+    from holdfast.view.columns import Columns
+    from holdfast.view.live import Watch
+    from holdfast.view.snapshot import Snapshot
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -72,8 +79,17 @@ class Site:
         self._named = dict(named or {})
         """runs that were named on the command line, wherever they are, by id"""
         self._threads = ThreadPoolExecutor(_THREADS, "page")
+        self._builders = ThreadPoolExecutor(1, "columns")
+        self._askers = ThreadPoolExecutor(2, "cluster")
         self._lock = threading.Lock()
         self._open: dict[str, tuple[object, RunView]] = {}
+        self._columns: dict[str, Future[Columns]] = {}
+        self.shares_read: dict[str, float] = {}
+        """of runs whose columns are being built, how much of it is done, from 0 to 1"""
+        self.watches: dict[str, Watch] = {}
+        """runs that somebody follows"""
+        self.snapshots: dict[tuple[str, str, str, int | None], Snapshot] = {}
+        """lists of rows that pages were cut from, by run, filter, order and generation"""
         self.ending = asyncio.Event()
         """set when the server ends; streams end with it"""
 
@@ -112,23 +128,34 @@ class Site:
                 del self._open[next(iter(self._open))]
         return kept[1]
 
+    def columns(self, run: str, wait: float | None = None) -> Columns:
+        """Return the columns of a run; raise TimeoutError if building them for the first time takes longer."""
+        rundir = self.rundir(run)
+        with self._lock:
+            future = self._columns.pop(run, None)
+            if future is None or (future.done() and future.exception() is not None):
+                future = self._builders.submit(open_columns, rundir, self.home, partial(self._note_share, run))
+            self._columns[run] = future
+            if len(self._columns) > _KEPT_RUNS:
+                self._columns.pop(next(iter(self._columns))).cancel()
+        return future.result(wait)
+
+    def _note_share(self, run: str, done: float) -> None:
+        self.shares_read[run] = done
+
+    def columns_if_ready(self, run: str) -> Columns | None:
+        """Return the columns of a run; None if they are still being built, or cannot be."""
+        with suppress(TimeoutError, HoldfastError):
+            return self.columns(run, 0)
+        return None
+
     def page(self, path: str, handler: Handler) -> list[web.RouteDef]:
         """Return the routes of a page: its address, and the same with `.json`."""
         return [web.get("/index.json" if path == "/" else f"{path}.json", handler), web.get(path, handler)]
 
     async def respond(self, request: web.Request, template: str, make: Callable[[], msgspec.Struct]) -> web.Response:
         """Answer with a page that is made in a thread: as HTML, or as JSON where the address ends in `.json`."""
-
-        def work() -> web.Response:
-            try:
-                return self.answer(request, template, make())
-            except NotFound as error:
-                problem, status = ProblemPage("Not found", error.message, error.remedy, error.close), 404
-            except HoldfastError as error:
-                problem, status = ProblemPage("This page cannot be shown", error.message, error.remedy), 500
-            return self.answer(request, "problem.html", problem, status)
-
-        return await self.in_thread(work)
+        return await self.in_thread(lambda: self.answer(request, template, make()))
 
     def answer(self, request: web.Request, template: str, page: msgspec.Struct, status: int = 200) -> web.Response:
         """Return the answer to a request: a page as HTML or as JSON."""
@@ -143,13 +170,25 @@ class Site:
         """Do what reads files or computes, without holding up other pages."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    def ask_cluster(self, question: Callable[[], T]) -> Future[T]:
+        """Ask a cluster without holding up pages: it may take long to answer."""
+        return self._askers.submit(question)
+
     async def end_streams(self, _: web.Application) -> None:
         """Let the streams end, for which the server would otherwise wait."""
         self.ending.set()
 
     def close(self) -> None:
         """Start no more work."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._builders, self._askers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def problem_page(error: HoldfastError) -> tuple[ProblemPage, int]:
+    """Return the page that explains an error, and its status."""
+    if isinstance(error, NotFound):
+        return ProblemPage("Not found", error.message, error.remedy, error.close), 404
+    return ProblemPage("This page cannot be shown", error.message, error.remedy), 500
 
 
 def is_json(request: web.Request) -> bool:
