@@ -241,6 +241,20 @@ def test_a_table_of_a_finished_run_needs_no_dataset(finished: JournaledRun) -> N
     assert columns.field("level")[0] == ["", "easy", "hard"]
 
 
+def test_fields_are_read_from_the_dataset_once(finished: JournaledRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_again(finished).field("question")
+    columns = open_again(finished)
+    monkeypatch.setattr("holdfast.view.columns.read_field", None)
+    assert columns.field("question")[0] == ["", *(row["question"] for row in ROWS)]
+    assert columns.field("level")[0] == ["", "easy", "hard"]
+    monkeypatch.undo()
+    data = finished.folder / "data.jsonl"
+    data.write_text(data.read_text().replace("zero", "0"))
+    values, codes = columns.field("question")
+    questions = ["", *(row["question"] for row in ROWS[1:])]
+    assert [values[code] for code in codes] == [question for question in questions for _ in range(TRIALS)]
+
+
 def test_a_lost_line_of_a_finished_run_is_noticed(finished: JournaledRun) -> None:
     journal = finished.rundir.path / "outputs.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
