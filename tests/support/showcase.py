@@ -51,16 +51,18 @@ def reply(prompt, context):
 """
 
 
-def agent_run(folder: Path, row: dict[str, str] | None = None, **keys: Any) -> Path:
+def agent_run(
+    folder: Path, row: dict[str, str] | None = None, *, agent: tuple[str, str] = ("", ""), **keys: Any
+) -> Path:
     """Run a shop assistant: three turns, two checkpoints of which the first may stop, a workspace, failed attempts.
 
     `tea` passes after an attempt that failed, `milk` fails at the second checkpoint, `salt` is stopped by the first,
-    and `broken` has no output. `row` has further fields of every row, `keys` further keys of the eval.
+    and `broken` has no output. `row` has further fields of every row, `agent` a text of the agent and its replacement,
+    `keys` further keys of the eval.
     """
-    home = folder / "shop"
-    (home / "counter").mkdir(parents=True)
-    (home / "agent.py").write_text(AGENT)
-    (home / "counter" / "draft.txt").write_text("to be written\n")
+    (folder / "counter").mkdir(parents=True)
+    (folder / "agent.py").write_text(AGENT.replace(*agent))
+    (folder / "counter" / "draft.txt").write_text("to be written\n")
     rows = [
         {"id": name, "question": f"What does {name} cost?", "category": kind, **(row or {})}
         for name, kind in (("tea", "drinks"), ("milk", "drinks"), ("salt", "spices"), ("broken", "spices"))
@@ -68,7 +70,6 @@ def agent_run(folder: Path, row: dict[str, str] | None = None, **keys: Any) -> P
     spec: dict[str, Any] = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "shop",
-        "dataset": {"path": "data.jsonl"},
         "target": {"python": "agent.py:reply"},
         "system": "You are the assistant of a small shop.",
         "prompt": "{{ question }}",
@@ -108,7 +109,6 @@ def long_run(folder: Path, base_url: str, *, turns: int = 60, every: int = 10) -
     spec: dict[str, Any] = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "endurance",
-        "dataset": {"path": "data.jsonl"},
         "target": {"model": "test-model", "base_url": base_url, "stream": True},
         "prompt": "Let us talk about {{ topic }} for a while.",
         "follow_ups": [later % (turn, turn) for turn in range(2, turns + 1)],
@@ -143,7 +143,6 @@ def judged_run(folder: Path, base_url: str, judge_url: str) -> Path:
     spec: dict[str, Any] = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "rivers",
-        "dataset": {"path": "data.jsonl"},
         "target": {"model": "test-model", "base_url": base_url},
         "prompt": "{{ question }}",
         "graders": [
@@ -162,10 +161,10 @@ def judged_run(folder: Path, base_url: str, judge_url: str) -> Path:
 
 
 def _run(folder: Path, spec: dict[str, Any], rows: list[dict[str, Any]], *, check: int = 0) -> Path:
-    """Run an eval in a folder of its own; runs of several evals are beside each other."""
+    """Run an eval; several of different names may be in one folder."""
     name = spec["name"]
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / name / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / name / "eval.yaml").write_text(json.dumps(spec))
-    holdfast("eval", f"{name}/eval.yaml", cwd=folder, check=check)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / f"{name}.yaml").write_text(json.dumps({**spec, "dataset": {"path": f"{name}.jsonl"}}))
+    holdfast("eval", f"{name}.yaml", cwd=folder, check=check)
     return run_dir(folder, name)

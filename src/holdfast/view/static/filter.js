@@ -180,5 +180,6 @@ need("[data-filter]", HTMLFormElement).addEventListener("submit", (event) => {
   event.preventDefault();
   hide();
   apply();
+  list.table.focus({ preventScroll: true });
 });
 list.listeners.push(show);

@@ -44,6 +44,7 @@ class TrialList {
     this.asked = new Set();
     this.top = 0;
     this.current = -1;
+    this.opening = -1;
     this.expected = 0;
     this.rowHeight = 30;
     this.drawing = false;
@@ -204,6 +205,7 @@ class TrialList {
       this.chunks.set(chunk, page.rows);
       while (this.chunks.size > MOST_CHUNKS) this.chunks.delete([...this.chunks.keys()][0]);
       this.draw();
+      if (this.opening >= 0) this.open(this.opening);
     } finally {
       this.asked.delete(chunk);
     }
@@ -251,12 +253,19 @@ class TrialList {
 
   /** @param {number} by */
   move(by) {
-    this.current = Math.max(0, Math.min(this.selected - 1, this.current < 0 ? 0 : this.current + by));
+    this.current = Math.max(0, Math.min(this.selected - 1, this.current + by));
     const top = this.current * this.rowHeight;
     if (top < this.top) this.scrollTo(top);
     else if (top + this.rowHeight > this.top + this.viewHeight) this.scrollTo(top + this.rowHeight - this.viewHeight);
     else this.draw();
     this.table.focus({ preventScroll: true });
+  }
+
+  /** @param {number} place a row that is still on its way is opened when it arrives */
+  open(place) {
+    const data = this.rowAt(place);
+    this.opening = data ? -1 : place;
+    if (data) location.assign(this.addressOf(data));
   }
 
   /** @param {KeyboardEvent} event */
@@ -266,10 +275,8 @@ class TrialList {
     const steps = /** @type {Record<string, number>} */ ({
       ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity,
     }); // prettier-ignore
-    if (event.key === "Enter") {
-      const data = this.rowAt(this.current);
-      if (data) location.assign(this.addressOf(data));
-    } else if (event.key in steps && this.selected) this.move(steps[event.key]);
+    if (event.key === "Enter") this.open(this.current);
+    else if (event.key in steps && this.selected) this.move(steps[event.key]);
     else return;
     event.preventDefault();
   }
