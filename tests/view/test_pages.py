@@ -218,8 +218,8 @@ def test_the_report_and_the_pages_show_the_same(shown: Viewer, runs: dict[str, P
         page = shown.get(f"/run/{name_of(runs['shop'])}/trial/{sample}/1").text
         talk = page.partition('<div class="talk">')[2]
         for kind in ("band", "attempt", "verdict"):
-            ours, theirs = (_texts(kind, text) for text in (card, talk))
-            assert ours == theirs, kind
+            drawn, expected = (_texts(kind, text) for text in (card, talk))
+            assert drawn == expected, kind
         assert _texts("band", talk) or sample == "broken"
 
 
