@@ -72,8 +72,8 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
         missing=view.missing_rows,
         style=Markup(style),  # noqa: S704 - our own files
         script=Markup(script),  # noqa: S704
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=content_hash(style),
+        script_hash=content_hash(script),
     )
     with replacing(path) as file:
         for piece in page:
@@ -137,6 +137,6 @@ def _remarks(grades: list[Grade]) -> list[dict[str, str]]:
     return wrong or [{"status": "passed", "grader": "", "text": _preview(feedback)}][: bool(feedback)]
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
     """As a content security policy names what may run."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

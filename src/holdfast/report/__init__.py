@@ -26,7 +26,9 @@
 `paired`   two runs on the same samples, pure
 `compare`  finished runs read back, and what comparing them says
 `pairs`    compared runs sample by sample
+`alignment` two conversations side by side
 `suite`    runs of a suite side by side, and which differ from the best
+`suite_grid` runs by eval and target, for pages
 `pairwise` win rates and ratings of runs judged against each other, pure
 `gate`     whether a run may pass, pure
 """

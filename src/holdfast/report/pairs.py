@@ -28,8 +28,12 @@ Choice = Literal["flips", "gained", "lost", "both", "neither", "all"]
 """rows to show; `flips` are those that were gained or lost"""
 
 KINDS: Final[tuple[Kind, ...]] = ("gained", "lost", "both", "neither")
-ROWS: Final = 200
-"""rows of one page"""
+_WORDS: Final = {
+    "gained": "only the first passes",
+    "lost": "only the second passes",
+    "both": "both pass",
+    "neither": "neither passes",
+}
 _PREVIEW: Final = 240
 """characters of an answer, and of feedback"""
 
@@ -115,6 +119,8 @@ class PairFacts(Struct, frozen=True, kw_only=True):
     """graders that are not the same grader in both runs"""
     problem: str = ""
     """why the runs cannot be compared, if they cannot"""
+    hint: str | None = None
+    """what to do about that"""
 
 
 class SampleCell(Struct, frozen=True, kw_only=True):
@@ -175,7 +181,7 @@ class RunComparison(Struct, frozen=True, kw_only=True):
     """samples by where they pass; empty with more than two runs, and where passing means different things"""
     show: Choice
     rows: list[SampleRow]
-    """some of those that were asked for: with two runs flips, else those on which runs disagree most, come first"""
+    """those that were asked for, or some of them; those on which the runs disagree most come first"""
     start: int
     """number of rows before these"""
     total: int
@@ -184,19 +190,35 @@ class RunComparison(Struct, frozen=True, kw_only=True):
     """only for two runs, and scores that are not pass or fail"""
     absent: list[Absent]
 
+    @property
+    def metric_title(self) -> str:
+        """The metric that samples are shown by, in words."""
+        return metric_title(self.metric)
+
+    @property
+    def metric_choices(self) -> list[tuple[str, str]]:
+        """The metrics that samples can be shown by, each with its words."""
+        return [(metric, metric_title(metric)) for metric in self.metrics]
+
+    @property
+    def choices(self) -> list[tuple[Choice, str, int]]:
+        """The rows that can be shown: by value, in words, and how many there are."""
+        counts = self.counts
+        listed: list[tuple[Choice, str, int]] = [("flips", "flips", counts["gained"] + counts["lost"])]
+        listed += [(kind, _WORDS[kind], counts[kind]) for kind in KINDS]
+        return [*listed, ("all", "all", sum(counts.values()))]
+
 
 def metric_title(metric: str) -> str:
     """Return a metric in words."""
     return "passed (all graders)" if metric == OVERALL else metric
 
 
-def compare_runs(
-    scored: Sequence[ScoredRun], *, metric: str | None = None, show: str | None = None, start: int = 0, most: int = ROWS
-) -> RunComparison:
+def compare_runs(scored: Sequence[ScoredRun], *, metric: str | None = None, show: str | None = None) -> RunComparison:
     """Compare the first run with each of the others, and list samples by one metric."""
     first, *others = scored
     pairs = [_pair(first, other) for other in others]
-    names = _comparable(scored)
+    names = _comparable(first, [other for other, pair in zip(others, pairs, strict=True) if not pair.problem])
     if metric is not None and metric not in names:
         raise UsageError(f"no metric {metric!r} that all runs have", remedy=f"There are: {', '.join(names) or 'none'}.")
     chosen = metric or (OVERALL if OVERALL in names else names[0] if names else "")
@@ -215,16 +237,16 @@ def compare_runs(
         metric=chosen,
         counts={kind: counts[kind] for kind in KINDS} if crossed else {},
         show=choice,
-        rows=chosen_rows[start : start + most],
-        start=start,
+        rows=chosen_rows,
+        start=0,
         total=len(chosen_rows),
         points=_points(rows) if len(scored) == 2 else [],
         absent=list(_absent(scored)),
     )
 
 
-def add_answers(comparison: RunComparison, views: Sequence[RunView]) -> RunComparison:
-    """Return the comparison with the beginnings of answers and feedback in the rows that it shows."""
+def take_rows(comparison: RunComparison, views: Sequence[RunView], start: int, most: int) -> RunComparison:
+    """Return the comparison with some of its rows, and in these the beginnings of answers and feedback."""
     rows = [
         structs.replace(
             row,
@@ -233,9 +255,9 @@ def add_answers(comparison: RunComparison, views: Sequence[RunView]) -> RunCompa
                 for cell, view in zip(row.cells, views, strict=True)
             ],
         )
-        for row in comparison.rows
+        for row in comparison.rows[start : start + most]
     ]
-    return structs.replace(comparison, rows=rows)
+    return structs.replace(comparison, rows=rows, start=start)
 
 
 def _with_answer(cell: SampleCell, view: RunView, sample: str, metric: str) -> SampleCell:
@@ -251,9 +273,8 @@ def _with_answer(cell: SampleCell, view: RunView, sample: str, metric: str) -> S
     return structs.replace(cell, answer=answer, feedback=feedback)
 
 
-def _comparable(scored: Sequence[ScoredRun]) -> list[str]:
+def _comparable(first: ScoredRun, others: Sequence[ScoredRun]) -> list[str]:
     """Return the metrics that mean the same in the first run and in some other, in the first run's order."""
-    first, *others = scored
     shared = {name for other in others for name in shared_names(first, other)}
     return [name for name in metric_names(first) if name in shared]
 
@@ -354,10 +375,10 @@ def _pair(first: ScoredRun, second: ScoredRun) -> PairFacts:
     try:
         comparison: Comparison = compare_scores(first, second)
     except UsageError as error:
-        return PairFacts(second=second.metrics.run, problem=error.message)
+        return PairFacts(second=second.metrics.run, problem=error.message, hint=error.remedy)
     return PairFacts(
         second=second.metrics.run,
-        metrics=[_metric(row) for row in comparison.metrics],
+        metrics=[metric_pair(row) for row in comparison.metrics],
         by=[_values(breakdown) for breakdown in comparison.by],
         differences=list(comparison.differences),
         not_compared=list(comparison.not_compared),
@@ -367,13 +388,14 @@ def _pair(first: ScoredRun, second: ScoredRun) -> PairFacts:
 def _values(breakdown: Breakdown) -> ValuePairs:
     return ValuePairs(
         field=breakdown.field,
-        values={value: [_metric(row) for row in rows] for value, rows in breakdown.values.items()},
+        values={value: [metric_pair(row) for row in rows] for value, rows in breakdown.values.items()},
         only_first=list(breakdown.only_first),
         only_second=list(breakdown.only_second),
     )
 
 
-def _metric(row: Compared) -> MetricPair:
+def metric_pair(row: Compared) -> MetricPair:
+    """Return the numbers of a compared metric."""
     return MetricPair(
         metric=row.metric,
         first=row.first,

@@ -7,6 +7,7 @@
 `trial_list` the table of trials
 `run_pages` a run in numbers, a trial as a conversation, files
 `counting` numbers of a run that its trials are counted for
+`compare_pages` runs compared, two conversations side by side, evals and targets
 `live`     numbers of runs that are being written, and streams of events
 `jobs`     invocations on clusters
 `columns`  the trials of a run as columns, opened from a cache, built and refreshed

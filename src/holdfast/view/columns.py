@@ -34,7 +34,7 @@ from holdfast.view.fields import read_field
 from holdfast.view.recorded import RecordedNotes, Recorder, StaleColumnsError, read_everything
 from holdfast.view.reported import read_reported
 from holdfast.view.search import TextHits
-from holdfast.view.table import STATUSES, RowStatus, TrialTable, score_column, status_column
+from holdfast.view.table import STATUSES, RowStatus, TrialTable, field_column, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,7 +50,7 @@ FileStamp = tuple[str, int, int, int]
 _MOST_BYTES: Final = 2 << 30
 _LARGE: Final = 32 << 20
 """bytes of journals from which on a helper process builds the columns"""
-_MOST_SEARCHES: Final = 4
+_MOST_SEARCHES: Final = 8
 """texts whose hits are kept"""
 _PREVIEW: Final = 300
 """characters of an answer in a row"""
@@ -131,6 +131,7 @@ class Columns:
         stored = TrialTable.load(self._path)
         if stored is None or not self._adopt(stored):
             self._rebuild(progress)
+        progress(1.0)
         with suppress(OSError):
             os.utime(self._folder)  # used most recently
 
@@ -164,12 +165,14 @@ class Columns:
 
         Also returns whether the search has ended; if not, it goes on, and the next call returns more.
         """
-        key = text, self.generation
-        if key not in self._searches:
-            while len(self._searches) >= _MOST_SEARCHES:
-                self._searches.pop(next(iter(self._searches))).stop()
-            self._searches[key] = TextHits(self, text)
-        return self._searches[key].flags(wait)
+        with self.lock:
+            key = text, self.generation
+            if key not in self._searches:
+                while len(self._searches) >= _MOST_SEARCHES:
+                    self._searches.pop(next(iter(self._searches))).stop()
+                self._searches[key] = TextHits(self, text)
+            hits = self._searches[key]
+        return hits.flags(wait)
 
     def field(self, name: str, position: int = 0) -> tuple[list[str], Any]:
         """Return the values of a field of the rows, and for each row the number of its value, 0 if the row is gone.
@@ -177,13 +180,18 @@ class Columns:
         The dataset is read for it at the first time. Raises QueryError, for a place in a query, if no row has the field
         or if its values are too many.
         """
-        with self.lock:
-            column, stamp = f"field.{name}", msgspec.to_builtins(self._dataset_stamp())
-            if column not in self.table or self.table.dataset != stamp:
-                values, codes = read_field(self.view, self.table, name, position)
-                self.table.set_field(column, values, codes, stamp)
-                self._store()
-            return self.table.values[column], self.table[column]
+        column = field_column(name)
+        while True:
+            table, stamp = self.table, msgspec.to_builtins(self._dataset_stamp())
+            with self.lock:
+                if column in table and table.dataset == stamp:
+                    return table.values[column], table[column]
+                rows = len(table)
+            values, codes = read_field(self.view, table, name, position)  # for long; others may read meanwhile
+            with self.lock:
+                if self.table is table and len(table) == rows:
+                    table.set_field(name, values, codes, stamp)
+                    self._store()
 
     def refresh(self) -> int:
         """Read what the run has written since the last look, and return how many rows are new or have changed."""
@@ -266,7 +274,7 @@ class Columns:
     def build(self, progress: Progress) -> None:
         """Build the table in this process, and store it."""
         notes = ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
-        table, recorder = read_reported(self.view, progress), None
+        table, recorder = read_reported(self.view, msgspec.to_builtins(notes.dataset), progress), None
         if table is None:
             try:
                 recorder = Recorder(self.view)

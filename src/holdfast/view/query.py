@@ -106,9 +106,9 @@ class Query(NamedTuple):
         return [leaf.text for leaf in _leaves(self.condition) if isinstance(leaf, Contains)]
 
     @property
-    def names(self) -> list[str]:
-        """Names that are compared with values: numbers, graders, fields."""
-        return [leaf.name for leaf in _leaves(self.condition) if isinstance(leaf, Compares)]
+    def comparisons(self) -> list[Compares]:
+        """Comparisons of numbers, graders' scores and fields with values."""
+        return [leaf for leaf in _leaves(self.condition) if isinstance(leaf, Compares)]
 
 
 def _leaves(condition: Condition) -> Iterator[Condition]:
@@ -207,6 +207,8 @@ def _leaf(token: re.Match[str]) -> Condition:
     name, operator, value = _unquoted(token["name"]), token["operator"], token["value"]
     position = token.start()
     if operator is None:
+        if not name:
+            raise QueryError("the text in quotes is empty", position, "Write the words to look for between the quotes.")
         if token["name"] in STATUSES:
             return HasStatus("", name, position)
         return HasFlag(name) if token["name"] in FLAGS else Contains(name)

@@ -12,7 +12,7 @@ import sys
 from array import array
 from contextlib import contextmanager, suppress
 from itertools import accumulate, islice
-from operator import add
+from operator import add, itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -22,7 +22,7 @@ import msgspec
 from holdfast.store.index import Entry, Index, keep_output, read_output_head
 from holdfast.store.lines import LineRef, is_sound
 from holdfast.view.facts import LastFailures, output_facts, set_failure
-from holdfast.view.table import CODES, NAN, NUMBERS, TrialTable, key_bytes, score_column, status_column
+from holdfast.view.table import CODES, NAN, NUMBERS, TrialTable, field_column, key_bytes, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
     from holdfast.view.facts import OutputFacts
 
-_BATCH: Final = 8192
+_BATCH: Final = 512
 """lines that are decoded before their columns are written"""
+_HEX_DIGITS: Final = frozenset("0123456789abcdef")
+_NEWLINE: Final = ord("\n")
 _LARGE: Final = 32 << 20
 """bytes of outputs from which on a helper process reads them"""
 _OF_OUTPUT: Final = (*(name for name in NUMBERS if name != "score"), "stop", "source", "stopped", "at", "length")
@@ -46,8 +48,11 @@ class _Grade(msgspec.Struct, gc=False):
     score: float | None
 
 
-def read_reported(view: RunView, progress: Callable[[float], None]) -> TrialTable | None:
-    """Return the columns of a finished run; None if its report does not fit its journals, which then decide."""
+def read_reported(view: RunView, dataset: Any, progress: Callable[[float], None]) -> TrialTable | None:
+    """Return the columns of a finished run; None if its report does not fit its journals, which then decide.
+
+    `dataset` is the present state of the dataset, for the columns of the fields by which results are broken down.
+    """
     metrics = view.metrics
     if metrics is None or not view.rundir.results.exists():
         return None
@@ -55,7 +60,7 @@ def read_reported(view: RunView, progress: Callable[[float], None]) -> TrialTabl
     if any(getattr(metrics.timing, name) not in (None, size) for name, size in sizes.items()):
         return None
     with _without_collector(), _reading_outputs(view.rundir, sizes["outputs_bytes"]) as outputs:
-        table = _read_results(view, progress)
+        table = _read_results(view, dataset, progress)
         return None if table is None else _join(view, table, outputs())
 
 
@@ -90,31 +95,31 @@ def read_outputs(root: Path, paths: Iterable[Path]) -> TrialTable:
     """Return the columns of all outputs in journals, in the order of their lines."""
     table = TrialTable(())
     for path in paths:
-        file = str(path.relative_to(root))
-        table.place(file, 0)
+        start = table.place(str(path.relative_to(root)), 0)
         with suppress(FileNotFoundError), path.open("rb", buffering=1 << 20) as journal:
-            lines = _sound_outputs(journal)
-            while batch := list(islice(lines, _BATCH)):
-                _add_outputs(table, file, batch)
+            while lines := list(islice(journal, _BATCH)):
+                starts = list(accumulate(map(len, lines), initial=start))
+                sound = [
+                    (place, len(line) - 1, facts)
+                    for place, line in zip(starts, lines, strict=False)
+                    if line[-1] == _NEWLINE and is_sound(line[:-1]) and (facts := _output_facts(line)) is not None
+                ]
+                _add_outputs(table, sound)
+                start = starts[-1]
     return table
 
 
-def _sound_outputs(journal: Iterable[bytes]) -> Iterator[tuple[int, int, OutputFacts]]:
-    """Yield offset, length and facts of the outputs in a journal."""
-    offset, decode = 0, output_facts.decode
-    for raw in journal:
-        line = raw[:-1]
-        if raw.endswith(b"\n") and is_sound(line):
-            with suppress(msgspec.DecodeError):  # sound, but not an output
-                yield offset, len(line), decode(line)
-        offset += len(raw)
+def _output_facts(line: bytes) -> OutputFacts | None:
+    try:
+        return output_facts.decode(line)
+    except msgspec.DecodeError:
+        return None  # sound, but not an output
 
 
-def _add_outputs(table: TrialTable, file: str, batch: list[tuple[int, int, OutputFacts]]) -> None:
+def _add_outputs(table: TrialTable, batch: list[tuple[int, int, OutputFacts]]) -> None:
     every = [facts for _, _, facts in batch]
     extend_rows(table, [each.sample for each in every], [each.trial for each in every], [each.key for each in every])
     usages, timings = [facts.usage for facts in every], [facts.timing for facts in every]
-    start = table.place(file, 0)
     inputs = _known([usage.input_tokens for usage in usages])
     outputs = _known([usage.output_tokens for usage in usages])
     columns: dict[str, Sequence[Any]] = {
@@ -130,7 +135,7 @@ def _add_outputs(table: TrialTable, file: str, batch: list[tuple[int, int, Outpu
         "stop": _codes(table, "stop", [facts.stop for facts in every]),
         "source": _codes(table, "source", [facts.source or "" for facts in every]),
         "stopped": [0 if facts.stopped_by is None else len(facts.marks) or 1 for facts in every],
-        "at": [start + offset for offset, _, _ in batch],
+        "at": [place for place, _, _ in batch],
         "length": [length for _, length, _ in batch],
     }
     for name, values in columns.items():
@@ -154,19 +159,29 @@ def extend_rows(table: TrialTable, samples: list[str], trials: list[int], keys: 
     table["id_starts"].extend(array("Q", list(starts)[:-1]))
     ids.frombytes(b"\xff".join([*encoded, b""]))
     table["trial"].extend(array("I", trials))
-    table["keys"].frombytes(b"".join(map(key_bytes, keys)))
+    raw = "".join([key[7:] for key in keys])
+    is_usual = len(raw) == 32 * len(keys) and set(raw) <= _HEX_DIGITS  # much faster than one after the other
+    table["keys"].frombytes(bytes.fromhex(raw) if is_usual else b"".join(map(key_bytes, keys)))
 
 
-def _read_results(view: RunView, progress: Callable[[float], None]) -> TrialTable | None:
+def _read_results(view: RunView, dataset: Any, progress: Callable[[float], None]) -> TrialTable | None:
     """Return the columns of `results.json`, of which each trial is a line; None where it is written otherwise."""
     table = TrialTable(view.graders)
     for path in view.rundir.journals("outputs"):
         table.place(str(path.relative_to(view.rundir.path)), 0)  # as the columns of the outputs number them
+    for name in view.spec.by:
+        table.set_field(name, [""], array("I"), dataset)
     fields = [f"grader{number}" for number in range(len(table.graders))]
     grades = msgspec.defstruct(
         "Grades",
         [(field, _Grade | None, None) for field in fields],
         rename=dict(zip(fields, table.graders, strict=True)),
+        gc=False,
+    )
+    breakdown = msgspec.defstruct(
+        "Breakdown",
+        [(f"field{number}", str | None, None) for number in range(len(view.spec.by))],
+        rename={f"field{number}": name for number, name in enumerate(view.spec.by)},
         gc=False,
     )
     result = msgspec.defstruct(
@@ -179,6 +194,7 @@ def _read_results(view: RunView, progress: Callable[[float], None]) -> TrialTabl
             ("score", float | None),
             ("output", msgspec.Raw),
             ("grades", grades),
+            ("by", breakdown | None, None),
         ],
         gc=False,
     )
@@ -197,7 +213,7 @@ def _read_results(view: RunView, progress: Callable[[float], None]) -> TrialTabl
                 lines.pop()
                 last = True
             try:
-                batch = [decode(line.rstrip(b",\n")) for line in lines]
+                batch = [decode(line[:-2] if line.endswith(b",\n") else line) for line in lines]
             except msgspec.DecodeError:
                 return None
             if not _add_results(view, table, fields, batch, failures):
@@ -219,6 +235,9 @@ def _add_results(view: RunView, table: TrialTable, fields: list[str], batch: lis
         table[score_column(number)].extend(array("d", scores))
     for name in ("error", "error_at"):
         table[name].frombytes(bytes(len(batch) * table[name].itemsize))
+    for number, name in enumerate(view.spec.by):
+        values = [getattr(each.by, f"field{number}", None) or "" for each in batch]
+        table[field_column(name)].extend(array("I", _codes(table, field_column(name), values)))
     return all(
         _explain_error(view, table, row, each, failures)
         for row, each in enumerate(batch, first)
@@ -248,20 +267,17 @@ def _join(view: RunView, table: TrialTable, outputs: TrialTable | None) -> Trial
     if outputs is None or outputs.files != table.files[: len(outputs.files)]:
         return None
     chosen = _choose_outputs(view.rundir, outputs)
-    keys, statuses = bytes(table["keys"]), bytes(table["status"])
-    order, none = array("q"), len(outputs)
-    for row, status in enumerate(statuses):
-        place = none if status == CODES["pending"] else chosen.pop(keys[row * 16 : row * 16 + 16], None)
-        if place is None:
-            return None
-        order.append(place)
-    if chosen:
+    keys = bytes(table["keys"])
+    places = [chosen.get(keys[start : start + 16]) for start in range(0, len(keys), 16)]
+    with_output = [status != CODES["pending"] for status in table["status"]]
+    if [place is not None for place in places] != with_output or sum(with_output) != len(chosen):
         return None
+    order = [len(outputs) if place is None else place for place in places]
     table.values["stop"], table.values["source"] = outputs.values["stop"], outputs.values["source"]
+    pick = itemgetter(*order, -1)  # two values at least, else it returns one and not a tuple
     for name in _OF_OUTPUT:
-        column = array(table[name].typecode, outputs[name])
-        column.append(NAN if name in NUMBERS else 0)
-        table[name].extend(array(column.typecode, map(column.__getitem__, order)))
+        values = [*outputs[name], NAN if name in NUMBERS else 0]
+        table[name].extend(array(table[name].typecode, pick(values)[:-1]))
     table.pad()
     return table
 

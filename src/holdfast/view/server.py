@@ -15,7 +15,7 @@ from aiohttp import web
 
 from holdfast.engine.signals import Signals
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.view import jobs, live, run_list, run_pages, trial_list
+from holdfast.view import compare_pages, jobs, live, run_list, run_pages, trial_list
 from holdfast.view.guard import LOOPBACK, add_headers, guard
 from holdfast.view.site import ProblemPage, problem_page
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.view.guard import AccessRules
     from holdfast.view.site import Site
 
-_PAGES: Final = (run_list, trial_list, run_pages, live, jobs)
+_PAGES: Final = (run_list, trial_list, run_pages, compare_pages, live, jobs)
 """modules with `routes(site)`"""
 _STATIC: Final = {
     path.name: str(path)

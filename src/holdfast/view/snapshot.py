@@ -19,7 +19,7 @@ from holdfast.view.query import Compares, Contains, Every, HasFlag, HasStatus, N
 from holdfast.view.table import CODED, CODES, NUMBERS, STATUSES, score_column, status_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.view.columns import Columns
     from holdfast.view.query import Condition, Query
@@ -39,7 +39,7 @@ _MIRRORED: Final = {"<": "__gt__", "<=": "__ge__", "=": "__eq__", ">=": "__le__"
 """the method of the limit that tells whether a value compares with it"""
 _SEVERITY: Final = ("not_reached", "skipped", "passed", "ungraded", "failed", "error")
 """of the statuses of a checkpoint's graders the last one counts for the checkpoint"""
-_KEPT_BYTES: Final = 32 << 20
+_KEPT_BYTES: Final = 16 << 20
 """of snapshots that are kept for further pages"""
 
 
@@ -71,24 +71,48 @@ def select(columns: Columns, query: Query, sort: str = "", *, wait: float | None
     """Return the rows for which a query holds, sorted by a column, descending if its name follows `-`.
 
     Rows without a value are last in either direction. Without a column, rows are in the dataset's order. A text is
-    searched for at most `wait` seconds; None waits for the end. Raises QueryError for names that the run does not have.
+    searched for at most `wait` seconds; None waits for the end. Until the end, rows that are not searched yet count as
+    rows without it. Raises QueryError for names that the run does not have.
     """
-    with columns.lock:
-        key = query.text, sort, columns.generation
-        kept = columns.snapshots.get(key)
-        if kept is not None and kept.complete:
-            columns.snapshots[key] = columns.snapshots.pop(key)  # the most recently used is last
-            return kept
-        evaluation = _Evaluation(columns, wait)
-        mask = evaluation.mask(query.condition)
-        total = columns.rows
-        flags = mask.to_bytes(total, "little")
-        rows = array("I", compress(range(total), flags))
-        if sort:
-            rows = _sorted(columns, rows, sort)
-        snapshot = Snapshot(rows, total, evaluation.complete, columns.generation, mask)
-        _keep(columns.snapshots, key, snapshot)
-        return snapshot
+    while True:
+        # What takes long is done while others may read: the search for texts, and reading fields from the dataset.
+        generation = columns.generation
+        texts = {text: columns.find_text(text, wait) for text in _texts_to_find(columns, query, sort)}
+        _read_fields(columns, query, sort)
+        with columns.lock:
+            if columns.generation == generation:
+                return _select(columns, query, sort, texts)
+
+
+def _texts_to_find(columns: Columns, query: Query, sort: str) -> list[str]:
+    kept = columns.snapshots.get((query.text, sort, columns.generation))
+    return [] if kept is not None and kept.complete else query.texts
+
+
+def _read_fields(columns: Columns, query: Query, sort: str) -> None:
+    for leaf in query.comparisons:
+        if leaf.name not in _TEXTS and number_column(columns.table, leaf.name) is None:
+            columns.field(leaf.name, leaf.position)
+    name = sort.removeprefix("-")
+    if name and name not in _TEXTS and number_column(columns.table, name) is None:
+        columns.field(name)
+
+
+def _select(columns: Columns, query: Query, sort: str, texts: dict[str, tuple[bytes, bool]]) -> Snapshot:
+    key = query.text, sort, columns.generation
+    kept = columns.snapshots.get(key)
+    if kept is not None and kept.complete:
+        columns.snapshots[key] = columns.snapshots.pop(key)  # the most recently used is last
+        return kept
+    mask = _Evaluation(columns, texts).mask(query.condition)
+    total = columns.rows
+    rows = array("I", compress(range(total), mask.to_bytes(total, "little")))
+    if sort:
+        rows = _sorted(columns, rows, sort)
+    snapshot = Snapshot(rows, total, all(complete for _, complete in texts.values()), columns.generation, mask)
+    _keep(columns.snapshots, key, snapshot)
+    columns.table.release()
+    return snapshot
 
 
 def _keep(snapshots: dict[Any, Snapshot], key: Any, snapshot: Snapshot) -> None:
@@ -102,12 +126,11 @@ def _keep(snapshots: dict[Any, Snapshot], key: Any, snapshot: Snapshot) -> None:
 class _Evaluation:
     """Evaluates the conditions of one query."""
 
-    def __init__(self, columns: Columns, wait: float | None) -> None:
+    def __init__(self, columns: Columns, texts: dict[str, tuple[bytes, bool]]) -> None:
         self._columns = columns
         self._table: TrialTable = columns.table
-        self._wait = wait
+        self._texts = texts
         self._all = int.from_bytes(b"\1" * len(columns.table), "little")
-        self.complete = True
 
     def mask(self, condition: Condition) -> int:
         """Return the rows for which a condition holds."""
@@ -122,27 +145,15 @@ class _Evaluation:
                 result |= self.mask(part)
             return result
         if isinstance(condition, Not):
-            return self._without(condition.condition)
+            return self._all ^ self.mask(condition.condition)
         if isinstance(condition, HasStatus):
             return _equal(status_codes(self._table, condition.name, condition.position), CODES[condition.status])
         if isinstance(condition, HasFlag):
             column = self._table["stopped" if condition.flag == "stopped" else "source"]
             return _pack(map(bool, column))
         if isinstance(condition, Contains):
-            return self._contains(condition.text)
+            return int.from_bytes(self._texts[condition.text][0], "little")
         return self._compare(condition)
-
-    def _without(self, condition: Condition) -> int:
-        """Return the rows for which a condition does not hold. Rows that are not searched yet may fulfil it."""
-        wait, self._wait = self._wait, None
-        result = self._all ^ self.mask(condition)
-        self._wait = wait
-        return result
-
-    def _contains(self, text: str) -> int:
-        hits, complete = self._columns.find_text(text, self._wait)
-        self.complete = self.complete and complete
-        return int.from_bytes(hits, "little")
 
     def _compare(self, condition: Compares) -> int:
         name, sign, value, position = condition
@@ -262,7 +273,7 @@ def _sorted(columns: Columns, rows: array[int], sort: str) -> array[int]:
     elif name == "status":
         known, key = None, bytes(table["status"]).__getitem__
     else:
-        values, codes = (table.values[name], table[name]) if name in CODED else columns.field(name, 0)
+        values, codes = (table.values[name], table[name]) if name in CODED else columns.field(name)
         ranks = _ranks(values)
         known, key = _pack(map(bool, codes)), lambda row: ranks[codes[row]]
     if known is None:
@@ -288,11 +299,13 @@ def _ranks(values: list[str]) -> list[int]:
     return ranks
 
 
-def facets(columns: Columns, snapshot: Snapshot, fields: Iterable[str] = ()) -> dict[str, list[Facet]]:
+def facets(columns: Columns, snapshot: Snapshot, fields: Sequence[str] = ()) -> dict[str, list[Facet]]:
     """Count the selected rows by status, by what each grader and checkpoint said, and by stop, error and row field.
 
     Raises QueryError for fields that no row has, or that have too many values.
     """
+    for name in fields:
+        columns.field(name)
     with columns.lock:
         table = columns.table
         result = {"status": _count_statuses(table, snapshot, "")}
@@ -301,8 +314,9 @@ def facets(columns: Columns, snapshot: Snapshot, fields: Iterable[str] = ()) -> 
         for name in CODED:
             result[name] = _count_values(name, table.values[name], table[name], snapshot)
         for name in fields:
-            values, codes = columns.field(name, 0)
+            values, codes = columns.field(name)
             result[name] = _count_values(name, values, codes, snapshot)
+        table.release()
         return {name: counted for name, counted in result.items() if counted}
 
 

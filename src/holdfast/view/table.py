@@ -75,6 +75,11 @@ def score_column(grader: int) -> str:
     return f"grader{grader}.score"
 
 
+def field_column(name: str) -> str:
+    """Return the name of the column of a field of the rows."""
+    return f"field.{name}"
+
+
 def split_place(place: int) -> tuple[int, int]:
     """Return the number of the journal, and the offset in it, of a place."""
     return (place >> _FILE_SHIFT) - 1, place & ((1 << _FILE_SHIFT) - 1)
@@ -129,7 +134,8 @@ class TrialTable:
         self._columns: dict[str, Any] = {name: array(code) for name, code in types.items()}
         self._columns["ids"].frombytes(_SEPARATOR)
         self._codes: dict[str, dict[str, int]] = {}
-        self._frozen = False
+        self._mapped: mmap.mmap | None = None
+        """the file of a stored table"""
 
     def __len__(self) -> int:
         return len(self._columns["trial"])
@@ -172,7 +178,8 @@ class TrialTable:
         if self.dataset != dataset:
             for old in [each for each in self._columns if each.startswith("field.")]:
                 del self._columns[old], self.values[old]
-        self.dataset, self.values[name], self._columns[name] = dataset, values, codes
+        column = field_column(name)
+        self.dataset, self.values[column], self._columns[column] = dataset, values, codes
 
     def append(self, sample: str, trial: int, key: bytes) -> int:
         """Append a trial without an output, and return its row number."""
@@ -187,7 +194,7 @@ class TrialTable:
         columns["keys"].frombytes(key)
         for name, column in columns.items():
             if name not in _IDS:
-                column.append(NAN if column.typecode in "df" else 0)
+                column.append(NAN if column.typecode in "df" else 0)  # 0 in a field: the row is gone
         columns["trial"][row] = trial
         columns["status"][row] = CODES["pending"]
         return row
@@ -235,14 +242,19 @@ class TrialTable:
                 row += 1
             place = blob.find(needle, place + 1)
 
+    def release(self) -> None:
+        """Give the memory of a stored table back; its pages are mapped again when they are needed."""
+        if self._mapped is not None:
+            self._mapped.madvise(mmap.MADV_DONTNEED)
+
     def thaw(self) -> None:
         """Copy a stored table into memory, so that it can grow."""
-        if self._frozen:
+        if self._mapped is not None:
             for name, view in self._columns.items():
-                column: array[Any] = array(view.format)
-                column.frombytes(view)
+                column: array[Any] = array(memoryview(view).format)
+                column.frombytes(bytes(view))
                 self._columns[name] = column
-            self._frozen = False
+            self._mapped = None
 
     def save(self, path: Path) -> None:
         """Store the table, in one step. It is a cache: nothing is synced, and the checksum tells what was lost."""
@@ -250,7 +262,7 @@ class TrialTable:
         checksum, offset = xxh3_64(), 0
         pieces: list[memoryview | bytes] = []
         for name, column in self._columns.items():
-            view = memoryview(column).cast("B")
+            view = memoryview(column).cast("B") if len(column) else memoryview(b"")
             places[name] = (memoryview(column).format, offset, len(view))
             padding = bytes(-len(view) % 8)
             for piece in (view, padding):
@@ -298,9 +310,10 @@ class TrialTable:
         table = cls(header.graders)
         table.files, table.values = header.files, header.values
         table.notes, table.dataset = header.notes, header.dataset
-        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start + length :]
+        table._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = memoryview(table._mapped)[start + length :]
         table._columns = {
-            name: mapped[offset : offset + size].cast(code) for name, (code, offset, size) in header.columns.items()
+            name: mapped[offset : offset + size].cast(code) if size else array(code)
+            for name, (code, offset, size) in header.columns.items()
         }
-        table._frozen = True
         return table
