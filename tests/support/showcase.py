@@ -51,14 +51,14 @@ def reply(prompt, context):
 """
 
 
-def agent_run(folder: Path, **keys: Any) -> Path:
+def agent_run(folder: Path, *, agent: tuple[str, str] = ("", ""), **keys: Any) -> Path:
     """Run a shop assistant: three turns, two checkpoints of which the first may stop, a workspace, failed attempts.
 
     `tea` passes after an attempt that failed, `milk` fails at the second checkpoint, `salt` is stopped by the first,
     and `broken` has no output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "agent.py").write_text(AGENT)
+    (folder / "agent.py").write_text(AGENT.replace(*agent))
     (folder / "shop").mkdir(exist_ok=True)
     (folder / "shop" / "draft.txt").write_text("to be written\n")
     rows = [
