@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 _ENDS: Final = frozenset((0.0, 1.0))
 _MOST_BINS: Final = 60
-_STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_DAY: Final = 86400
+_STEPS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, _DAY)
 """seconds of a bin of the activity; beyond, whole days"""
 _MOST_ERROR_BYTES: Final = 64_000_000
 """of `errors.jsonl`: a longer one is not read for a plot"""
@@ -501,9 +502,9 @@ def _activity_step(span: float) -> float:
         if span / step < _MOST_BINS - 1:
             return float(step)
     days = 1
-    while span / (days * 86400) >= _MOST_BINS - 1:
+    while span / (days * _DAY) >= _MOST_BINS - 1:
         days += 1
-    return days * 86400.0
+    return float(days * _DAY)
 
 
 def changes_since(view: RunView, runs: Iterable[tuple[RunDir, Manifest]]) -> Changes | None:
