@@ -26,7 +26,7 @@ const words = (status) => status.replaceAll("_", " ");
 
 /** @param {string} text with the characters spelt out that would be invisible or reorder a line */
 const plain = (text) =>
-  text.replace(/[\p{Cc}\p{Cf}\p{Co}\p{Cs}]/gu, (character) =>
+  text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g, (character) =>
     /[\n\t]/.test(character) ? " " : `\\u${(character.codePointAt(0) ?? 0).toString(16).padStart(4, "0")}`,
   );
 
