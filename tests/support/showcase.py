@@ -91,7 +91,7 @@ def agent_run(
     return _run(folder, spec, rows, check=3)
 
 
-def long_run(folder: Path, base_url: str, *, turns: int = 60, every: int = 10) -> Path:
+def long_run(folder: Path, base_url: str, *, turns: int = 60, every: int = 10, trials: int = 2) -> Path:
     """Run conversations of many turns with a checkpoint after every tenth; every second one may end them."""
     rows = [
         {"id": f"talk-{number}", "topic": topic, "last": last, "level": level}
@@ -125,7 +125,7 @@ def long_run(folder: Path, base_url: str, *, turns: int = 60, every: int = 10) -
         ],
         "graders": [{"type": "text", "name": "finishes", "contains": f"Turn {turns}"}],
         "by": ["level", "topic"],
-        "trials": 2,
+        "trials": trials,
         "prices": {"test-model": {"input": 1.0, "output": 4.0}},
     }
     return _run(folder, spec, rows)
