@@ -214,7 +214,7 @@ def _facet_groups(columns: Columns, snapshot: Snapshot, query: str) -> list[Face
 
 
 def _facet_values(values: list[Facet], query: str) -> list[FacetValue]:
-    terms = _TERM.findall(query)
+    terms = _terms(query)
     return [
         FacetValue(each.value, each.count, each.query, _toggle(query, terms, each.query), each.query in terms)
         for number, each in enumerate(values)
@@ -222,11 +222,17 @@ def _facet_values(values: list[Facet], query: str) -> list[FacetValue]:
     ]
 
 
+def _terms(query: str) -> list[str]:
+    """Return the conditions of a filter that must all hold; none where it has alternatives or groups."""
+    terms = _TERM.findall(query)
+    return [] if "or" in terms or any(term.lstrip("-").startswith("(") for term in terms) else terms
+
+
 def _toggle(query: str, terms: list[str], term: str) -> str:
     """Return a filter with a condition added, or without it where it is one of its terms."""
     if term in terms:
         return " ".join(each for each in terms if each != term)
-    return f"({query}) {term}" if "or" in terms else f"{query} {term}".strip()
+    return f"({query}) {term}" if query and not terms else f"{query} {term}".strip()
 
 
 def neighbours(site: Site, run: str, sample: str, trial: int, asked: Mapping[str, str]) -> Neighbours | None:
