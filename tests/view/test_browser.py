@@ -201,18 +201,22 @@ def test_the_keys_are_listed_and_none_works_where_text_is_typed(browser: Browser
 
 def addresses(shown: Viewer) -> dict[str, str]:
     """Return an address of every kind of page."""
-    first, _ = runs_of(shown, "shop")
+    first, second = runs_of(shown, "shop")
     return {
         "runs": "/",
         "jobs": "/jobs",
         "run": f"/run/{first}",
         "trials": f"/run/{first}/trials",
         "trial": f"/run/{first}/trial/salt/1",
+        "compare": f"/compare/{first}/{second}?show=all",
+        "beside": f"/compare/{first}/{second}/trial/milk/1",
+        "several": f"/compare/{first}/{second}/{runs_of(shown, 'many')[0]}",
+        "grid": "/suite",
         "missing": "/run/ffff/trials",
     }
 
 
-PAGES = ["runs", "jobs", "run", "trials", "trial", "missing"]
+PAGES = ["runs", "jobs", "run", "trials", "trial", "compare", "beside", "several", "grid", "missing"]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -223,6 +227,10 @@ def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer, name:
         "run": "knows",
         "trials": "I do not know.",
         "trial": "ended here",
+        "compare": "the same grader in both runs",
+        "beside": "Checkpoint after turn 2",
+        "several": "have no sample in common",
+        "grid": "agent.py:reply",
         "missing": "no run 'ffff'",
     }
     with_status = {"missing": 404}
