@@ -28,6 +28,8 @@ from tests.support.showcase import agent_run, long_run
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.store.manifest import Manifest
+
 provider = module_server(fail={"500": 0.1}, fail_first=1)
 
 
@@ -137,24 +139,28 @@ class TestActivity:
         assert activity.kinds == ["server"]
 
 
+def manifests(lab: Lab) -> list[Manifest]:
+    return [manifest for _, manifest in sound_runs(lab.runs)]
+
+
 class TestChanges:
     def test_the_nearest_earlier_run_of_the_eval_is_named_with_what_changed(
         self, tmp_path: Path, provider: Server
     ) -> None:
         lab = Lab(tmp_path, provider, rows=rows(2))
         first = RunView(RunDir(lab.eval().run))
-        assert changes_since(first, sound_runs(lab.runs)) is None
+        assert changes_since(first, manifests(lab)) is None
         lab.spec["prompt"] = "Well: {{ question }}"
         lab.spec["graders"].append({"type": "text", "name": "more", "contains": "question"})
         second = RunView(RunDir(lab.eval().run))
-        changes = changes_since(second, sound_runs(lab.runs))
+        changes = changes_since(second, manifests(lab))
         assert changes is not None and changes.run == first.manifest.id
         assert changes.changes == ["prompt changed", "grader `more` added"]
         lab.rows.append(rows(1, start=2)[0])
         lab.write()
         holdfast("eval", "e.yaml", cwd=tmp_path)
         newest = max(sound_runs(lab.runs), key=lambda run: run[1].dataset.count)
-        changes = changes_since(RunView(newest[0]), sound_runs(lab.runs))
+        changes = changes_since(RunView(newest[0]), manifests(lab))
         assert changes is not None and changes.run == second.manifest.id
         assert changes.changes == ["other rows (2 → 3)"]
 

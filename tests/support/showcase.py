@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from holdfast.spec.schema import SCHEMA_VERSION
-from tests.support.running import holdfast
+from tests.support.running import holdfast, run_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,30 +51,30 @@ def reply(prompt, context):
 """
 
 
-def agent_run(folder: Path, *, agent: tuple[str, str] = ("", ""), **keys: Any) -> Path:
+def agent_run(
+    folder: Path, row: dict[str, str] | None = None, *, agent: tuple[str, str] = ("", ""), **keys: Any
+) -> Path:
     """Run a shop assistant: three turns, two checkpoints of which the first may stop, a workspace, failed attempts.
 
     `tea` passes after an attempt that failed, `milk` fails at the second checkpoint, `salt` is stopped by the first,
-    and `broken` has no output.
+    and `broken` has no output. `row` has further fields of every row, `agent` a text of the agent and its replacement,
+    `keys` further keys of the eval.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "counter").mkdir(parents=True)
     (folder / "agent.py").write_text(AGENT.replace(*agent))
-    (folder / "shop").mkdir(exist_ok=True)
-    (folder / "shop" / "draft.txt").write_text("to be written\n")
+    (folder / "counter" / "draft.txt").write_text("to be written\n")
     rows = [
-        {"id": name, "question": f"What does {name} cost?", "category": kind}
+        {"id": name, "question": f"What does {name} cost?", "category": kind, **(row or {})}
         for name, kind in (("tea", "drinks"), ("milk", "drinks"), ("salt", "spices"), ("broken", "spices"))
     ]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    spec = {
+    spec: dict[str, Any] = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "shop",
-        "dataset": {"path": "data.jsonl"},
         "target": {"python": "agent.py:reply"},
         "system": "You are the assistant of a small shop.",
         "prompt": "{{ question }}",
         "follow_ups": ["And the bill for one {{ id }}?", "Thank you. What was the price of {{ id }} again?"],
-        "workspace": {"folder": "shop"},
+        "workspace": {"folder": "counter"},
         "checkpoints": [
             {
                 "after_turn": 1,
@@ -88,15 +88,11 @@ def agent_run(folder: Path, *, agent: tuple[str, str] = ("", ""), **keys: Any) -
         "limits": {"retries": 1},
         **keys,
     }
-    (folder / "shop.yaml").write_text(json.dumps(spec))
-    holdfast("eval", "shop.yaml", cwd=folder, check=3)
-    (run,) = (path.parent for path in (folder / "runs").rglob("manifest.json"))
-    return run
+    return _run(folder, spec, rows, check=3)
 
 
-def long_run(folder: Path, base_url: str, *, turns: int = 60, every: int = 10) -> Path:
+def long_run(folder: Path, base_url: str, *, turns: int = 60, every: int = 10, trials: int = 2) -> Path:
     """Run conversations of many turns with a checkpoint after every tenth; every second one may end them."""
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"id": f"talk-{number}", "topic": topic, "last": last, "level": level}
         for number, (topic, last, level) in enumerate(
@@ -109,12 +105,10 @@ def long_run(folder: Path, base_url: str, *, turns: int = 60, every: int = 10) -
             * 6
         )
     ]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     later = "Turn %d about {{ topic }}.{%% if last < %d %%} I have forgotten everything.{%% endif %%}"
-    spec = {
+    spec: dict[str, Any] = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "endurance",
-        "dataset": {"path": "data.jsonl"},
         "target": {"model": "test-model", "base_url": base_url, "stream": True},
         "prompt": "Let us talk about {{ topic }} for a while.",
         "follow_ups": [later % (turn, turn) for turn in range(2, turns + 1)],
@@ -131,18 +125,14 @@ def long_run(folder: Path, base_url: str, *, turns: int = 60, every: int = 10) -
         ],
         "graders": [{"type": "text", "name": "finishes", "contains": f"Turn {turns}"}],
         "by": ["level", "topic"],
-        "trials": 2,
+        "trials": trials,
         "prices": {"test-model": {"input": 1.0, "output": 4.0}},
     }
-    (folder / "endurance.yaml").write_text(json.dumps(spec))
-    holdfast("eval", "endurance.yaml", cwd=folder)
-    (run,) = (path.parent for path in (folder / "runs").rglob("manifest.json"))
-    return run
+    return _run(folder, spec, rows)
 
 
 def judged_run(folder: Path, base_url: str, judge_url: str) -> Path:
     """Run a question per row, judged by a model against a rubric, with an answer in Markdown and a failed request."""
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {
             "id": f"q{number}",
@@ -150,11 +140,9 @@ def judged_run(folder: Path, base_url: str, judge_url: str) -> Path:
         }
         for number in range(40)
     ]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    spec = {
+    spec: dict[str, Any] = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "rivers",
-        "dataset": {"path": "data.jsonl"},
         "target": {"model": "test-model", "base_url": base_url},
         "prompt": "{{ question }}",
         "graders": [
@@ -169,7 +157,14 @@ def judged_run(folder: Path, base_url: str, judge_url: str) -> Path:
         ],
         "prices": {"test-model": {"input": 1.0, "output": 4.0}, "judge-model": {"input": 2.0, "output": 8.0}},
     }
-    (folder / "rivers.yaml").write_text(json.dumps(spec))
-    holdfast("eval", "rivers.yaml", cwd=folder)
-    (run,) = (path.parent for path in (folder / "runs").rglob("manifest.json"))
-    return run
+    return _run(folder, spec, rows)
+
+
+def _run(folder: Path, spec: dict[str, Any], rows: list[dict[str, Any]], *, check: int = 0) -> Path:
+    """Run an eval; several of different names may be in one folder."""
+    name = spec["name"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / f"{name}.yaml").write_text(json.dumps({**spec, "dataset": {"path": f"{name}.jsonl"}}))
+    holdfast("eval", f"{name}.yaml", cwd=folder, check=check)
+    return run_dir(folder, name)

@@ -27,18 +27,10 @@ WIDTHS = {"narrow": 320, "wide": 1600}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of a shop assistant, one of which takes another price for dear, and a run of many trials."""
+    """Two runs of a shop assistant, whose milk becomes dear, and a run of many trials."""
     path = tmp_path_factory.mktemp("shown")
-    checkpoints = [
-        {
-            "after_turn": 1,
-            "on_failure": "stop",
-            "graders": [{"type": "text", "name": "knows", "not_contains": ["do not know"]}],
-        },
-        {"after_turn": 2, "graders": [{"type": "text", "name": "dear", "contains": "costs 1"}]},
-    ]
-    for name, keys in (("one", {}), ("two", {"checkpoints": checkpoints})):
-        agent_run(path / name, **keys)
+    for name, agent in (("one", ("", "")), ("two", ('"milk": 1', '"milk": 3'))):
+        agent_run(path / name, agent=agent)
         holdfast("eval", "shop.yaml", "--accept-errors", cwd=path / name)
         shutil.copytree(path / name / "runs", path / "runs", dirs_exist_ok=True)
     with server() as running:
@@ -174,17 +166,24 @@ def test_a_mistake_in_the_filter_is_explained_and_words_are_completed(browser: B
         assert page.locator("[data-mistake]").is_hidden()
 
 
-def test_ticked_runs_are_compared(browser: Browser, shown: Viewer) -> None:
+def test_ticked_runs_are_compared_and_a_flip_is_seen_side_by_side(browser: Browser, shown: Viewer) -> None:
     first, second = runs_of(shown, "shop")
     with opened(browser, shown) as page:
-        page.keyboard.press("j")
-        page.locator(f"tr[data-run='{first}'] a").focus()
-        page.keyboard.press("x")
-        page.keyboard.press("j" if page.locator("tbody a").first.get_attribute("href") == f"/run/{first}" else "k")
-        page.keyboard.press("x")
-        ticked = page.locator("input:checked").evaluate_all("boxes => boxes.map(box => box.value)")
-        assert sorted(ticked) == sorted([first, second])
-        assert page.get_by_role("button", name="Compare the ticked runs").is_visible()
+        for run in (first, second):
+            page.locator(f"tr[data-run='{run}'] a").focus()
+            page.keyboard.press("x")
+        page.keyboard.press("c")
+        page.wait_for_url(re.compile(rf"/compare/({first}/{second}|{second}/{first})$"))
+        page.goto(f"{shown.base}/compare/{first}/{second}")
+        page.get_by_role("link", name="checkpoint@2/dear").first.click()
+        page.get_by_role("link", name=re.compile("^flips 1")).click()
+        page.locator("main").get_by_role("link", name="milk", exact=True).click()
+        page.wait_for_url(re.compile("/trial/milk/1"))
+        words = page.locator("main").inner_text()
+        assert "milk costs 1." in words
+        assert "milk costs 3." in words
+        page.go_back()
+        assert page.get_by_role("link", name="milk", exact=True).is_visible()
 
 
 def test_the_keys_are_listed_and_none_works_where_text_is_typed(browser: Browser, shown: Viewer) -> None:

@@ -21,7 +21,7 @@ from holdfast.report.checkpoints import gravest
 from holdfast.report.failures import read_error_heads
 from holdfast.report.histogram import Histogram, make_histogram, score_histogram
 from holdfast.report.run_view import Pending
-from holdfast.report.stats import estimate
+from holdfast.report.stats import estimate, wilson
 from holdfast.report.tally import Tally
 from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, ValueMetrics  # noqa: TC001 - msgspec reads it
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.graders.build import GraderPlace
-    from holdfast.report.checkpoints import TrialStatus
+    from holdfast.report.checkpoints import BandState, TrialStatus
     from holdfast.report.run_view import GradedTrial, RunView
     from holdfast.store.manifest import Manifest
     from holdfast.store.records import GradeStatus
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 _ENDS: Final = frozenset((0.0, 1.0))
 _MOST_BINS: Final = 60
-_STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_DAY: Final = 86400
+_STEPS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, _DAY)
 """seconds of a bin of the activity; beyond, whole days"""
 _MOST_ERROR_BYTES: Final = 64_000_000
 """of `errors.jsonl`: a longer one is not read for a plot"""
@@ -230,6 +231,22 @@ class TrialNumbers(NamedTuple):
     """the output comes from another run"""
 
 
+class ManyTrials(NamedTuple):
+    """Trials with an output, counted elsewhere: for large runs, of which one by one would take too long."""
+
+    statuses: Counter[str]
+    scores: Mapping[str, Iterable[float]]
+    """by grader"""
+    bands: Mapping[int, Mapping[tuple[BandState, bool], int]]
+    """by turn of a checkpoint: how often it came to a state, and whether the conversation ended there"""
+    seconds: Iterable[float]
+    first_tokens: Iterable[float]
+    tokens: Iterable[float]
+    costs: Iterable[float]
+    ends: Iterable[float]
+    """when trials ended that were not copied from other runs, in seconds since the epoch"""
+
+
 def count_trial(tally: TrialsTally, places: Sequence[GraderPlace], trial: GradedTrial | Pending) -> None:
     """Count a trial as a run is read back."""
     if isinstance(trial, Pending):
@@ -268,27 +285,36 @@ def trial_numbers(places: Sequence[GraderPlace], trial: GradedTrial) -> TrialNum
 class _Reached:
     """The trials at one checkpoint."""
 
-    def __init__(self) -> None:
+    def __init__(self, trials: int) -> None:
         self.states: Counter[str] = Counter()
         self.ended_here = 0
-        self._passes: dict[str, list[int]] = {}
-        """by sample: passed, and graded"""
+        self._passes: dict[str, list[int]] | None = None if trials == 1 else {}
+        """by sample: passed, and graded; None where each sample has one trial"""
+
+    def add_many(self, bands: Mapping[tuple[BandState, bool], int]) -> None:
+        for (state, ended), count in bands.items():
+            self.states[state] += count
+            self.ended_here += ended * count
 
     def add(self, trial: TrialNumbers, turn: int, statuses: Iterable[TrialStatus]) -> None:
         state = gravest(statuses)
         self.states[state] += 1
         self.ended_here += state == "failed" and trial.stopped and trial.turns == turn
-        if state in ("passed", "failed"):
+        if self._passes is not None and state in ("passed", "failed"):
             counts = self._passes.setdefault(trial.sample, [0, 0])
             counts[0] += state == "passed"
             counts[1] += 1
 
     def share(self) -> tuple[float | None, float | None, float | None]:
         """Return the pass rate among those that were graded, with its interval."""
-        if not self._passes:
+        graded = self.states["passed"] + self.states["failed"]
+        if not graded:
             return None, None, None
+        if self._passes is None:
+            share = self.states["passed"] / graded
+            return share, *wilson(share, graded)
         sums = [float(passed) for passed, _ in self._passes.values()]
-        result = estimate(sums, [graded for _, graded in self._passes.values()], proportion=True)
+        result = estimate(sums, [count for _, count in self._passes.values()], proportion=True)
         return result.mean, result.low, result.high
 
 
@@ -304,7 +330,7 @@ class TrialsTally:
         """of trials with an output"""
         self.missing: Counter[str] = Counter()
         """statuses of trials without one: `error` where an attempt has failed, else `pending`"""
-        self._reached = {place.turn: _Reached() for place in self._places if place.turn is not None}
+        self._reached = {place.turn: _Reached(self._trials) for place in self._places if place.turn is not None}
         self._names = {turn: [place.name for place in self._places if place.turn == turn] for turn in self._reached}
         self._seconds, self._first_tokens, self._tokens, self._costs = (array("d") for _ in range(4))
         self._ends = array("d")
@@ -339,6 +365,20 @@ class TrialsTally:
             self._ends.append(trial.started + trial.seconds)
         if not self._finished:
             self._verdicts.append((trial.sample, trial.status, trial.score, trial.grades))
+
+    def add_many(self, trials: ManyTrials) -> None:
+        """Count trials of a finished run in which each sample has one trial."""
+        self.outputs += trials.statuses.total()
+        self.statuses += trials.statuses
+        for turn, bands in trials.bands.items():
+            self._reached[turn].add_many(bands)
+        for grader, scores in trials.scores.items():
+            self._scores[grader].extend(scores)
+        self._seconds.extend(trials.seconds)
+        self._first_tokens.extend(trials.first_tokens)
+        self._tokens.extend(trials.tokens)
+        self._costs.extend(trials.costs)
+        self._ends.extend(trials.ends)
 
     def funnel(self, spec_stops: Mapping[int, bool]) -> list[FunnelStep]:
         """Return the checkpoints by turn."""
@@ -501,17 +541,17 @@ def _activity_step(span: float) -> float:
         if span / step < _MOST_BINS - 1:
             return float(step)
     days = 1
-    while span / (days * 86400) >= _MOST_BINS - 1:
+    while span / (days * _DAY) >= _MOST_BINS - 1:
         days += 1
-    return days * 86400.0
+    return float(days * _DAY)
 
 
-def changes_since(view: RunView, runs: Iterable[tuple[RunDir, Manifest]]) -> Changes | None:
+def changes_since(view: RunView, runs: Iterable[Manifest]) -> Changes | None:
     """Return what changed since the nearest earlier run of the eval: the one with most parts equal, then the newest."""
     ours = view.manifest
     earlier = [
         manifest
-        for _, manifest in runs
+        for manifest in runs
         if manifest.name == ours.name and manifest.id != ours.id and manifest.created <= ours.created
     ]
     if not earlier:

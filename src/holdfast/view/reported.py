@@ -7,6 +7,7 @@ that helper: it stores the columns of the outputs, in the order of their lines, 
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 from array import array
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _BATCH: Final = 512
 """lines that are decoded before their columns are written"""
+_NOT_IN_STRUCTS: Final = re.compile(r"[\\\"\x00-\x1f]")
+"""characters that no field of a struct may have in its name"""
 _HEX_DIGITS: Final = frozenset("0123456789abcdef")
 _NEWLINE: Final = ord("\n")
 _LARGE: Final = 32 << 20
@@ -166,6 +169,8 @@ def extend_rows(table: TrialTable, samples: list[str], trials: list[int], keys: 
 
 def _read_results(view: RunView, dataset: Any, progress: Callable[[float], None]) -> TrialTable | None:
     """Return the columns of `results.json`, of which each trial is a line; None where it is written otherwise."""
+    if any(_NOT_IN_STRUCTS.search(name) for name in (*view.graders, *view.spec.by)):
+        return None
     table = TrialTable(view.graders)
     for path in view.rundir.journals("outputs"):
         table.place(str(path.relative_to(view.rundir.path)), 0)  # as the columns of the outputs number them

@@ -5,27 +5,31 @@ A trial's stored line is at `…/line`, and files of workspaces are at `/files/R
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
 from aiohttp import web
 
-from holdfast.report.overview import Overview, changes_since, run_overview
+from holdfast.errors import UsageError
+from holdfast.report.overview import Overview, changes_since
 from holdfast.report.run_view import GradedTrial
 from holdfast.report.timeline import Timeline, trial_timeline
 from holdfast.store.blobs import Blobs
-from holdfast.store.catalog import Status, sound_runs
+from holdfast.store.catalog import Status  # noqa: TC001 - msgspec reads it
+from holdfast.store.rundir import RunDir
 from holdfast.view.counting import Counting
 from holdfast.view.live import look_at
 from holdfast.view.site import RUN_ID, Link, NotFound
 from holdfast.view.trial_list import Neighbours, neighbours, trial_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from holdfast.report.run_view import Pending
+    from holdfast.report.run_view import Pending, RunView
     from holdfast.report.timeline import TimelineTurn
+    from holdfast.store.manifest import Manifest
     from holdfast.view.site import Site
 
 _WHOLE: Final = 500
@@ -119,8 +123,17 @@ def routes(site: Site) -> list[web.RouteDef]:
 
 def _run_page(site: Site, counting: Counting, run: str) -> RunPage:
     view = site.run(run)
-    changes = changes_since(view, sound_runs(view.rundir.path.parents[1]))
-    return RunPage(overview=run_overview(view, counting.count(run, view), changes), status=look_at(site, run).status)
+    overview = counting.overview(run, view)
+    changes = changes_since(view, _runs_beside(view))
+    return RunPage(overview=msgspec.structs.replace(overview, changes=changes), status=look_at(site, run).status)
+
+
+def _runs_beside(view: RunView) -> Iterator[Manifest]:
+    """Yield the manifests of the runs in the folder of an eval."""
+    for path in view.rundir.path.parent.iterdir():
+        with suppress(UsageError, OSError):
+            if (manifest := RunDir(path).read_manifest()) is not None:
+                yield manifest
 
 
 def _find_trial(site: Site, request: web.Request) -> GradedTrial | Pending:

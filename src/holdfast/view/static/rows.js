@@ -24,6 +24,12 @@ const whole = (value) => (value === null ? "" : value.toLocaleString("en"));
 /** @param {string} status */
 const words = (status) => status.replaceAll("_", " ");
 
+/** @param {string} text with the characters spelt out that would be invisible or reorder a line */
+const plain = (text) =>
+  text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g, (character) =>
+    /[\n\t]/.test(character) ? " " : `\\u${(character.codePointAt(0) ?? 0).toString(16).padStart(4, "0")}`,
+  );
+
 /** @typedef {{graders: string[], numbers: string[]}} Shape the columns of a run */
 
 /** @param {Shape} shape */
@@ -48,7 +54,7 @@ export function fillRow(row, data, shape, address) {
   row.className = data ? data.status : "unread";
   badge.className = data ? `badge ${data.status}` : "";
   badge.textContent = data ? words(data.status) : "";
-  link.textContent = data ? data.sample : "…";
+  link.textContent = data ? plain(data.sample) : "…";
   if (data) link.href = address;
   else link.removeAttribute("href");
   const texts = data ? cellTexts(data, shape) : [];
@@ -76,7 +82,7 @@ function cellTexts(row, shape) {
     [share(row.score), "n score"],
     ...shape.graders.map((name) => verdictText(row.graders[name])),
     ...others.map((name) => /** @type {[string, string]} */ ([numbers[name], "n"])),
-    [row.error || row.preview, "preview"],
+    [plain(row.error || row.preview), "preview"],
   ];
 }
 
