@@ -226,7 +226,7 @@ def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer, name:
         "run": "knows",
         "trials": "I do not know.",
         "trial": "ended here",
-        "compare": "the same grader in both runs",
+        "compare": "both pass",
         "beside": "Checkpoint after turn 2",
         "several": "have no sample in common",
         "grid": "agent.py:reply",

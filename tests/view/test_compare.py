@@ -174,7 +174,7 @@ def test_from_flips_to_both_conversations_by_keyboard(browser: Browser, site: Vi
     with opened(browser, site, f"{address}?metric=alike") as page:
         page.get_by_role("link", name="passed (all graders)").last.click()
         page.locator(".crossed .gained a").click()
-        assert page.url.endswith("?metric=passed&show=gained#samples")
+        page.wait_for_url("**?metric=passed&show=gained#samples")
         page.keyboard.press("j")
         page.keyboard.press("j")
         page.keyboard.press("Enter")
