@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING
 
 from holdfast.canonical import digest
 from holdfast.plan.identity import identify, new_manifest
-from holdfast.plan.plan import Slot
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
 from holdfast.store.index import Moment
 from holdfast.store.records import Grade, Output, Timing, Usage, to_line
 
 if TYPE_CHECKING:
+    from holdfast.plan.plan import Slot
     from holdfast.store.rundir import RunDir
 
 WORDS = Path(__file__).read_text().split()
+"""what replies are made of"""
 LEVELS = ("easy", "medium", "hard")
-RARE = "needle in a haystack"
+RARE = " ".join(("needle", "stack"))
 """in one reply of 100,000"""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,13 +107,15 @@ def same(actual: dict[Any, Any], wanted: dict[Any, Any]) -> bool:
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.lists(journals.events, min_size=1, max_size=4), st.booleans())
-def test_columns_agree_with_the_run_view_at_every_look(looks: list[list[journals.Event]], reopen: bool) -> None:
+@given(journals.events, st.lists(st.integers(0, 25), max_size=3), st.booleans())
+def test_columns_agree_with_the_run_view_at_every_look(
+    events: list[journals.Event], cuts: list[int], reopen: bool
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = JournaledRun(Path(folder))
         columns = open_columns(run.rundir, run.folder / "home")
-        for events in looks:
-            for event in events:
+        for start, end in pairwise([0, *sorted(cuts), len(events)]):
+            for event in events[start:end]:
                 run.append(event)
             if reopen:
                 columns.close()
@@ -120,8 +123,22 @@ def test_columns_agree_with_the_run_view_at_every_look(looks: list[list[journals
             else:
                 columns.refresh()
             assert same(shown(columns), expected(run))
-            assert same(shown(open_columns(run.rundir, run.folder / "other")), expected(run))
             assert columns.refresh() == 0
+        assert same(shown(open_columns(run.rundir, run.folder / "other")), expected(run))
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+def test_verdicts_that_come_one_look_after_another_are_joined(run: JournaledRun, reopen: bool) -> None:
+    columns = open_again(run)
+    for event in whole_trial(1, 1):
+        run.append(event)
+        if reopen:
+            columns.close()
+            columns = open_again(run)
+        else:
+            assert columns.refresh() == 1
+        assert same(shown(columns), expected(run))
+    assert shown(columns)["s1", 1][0] == "passed"
 
 
 @settings(max_examples=EXAMPLES)
@@ -239,6 +256,20 @@ def test_a_table_of_a_finished_run_needs_no_dataset(finished: JournaledRun) -> N
         row["id"] for row in ROWS for _ in range(TRIALS)
     ]
     assert columns.field("level")[0] == ["", "easy", "hard"]
+
+
+def test_fields_are_read_from_the_dataset_once(finished: JournaledRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_again(finished).field("question")
+    columns = open_again(finished)
+    monkeypatch.setattr("holdfast.view.columns.read_field", None)
+    assert columns.field("question")[0] == ["", *(row["question"] for row in ROWS)]
+    assert columns.field("level")[0] == ["", "easy", "hard"]
+    monkeypatch.undo()
+    data = finished.folder / "data.jsonl"
+    data.write_text(data.read_text().replace("zero", "0"))
+    values, codes = columns.field("question")
+    questions = ["", *(row["question"] for row in ROWS[1:])]
+    assert [values[code] for code in codes] == [question for question in questions for _ in range(TRIALS)]
 
 
 def test_a_lost_line_of_a_finished_run_is_noticed(finished: JournaledRun) -> None:

@@ -99,7 +99,8 @@ class ColumnNotes(msgspec.Struct):
     """from the report, from journals that may grow, or from everything at once, which is the slowest"""
     report: list[FileStamp]
     """manifest, metrics and results"""
-    dataset: list[tuple[int, int]]
+    dataset: list[list[int]]
+    """sizes and times of its files"""
     journals: list[FileStamp] = []
     """except of tables that grow with the journals"""
     recorded: RecordedNotes | None = None
@@ -182,7 +183,7 @@ class Columns:
         """
         column = field_column(name)
         while True:
-            table, stamp = self.table, msgspec.to_builtins(self._dataset_stamp())
+            table, stamp = self.table, self._dataset_stamp()
             with self.lock:
                 if column in table and table.dataset == stamp:
                     return table.values[column], table[column]
@@ -274,7 +275,7 @@ class Columns:
     def build(self, progress: Progress) -> None:
         """Build the table in this process, and store it."""
         notes = ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
-        table, recorder = read_reported(self.view, msgspec.to_builtins(notes.dataset), progress), None
+        table, recorder = read_reported(self.view, notes.dataset, progress), None
         if table is None:
             try:
                 recorder = Recorder(self.view)
@@ -302,9 +303,9 @@ class Columns:
     def _journal_stamp(self) -> list[FileStamp]:
         return self._stamp([path for name in ("outputs", "grades", "errors") for path in self.rundir.journals(name)])
 
-    def _dataset_stamp(self) -> list[tuple[int, int]]:
+    def _dataset_stamp(self) -> list[list[int]]:
         try:
-            return list(Dataset(self.view.spec).stamp())
+            return list(map(list, Dataset(self.view.spec).stamp()))
         except HoldfastError:
             return []
 

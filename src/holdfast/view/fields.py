@@ -77,6 +77,8 @@ def _rows_by_sample(view: RunView, table: TrialTable) -> Iterator[tuple[Sample, 
             yield sample, list(range(expected, min(expected + trials, len(table))))
             expected += trials
             continue
+        if expected < len(table) and table.id_at(expected) == sample.id:
+            expected += trials  # its content has changed since
         keys.update(
             key_bytes(key)
             for trial in range(2, trials + 1)

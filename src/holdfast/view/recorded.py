@@ -9,6 +9,7 @@ grader, lines in several files) is judged from all lines of the trial, which are
 from __future__ import annotations
 
 from array import array
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from holdfast.data.dataset import Sample
     from holdfast.report.run_view import RunView
     from holdfast.store.index import OutputRef
     from holdfast.store.lines import Line
@@ -158,23 +160,42 @@ class Recorder:
         self._failures.read(self._view.rundir.journals("errors"))
 
     def _read_dataset(self) -> None:
-        view, table, work = self._view, self.table, self._view.work
-        conditions, numbers = Conditions(view.spec), {}
-        try:
-            for sample in Dataset(view.spec):
-                panel = conditions.panel_for(sample.fields) if sample.fields else None
-                number = numbers.setdefault(panel, len(self._panels)) if panel is not None else 0
-                if panel is not None and number == len(self._panels):
+        """Make a row for each trial of the dataset's samples; without a dataset, outputs are listed as they come."""
+        samples, trials, keys, panels = list[str](), list[int](), list[str](), array("H")
+        with suppress(HoldfastError):
+            for sample, panel in self._samples():
+                for trial, (key, *others) in enumerate(self._keys_of(sample), 1):
+                    row = len(samples)
+                    self._rows[key_bytes(key)] = row
+                    for other in others:
+                        self._rows[key_bytes(other)] = row
+                    samples.append(sample.id)
+                    trials.append(trial)
+                    keys.append(key)
+                    panels.append(panel)
+        self.table.extend(samples, trials, keys)
+        self.table["status"].frombytes(bytes([CODES["pending"]]) * len(samples))
+        self.table["panel"].extend(panels)
+        self.table.pad()
+
+    def _samples(self) -> Iterator[tuple[Sample, int]]:
+        """Yield the samples of the dataset, each with the number of its panel."""
+        conditions, numbers = Conditions(self._view.spec), dict[Panel, int]()
+        for sample in Dataset(self._view.spec):
+            number = 0
+            if sample.fields:
+                panel = conditions.panel_for(sample.fields)
+                number = numbers.setdefault(panel, len(self._panels))
+                if number == len(self._panels):
                     self._panels.append(panel)
                     self.notes.panels.append((panel.graders, sorted(panel.unsure), sorted(panel.reread)))
-                typed = view.may_be_typed and sample.typed
-                for trial in range(1, view.manifest.trials + 1):
-                    keys = [key_bytes(key) for key in work.keys_of(sample.digest, trial, typed=typed)]
-                    row = table.append(sample.id, trial, keys[0])
-                    table["panel"][row] = number
-                    self._rows.update(dict.fromkeys(keys, row))
-        except HoldfastError:
-            pass  # the dataset cannot be read any more; outputs are listed as they come
+            yield sample, number
+
+    def _keys_of(self, sample: Sample) -> Iterator[tuple[str, ...]]:
+        """Yield the keys of each trial of a sample."""
+        typed = self._view.may_be_typed and sample.typed
+        for trial in range(1, self._view.manifest.trials + 1):
+            yield self._view.work.keys_of(sample.digest, trial, typed=typed)
 
     def _journals(self) -> list[tuple[JournalMark, int, Path]]:
         """Return the journals with how far they were read, and their sizes."""
@@ -227,15 +248,13 @@ class Recorder:
             yield line
 
     def _take(self, kind: str, path: Path, file: str, line: Line) -> None:
-        try:
+        with suppress(msgspec.DecodeError):  # sound, but not a record of Holdfast
             if kind == "outputs":
                 self._take_output(path, file, line)
             elif kind == "grades":
                 self._take_grade(line)
             else:
                 self._take_error(path, line)
-        except msgspec.DecodeError:
-            pass  # sound, but not a record of Holdfast
 
     def _take_output(self, path: Path, file: str, line: Line) -> None:
         facts = output_facts.decode(line.data)

@@ -23,7 +23,7 @@ import msgspec
 from holdfast.store.index import Entry, Index, keep_output, read_output_head
 from holdfast.store.lines import LineRef, is_sound
 from holdfast.view.facts import LastFailures, output_facts, set_failure
-from holdfast.view.table import CODES, NAN, NUMBERS, TrialTable, field_column, key_bytes, score_column, status_column
+from holdfast.view.table import CODES, NAN, NUMBERS, TrialTable, field_column, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +36,6 @@ _BATCH: Final = 512
 """lines that are decoded before their columns are written"""
 _NOT_IN_STRUCTS: Final = re.compile(r"[\\\"\x00-\x1f]")
 """characters that no field of a struct may have in its name"""
-_HEX_DIGITS: Final = frozenset("0123456789abcdef")
 _NEWLINE: Final = ord("\n")
 _LARGE: Final = 32 << 20
 """bytes of outputs from which on a helper process reads them"""
@@ -121,7 +120,7 @@ def _output_facts(line: bytes) -> OutputFacts | None:
 
 def _add_outputs(table: TrialTable, batch: list[tuple[int, int, OutputFacts]]) -> None:
     every = [facts for _, _, facts in batch]
-    extend_rows(table, [each.sample for each in every], [each.trial for each in every], [each.key for each in every])
+    table.extend([each.sample for each in every], [each.trial for each in every], [each.key for each in every])
     usages, timings = [facts.usage for facts in every], [facts.timing for facts in every]
     inputs = _known([usage.input_tokens for usage in usages])
     outputs = _known([usage.output_tokens for usage in usages])
@@ -152,19 +151,6 @@ def _known(values: list[Any]) -> list[float]:
 def _codes(table: TrialTable, name: str, values: list[str]) -> list[int]:
     codes = {value: table.code(name, value) for value in dict.fromkeys(values)}
     return [codes[value] for value in values]
-
-
-def extend_rows(table: TrialTable, samples: list[str], trials: list[int], keys: list[str]) -> None:
-    """Append trials by sample, number and key. The other columns are left for the caller to fill."""
-    encoded = [sample.encode("utf-8", "surrogatepass") for sample in samples]
-    ids = table["ids"]
-    starts = accumulate([len(text) + 1 for text in encoded], initial=len(ids))
-    table["id_starts"].extend(array("Q", list(starts)[:-1]))
-    ids.frombytes(b"\xff".join([*encoded, b""]))
-    table["trial"].extend(array("I", trials))
-    raw = "".join([key[7:] for key in keys])
-    is_usual = len(raw) == 32 * len(keys) and set(raw) <= _HEX_DIGITS  # much faster than one after the other
-    table["keys"].frombytes(bytes.fromhex(raw) if is_usual else b"".join(map(key_bytes, keys)))
 
 
 def _read_results(view: RunView, dataset: Any, progress: Callable[[float], None]) -> TrialTable | None:
@@ -229,7 +215,7 @@ def _read_results(view: RunView, dataset: Any, progress: Callable[[float], None]
 def _add_results(view: RunView, table: TrialTable, fields: list[str], batch: list[Any], failures: LastFailures) -> bool:
     """Add trials; returns False if the results do not tell which graders looked at one of them."""
     first = len(table)
-    extend_rows(table, [each.sample for each in batch], [each.trial for each in batch], [each.key for each in batch])
+    table.extend([each.sample for each in batch], [each.trial for each in batch], [each.key for each in batch])
     table["status"].extend(array("B", [CODES[each.status] for each in batch]))
     table["score"].extend(array("d", _known([each.score for each in batch])))
     for number, field in enumerate(fields):

@@ -129,7 +129,9 @@ def _matches(run: RunSummary, words: list[str]) -> bool:
 
 
 def _trend(runs: list[RunSummary]) -> list[TrendPoint]:
-    scored = sorted((run for run in runs if run.score is not None and run.created), key=lambda run: run.created)
+    scored = sorted(
+        (run for run in runs if run.score is not None and run.created), key=lambda run: (run.created, run.written)
+    )
     if len(scored) < 2:
         return []
     margin, step = 3.0, (_WIDTH - 6.0) / (len(scored) - 1)

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from aiohttp import web
 
+from holdfast.display.format import byte_count
 from holdfast.errors import UsageError
 from holdfast.report.overview import Overview, changes_since
 from holdfast.report.run_view import GradedTrial
@@ -151,6 +152,12 @@ def _find_trial(site: Site, request: web.Request) -> GradedTrial | Pending:
 def _trial_page(site: Site, request: web.Request) -> TrialPage:
     run = request.match_info["run"]
     trial = _find_trial(site, request)
+    if isinstance(trial, GradedTrial) and trial.line is not None and trial.line.length > _DOWNLOAD:
+        address = trial_address(run, trial.output.sample, trial.output.trial)
+        raise NotFound(
+            f"the stored line of this trial has {byte_count(trial.line.length)}, which is too much for a page",
+            close=[Link(f"{address}/line", "Download the stored line")],
+        )
     timeline = trial_timeline(site.run(run), trial)
     asked = {name: value for name, value in request.query.items() if name in ("q", "sort", "text")}
     return TrialPage(

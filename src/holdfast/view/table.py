@@ -12,6 +12,7 @@ import os
 import sys
 from array import array
 from bisect import bisect_left
+from itertools import accumulate
 from struct import Struct as Layout
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -34,6 +35,7 @@ NAN: Final = float("nan")
 _MAGIC: Final = b"holdfast columns 1\n"
 _FRAME: Final = Layout("<QQ")
 _FILE_SHIFT: Final = 48
+_HEX_DIGITS: Final = frozenset("0123456789abcdef")
 _SEPARATOR: Final = b"\xff"
 """before and after each sample id; no UTF-8 text contains this byte"""
 
@@ -199,6 +201,18 @@ class TrialTable:
         columns["status"][row] = CODES["pending"]
         return row
 
+    def extend(self, samples: list[str], trials: list[int], keys: list[str]) -> None:
+        """Append many trials by sample, number and key. Their other columns are to be filled, or padded."""
+        columns = self._columns
+        encoded = [sample.encode("utf-8", "surrogatepass") for sample in samples]
+        starts = accumulate([len(text) + 1 for text in encoded], initial=len(columns["ids"]))
+        columns["id_starts"].extend(array("Q", list(starts)[:-1]))
+        columns["ids"].frombytes(_SEPARATOR.join([*encoded, b""]))
+        columns["trial"].extend(array("I", trials))
+        digits = "".join([key[7:] for key in keys])
+        is_usual = len(digits) == 32 * len(keys) and set(digits) <= _HEX_DIGITS  # much faster than one by one
+        columns["keys"].frombytes(bytes.fromhex(digits) if is_usual else b"".join(map(key_bytes, keys)))
+
     def pad(self) -> None:
         """Fill columns that are shorter than the table with unknown numbers and zeros."""
         for name, column in self._columns.items():
@@ -311,7 +325,7 @@ class TrialTable:
         table.files, table.values = header.files, header.values
         table.notes, table.dataset = header.notes, header.dataset
         table._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        mapped = memoryview(table._mapped)[start + length :]
+        mapped: Any = memoryview(table._mapped)[start + length :]
         table._columns = {
             name: mapped[offset : offset + size].cast(code) if size else array(code)
             for name, (code, offset, size) in header.columns.items()
