@@ -10,6 +10,7 @@ import asyncio
 import math
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ from holdfast.errors import HoldfastError
 from holdfast.report.stats import estimate
 from holdfast.store.catalog import Status, is_running, summarize_run
 from holdfast.view.site import RUN_ID
+from holdfast.view.table import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +104,8 @@ class Watch:
         self._lock = threading.Lock()
         self._last: LiveNumbers | None = None
         self._next = 0.0
-        self._counted: tuple[Columns, int, dict[str, Any]] | None = None
+        self._measured: tuple[int, dict[str, Any]] | None = None
+        """by the generation of the columns, what takes a while to add up"""
 
     def numbers(self) -> LiveNumbers:
         """Return the numbers of this moment, or those of the last look where it was only just now."""
@@ -123,34 +126,31 @@ class Watch:
             return LiveNumbers(run=self._run, status=status, done=done, total=total)
         columns.refresh()
         with columns.lock:
-            if self._counted is None or self._counted[:2] != (columns, columns.generation):
-                self._counted = columns, columns.generation, _count(columns.table)
-            pace = _pace(columns.table, time.time()) if status == "running" else None
-        numbers = LiveNumbers(run=self._run, status=status, generation=columns.generation, **self._counted[2])
-        if not pace:
-            return numbers
-        return msgspec.structs.replace(numbers, rate=pace, eta=(numbers.total - numbers.done) / pace)
+            counted = _count(columns.table)
+            numbers = LiveNumbers(run=self._run, status=status, generation=columns.generation, **counted)
+            if status != "running":  # its report has the other numbers
+                return numbers
+            if self._measured is None or self._measured[0] != columns.generation:
+                self._measured = columns.generation, _measure(columns.table)
+            pace = _pace(columns.table, time.time())
+        eta = (numbers.total - numbers.done) / pace if pace else None
+        return msgspec.structs.replace(numbers, rate=pace, eta=eta, **self._measured[1])
 
 
 def _count(table: TrialTable) -> dict[str, Any]:
-    """Return what does not depend on the time."""
-    from holdfast.view.table import CODES
-
+    """Return what can be counted at once, also where there are a million trials."""
     statuses = bytes(table["status"])
-    counts = {status: statuses.count(code) for status, code in CODES.items()}
-    total = len(statuses)
-    done = total - sum(not place for place in table["at"])
+    counts = {status: count for status, code in CODES.items() if (count := statuses.count(code))}
+    done = len(statuses) - counts.get("pending", 0)
+    return {"done": done, "total": len(statuses), "graded": done - counts.get("ungraded", 0), "counts": counts}
+
+
+def _measure(table: TrialTable) -> dict[str, Any]:
+    """Return what is added up over all trials."""
     kinds = table.values["error"]
-    errors: dict[str, int] = {}
-    for code in filter(None, table["error"]):
-        errors[kinds[code]] = errors.get(kinds[code], 0) + 1
     tokens, cost = (math.fsum(value for value in table[name] if value == value) for name in ("tokens", "cost"))
     return {
-        "done": done,
-        "total": total,
-        "graded": done - counts["ungraded"],
-        "counts": {status: count for status, count in counts.items() if count},
-        "errors": errors,
+        "errors": {kinds[code]: count for code, count in Counter(table["error"]).items() if code},
         "tokens": round(tokens) or None,
         "cost": cost or None,
         **_score(table),

@@ -10,13 +10,16 @@ import csv
 import io
 import re
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
+from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import web
 
 from holdfast.errors import QueryError
+from holdfast.store.metrics import TrialResult
 from holdfast.view.columns import TrialRow, read_rows
 from holdfast.view.live import look_at
 from holdfast.view.query import parse_query
@@ -26,6 +29,7 @@ from holdfast.view.snapshot import facets, select
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from holdfast.report.run_view import RunView
     from holdfast.store.catalog import Status
     from holdfast.view.columns import Columns
     from holdfast.view.site import Site
@@ -35,12 +39,15 @@ _PAGE: Final = 100
 """rows of a page without scripts"""
 _MOST: Final = 500
 """rows that are answered at once"""
-_PATIENCE: Final = 0.3
+_PATIENCE: Final = 0.2
 """seconds that a page waits for columns that are built for the first time, and for hits of a text"""
 _KEPT: Final = 16
 """snapshots that windows are cut from"""
 _FACET_VALUES: Final = 12
 _NUMBERS: Final = ("trial", "turns", "tokens", "cost", "seconds", "attempt")
+_result: Final = msgspec.json.Decoder(TrialResult)
+_telling: WeakKeyDictionary[Columns, tuple[int, list[str]]] = WeakKeyDictionary()
+"""by the columns of a run, their generation and the numbers that say something"""
 _TERM: Final = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^\s"])+')
 
 
@@ -151,7 +158,9 @@ def trials_page(site: Site, run: str, asked: Mapping[str, str]) -> TrialsPage:
     try:
         columns = site.columns(run, _PATIENCE)
     except TimeoutError:
-        return TrialsPage(**common, status=numbers.status, building=site.shares_read.get(run, 0.0), total=numbers.total)
+        rows, graders = _first_rows(site.run(run)) if not query and not sort else ([], [])
+        common |= {"status": numbers.status, "building": site.shares_read.get(run, 0.0), "total": numbers.total}
+        return TrialsPage(**common, rows=rows, graders=graders, selected=numbers.total)
     common |= {"status": numbers.status, "graders": columns.graders, "settled": numbers.settled, "total": columns.rows}
     common["numbers"] = _telling_numbers(columns, manifest.trials)
     try:
@@ -171,13 +180,53 @@ def trials_page(site: Site, run: str, asked: Mapping[str, str]) -> TrialsPage:
     )
 
 
+def _first_rows(view: RunView) -> tuple[list[TrialRow], list[str]]:
+    """Return the first rows of a finished run, in whose report each trial is a line, and the names of its graders."""
+    rows: list[TrialRow] = []
+    try:
+        with view.rundir.results.open("rb") as file:
+            if file.readline().endswith(b'"trials":[\n'):
+                lines = (line.rstrip(b",\n") for line in islice(file, _PAGE))
+                rows = [
+                    _reported_row(number, _result.decode(line)) for number, line in enumerate(lines) if line != b"]}"
+                ]
+    except (OSError, msgspec.DecodeError):
+        return [], []
+    return rows, view.graders
+
+
+def _reported_row(number: int, trial: TrialResult) -> TrialRow:
+    return TrialRow(
+        row=number,
+        sample=trial.sample,
+        trial=trial.trial,
+        status="pending" if trial.output is None else trial.status,
+        score=trial.score,
+        graders={name: (grade.status, grade.score) for name, grade in trial.grades.items()},
+        turns=None,
+        tokens=None,
+        cost=None,
+        seconds=None,
+        attempt=None,
+        stop="",
+        stopped=None,
+        error="",
+        preview=(trial.output or "")[:300],
+    )
+
+
 def _telling_numbers(columns: Columns, trials: int) -> list[str]:
     """Return the columns of numbers in which some row has more than its default."""
     with columns.lock:
+        generation, known = columns.generation, _telling.get(columns)
+        if known is not None and known[0] == generation:
+            return known[1]
         table = columns.table
         names = [name for name in ("turns", "attempt") if any(value > 1 for value in table[name])]
         names += [name for name in ("tokens", "cost", "seconds") if any(value == value for value in table[name])]
-    return [name for name in _NUMBERS if name in names or (name == "trial" and trials > 1)]
+    shown: list[str] = [name for name in _NUMBERS if name in names or (name == "trial" and trials > 1)]
+    _telling[columns] = generation, shown
+    return shown
 
 
 def _number(asked: Mapping[str, str], name: str, default: int | None) -> int | None:
