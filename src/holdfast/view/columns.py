@@ -39,7 +39,7 @@ from holdfast.view.table import STATUSES, RowStatus, TrialTable, field_column, s
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.view.snapshot import Snapshot
+    from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
 """gets the share of the work that is done, from 0 to 1"""
@@ -117,6 +117,8 @@ class Columns:
         """grows whenever a row changes"""
         self.snapshots: dict[tuple[str, str, int], Snapshot] = {}
         """answers to the latest queries, by query, order and generation"""
+        self.counts: dict[tuple[int, int, tuple[str, ...]], dict[str, list[Facet]]] = {}
+        """latest counts, by generation, rows and fields"""
         self.view = RunView(rundir)
         self.table = TrialTable(())
         self._folder = folder
