@@ -207,13 +207,15 @@ def addresses(shown: Viewer) -> dict[str, str]:
         "run": f"/run/{first}",
         "trials": f"/run/{first}/trials",
         "trial": f"/run/{first}/trial/salt/1",
-        "compare": f"/compare/{first}/{second}",
+        "compare": f"/compare/{first}/{second}?show=all",
         "beside": f"/compare/{first}/{second}/trial/milk/1",
+        "several": f"/compare/{first}/{second}/{runs_of(shown, 'many')[0]}",
+        "grid": "/suite",
         "missing": "/run/ffff/trials",
     }
 
 
-PAGES = ["runs", "jobs", "run", "trials", "trial", "compare", "beside", "missing"]
+PAGES = ["runs", "jobs", "run", "trials", "trial", "compare", "beside", "several", "grid", "missing"]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -225,7 +227,9 @@ def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer, name:
         "trials": "I do not know.",
         "trial": "ended here",
         "compare": "both pass",
-        "beside": "milk costs 3.",
+        "beside": "Checkpoint after turn 2",
+        "several": "have no sample in common",
+        "grid": "agent.py:reply",
         "missing": "no run 'ffff'",
     }
     with_status = {"missing": 404}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.browsing import browser, opened
 from tests.support.lab import Lab
 from tests.support.running import Server, holdfast, module_server
 from tests.support.viewing import Viewer, viewer
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from playwright.sync_api import Browser
+
+__all__ = ["browser"]
 provider = module_server()
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m"
 SAMPLES = [f"s{number:02}" for number in range(14)]
@@ -162,3 +166,43 @@ def test_runs_that_share_no_sample_are_not_written(lab: Lab, runs: dict[str, str
         "compare", lab.runs / "e" / f"one-{runs['one']}", apart, "--to", "html", cwd=tmp_path, check=2
     ).stderr
     assert "have no sample in common" in stderr and list(tmp_path.glob("*.html")) == []
+
+
+@pytest.mark.browser
+def test_from_flips_to_both_conversations_by_keyboard(browser: Browser, site: Viewer, runs: dict[str, str]) -> None:
+    address = f"/compare/{runs['one']}/{runs['two']}"
+    with opened(browser, site, f"{address}?metric=alike") as page:
+        page.get_by_role("link", name="passed (all graders)").last.click()
+        page.locator(".crossed .gained a").click()
+        page.wait_for_url("**?metric=passed&show=gained#samples")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**{address}/trial/s01/1?*")
+        assert page.locator("mark").first.inner_text().strip() == "Please."
+        page.keyboard.press("j")
+        page.wait_for_url("**/trial/s02/1?*")
+        assert "3 of 14" in page.locator("nav.around").inner_text()
+        page.keyboard.press("u")
+        page.wait_for_url(f"**{address}?metric=passed&show=gained#samples")
+        page.go_back()
+        page.wait_for_url("**/trial/s02/1?*")
+
+
+@pytest.mark.browser
+def test_a_comparison_to_send_unfolds_without_scripts_and_fits_a_phone(
+    browser: Browser, lab: Lab, runs: dict[str, str]
+) -> None:
+    holdfast("compare", runs["one"], runs["two"], "--to", "html", "-o", "phone.html", cwd=lab.folder)
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 320, "height": 700})
+    try:
+        page = context.new_page()
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto((lab.folder / "phone.html").as_uri())
+        page.locator("details.flip summary").first.click()
+        assert page.locator("details.flip mark").first.is_visible()
+        assert page.locator("main").bounding_box()["width"] <= 320
+        assert len(requests) == 1, requests
+    finally:
+        context.close()

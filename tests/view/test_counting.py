@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.report.overview import Overview, TrialsTally, count_trial, run_overview
+from holdfast.report.overview import Overview, run_overview
 from holdfast.report.run_view import RunView
+from holdfast.report.trial_counts import TrialsTally, count_trial
 from holdfast.store.rundir import RunDir
 from holdfast.view.columns import open_columns
 from holdfast.view.counting import count_rows

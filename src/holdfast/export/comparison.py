@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
@@ -37,7 +38,7 @@ def write_comparison(views: Sequence[RunView], scored: Sequence[ScoredRun], path
     style = read_asset("style.css") + read_asset("compare.css")
     pieces = generate(
         "comparison_report.html",
-        page=take_rows(comparison, views, 0, _ROWS),
+        page=take_rows(comparison, [partial(view.trial, number=1) for view in views], 0, _ROWS),
         conversations=_conversations(views),
         style=Markup(style),  # noqa: S704 - our own files
         style_hash=content_hash(style),

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup
 
 from holdfast.pages.environment import environment, generate, read_asset
-from holdfast.report.overview import TrialsTally, count_trial, run_overview
+from holdfast.report.overview import run_overview
 from holdfast.report.run_view import GradedTrial
 from holdfast.report.timeline import trial_timeline
+from holdfast.report.trial_counts import TrialsTally, count_trial
 from holdfast.spec.template import RENDER_ERRORS, template
 from holdfast.store.durable import replacing
 

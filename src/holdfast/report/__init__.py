@@ -17,7 +17,8 @@
 `timeline` a trial turn by turn: messages, tool calls with results, checkpoints, failed attempts
 `file_changes` files of a workspace after a turn, and what became of them
 `histogram` distributions in bins with round bounds, pure
-`overview` a run as numbers for a page: funnel, distributions, activity
+`trial_counts` trials counted: checkpoint funnel, distributions, activity, numbers so far
+`overview` a run as numbers for a page
 `selection` trials by status and grader, samples by id
 `transcript` a trial in the terminal
 `preview`  the first prompt and a token estimate, before a run

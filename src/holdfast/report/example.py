@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.display.format import one_line, printable
 from holdfast.plan.changes import format_count
-from holdfast.store.lines import is_sound, scan_raw
+from holdfast.store.lines import search
 from holdfast.store.records import Grade
 
 if TYPE_CHECKING:
@@ -63,12 +63,11 @@ def first_failed(rundir: RunDir) -> Example | None:
 
 def _feedback(rundir: RunDir, key: str, grader: str) -> str:
     """Return what a grader said last about an output; empty where it has been renamed since."""
-    mark, latest = key.encode(), None
+    latest = None
     for path in rundir.journals("grades"):
-        for _, line in scan_raw(path):
-            if mark in line and is_sound(line):
-                grade = _grade.decode(line)
-                name = grade.grader if grade.turn is None else f"checkpoint@{grade.turn}/{grade.grader}"
-                if grade.key == key and name == grader and (latest is None or (latest.time or 0) <= (grade.time or 0)):
-                    latest = grade
+        for line in search(path, b'{"key":%b,' % msgspec.json.encode(key)):
+            grade = _grade.decode(line.data)
+            name = grade.grader if grade.turn is None else f"checkpoint@{grade.turn}/{grade.grader}"
+            if name == grader and (latest is None or (latest.time or 0) <= (grade.time or 0)):
+                latest = grade
     return "" if latest is None else latest.feedback

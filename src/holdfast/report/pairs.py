@@ -7,6 +7,7 @@ pass in only one of two runs, how far scores are apart, and which samples only s
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct, structs
@@ -14,13 +15,12 @@ from msgspec import Struct, structs
 from holdfast.display.format import one_line
 from holdfast.errors import UsageError
 from holdfast.report.compare import OVERALL, changed_thresholds, compare_scores, metric_names, shared_names
-from holdfast.report.run_view import GradedTrial
+from holdfast.report.run_view import GradedTrial, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from holdfast.report.compare import Breakdown, Compared, Comparison, ScoredRun
-    from holdfast.report.run_view import RunView
 
 Kind = Literal["gained", "lost", "both", "neither"]
 """where a sample passes: only in the first run, only in the second, in both, in neither"""
@@ -245,14 +245,18 @@ def compare_runs(scored: Sequence[ScoredRun], *, metric: str | None = None, show
     )
 
 
-def take_rows(comparison: RunComparison, views: Sequence[RunView], start: int, most: int) -> RunComparison:
+Find = Callable[[str], GradedTrial | Pending | None]
+"""returns the first trial of a sample in one run; None where it cannot be had"""
+
+
+def take_rows(comparison: RunComparison, finders: Sequence[Find], start: int, most: int) -> RunComparison:
     """Return the comparison with some of its rows, and in these the beginnings of answers and feedback."""
     rows = [
         structs.replace(
             row,
             cells=[
-                None if cell is None else _with_answer(cell, view, row.sample, comparison.metric)
-                for cell, view in zip(row.cells, views, strict=True)
+                None if cell is None else _with_answer(cell, find(row.sample), comparison.metric)
+                for cell, find in zip(row.cells, finders, strict=True)
             ],
         )
         for row in comparison.rows[start : start + most]
@@ -260,8 +264,7 @@ def take_rows(comparison: RunComparison, views: Sequence[RunView], start: int, m
     return structs.replace(comparison, rows=rows, start=start)
 
 
-def _with_answer(cell: SampleCell, view: RunView, sample: str, metric: str) -> SampleCell:
-    trial = view.trial(sample, 1)
+def _with_answer(cell: SampleCell, trial: GradedTrial | Pending | None, metric: str) -> SampleCell:
     if not isinstance(trial, GradedTrial):
         return cell
     remarks = [

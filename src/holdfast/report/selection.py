@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from holdfast.report.run_view import Pending, RunView
+    from holdfast.store.metrics import ResultGrade
+    from holdfast.store.records import Grade
 
     Trial = GradedTrial | Pending
 
@@ -32,12 +34,12 @@ class Criteria:
     graders: tuple[str, ...] = ()
     """names as metrics have them, any of which will do; none: the trial as a whole"""
 
-    def __call__(self, status: str, verdicts: Mapping[str, str]) -> bool:
+    def __call__(self, status: str, verdicts: Mapping[str, Grade | ResultGrade]) -> bool:
         """Tell whether a trial is wanted. A verdict that is missing counts as an error if the trial has one."""
         if not self.graders:
             return status in self.statuses
         missing = "error" if status == "error" else ""
-        return any(verdicts.get(name, missing) in self.statuses for name in self.graders)
+        return any((verdicts[name].status if name in verdicts else missing) in self.statuses for name in self.graders)
 
 
 def find_graders(view: RunView, name: str) -> tuple[str, ...]:
@@ -56,12 +58,13 @@ class Chosen:
         self.counts: Counter[str] = Counter()
         """trials by status"""
         self.verdicts: dict[str, Counter[str]] = {name: Counter() for name in view.graders}
-        """verdicts by grader and status"""
+        """verdicts by grader and status, of a run that is not finished: others have them in their metrics"""
         self._names: list[tuple[str, int]] = []
         for sample, number, status, verdicts in _statuses(view):
             self.counts[status] += 1
-            for name, verdict in verdicts.items():
-                self.verdicts.setdefault(name, Counter())[verdict] += 1
+            if view.metrics is None:
+                for name, verdict in verdicts.items():
+                    self.verdicts[name][verdict.status] += 1
             if criteria(status, verdicts):
                 self._names.append((sample, number))
 
@@ -84,18 +87,17 @@ class Chosen:
                     return
 
 
-def _statuses(view: RunView) -> Iterator[tuple[str, int, str, dict[str, str]]]:
+def _statuses(view: RunView) -> Iterator[tuple[str, int, str, Mapping[str, Grade | ResultGrade]]]:
     """Yield sample, trial, status and verdicts: of a finished run as it was reported, else as it is by now."""
     if view.metrics is not None:
         for result in view.rundir.iterate_results():
-            verdicts: dict[str, str] = {name: grade.status for name, grade in result.grades.items()}
-            yield result.sample, result.trial, result.status, verdicts
+            yield result.sample, result.trial, result.status, result.grades
         return
     for trial in view.everything():
         grades = trial.grades if isinstance(trial, GradedTrial) else []
         key = trial.output.key if isinstance(trial, GradedTrial) else trial.key
         status = trial_status(trial, view.failed_attempts(key))
-        yield *_name(trial), status, {grade.grader: grade.status for grade in grades}
+        yield *_name(trial), status, {grade.grader: grade for grade in grades}
 
 
 def _name(trial: Trial) -> tuple[str, int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.store.catalog import RunSummary
     from holdfast.store.rundir import RunDir
 
-_MOST_TRIALS: Final = 300_000
+_MOST_TRIALS: Final = 100_000
 """trials of all runs together up to which they are tested against each other"""
 
 

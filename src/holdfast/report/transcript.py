@@ -334,7 +334,8 @@ def draw_failure(timeline: Timeline, write: Writer, lines: int) -> Iterator[Rend
         if verdict.status in ("failed", "error") or (verdict.status == "pending" and verdict.attempts):
             feedback = verdict.feedback or (verdict.attempts[-1].message if verdict.attempts else "")
             shape, colour = _MARKS["error" if verdict.status == "pending" else verdict.status]
-            yield write.block(f"{shape} {verdict.name}: {_first_lines(feedback, lines)}", 2, colour)
+            words = _first_lines(feedback, lines)
+            yield write.block(f"{shape} {verdict.name}{': ' if words else ''}{words}", 2, colour)
 
 
 def _question(timeline: Timeline) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlencode
 
@@ -14,15 +16,16 @@ from holdfast.report.compare import read_scores
 from holdfast.report.pairs import RunComparison, compare_runs, take_rows
 from holdfast.report.suite_grid import SuiteGrid, suite_grid
 from holdfast.report.timeline import trial_timeline
-from holdfast.view.site import NotFound
+from holdfast.view.site import NotFound, is_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
 
     from aiohttp import web
 
     from holdfast.report.compare import ScoredRun
-    from holdfast.report.run_view import RunView
+    from holdfast.report.run_view import GradedTrial, Pending, RunView
     from holdfast.view.site import Site
 
 _ROWS: Final = 100
@@ -31,11 +34,25 @@ _KEPT: Final = 4
 """comparisons that are kept for the next page, and runs whose scores are kept"""
 _MOST_RUNS: Final = 12
 _RUN: Final = "[0-9a-f]+"
+_PATIENCE: Final = 3.0
+"""seconds that a page waits for a comparison; beyond, it says so and loads again"""
+_MANY: Final = 20_000
+"""trials of a run whose answers are shown only once its columns are there: finding them takes long without"""
+
+
+class WaitingPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs that are being compared."""
+
+    up: str
+    waiting: bool = True
 
 
 class ComparePage(RunComparison, frozen=True, kw_only=True):
     """Runs compared."""
 
+    waiting: bool = False
+    without_answers: bool
+    """a run is so large that its answers take time to be found"""
     here: str
     """address of the comparison"""
     query: str
@@ -51,6 +68,7 @@ class ComparePage(RunComparison, frozen=True, kw_only=True):
 class BesidePage(msgspec.Struct, frozen=True, kw_only=True):
     """Two conversations side by side."""
 
+    waiting: bool = False
     talk: SideBySide
     up: str
     trials: list[str]
@@ -76,12 +94,13 @@ def routes(site: Site) -> list[web.RouteDef]:
 
     async def compare(request: web.Request) -> web.Response:
         runs = request.match_info["runs"].split("/")
-        return await site.respond(request, "compare.html", partial(comparisons.page, runs, request.query))
+        make = partial(comparisons.page, runs, request.query, wait=is_json(request))
+        return await site.respond(request, "compare.html", make)
 
     async def beside(request: web.Request) -> web.Response:
         names = request.match_info
         runs, number = [names["first"], names["second"]], int(names["number"])
-        make = partial(comparisons.beside, runs, names["sample"], number, request.query)
+        make = partial(comparisons.beside, runs, names["sample"], number, request.query, wait=is_json(request))
         return await site.respond(request, "beside.html", make)
 
     async def suite(request: web.Request) -> web.Response:
@@ -104,13 +123,22 @@ class _Comparisons:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._scored: dict[str, tuple[RunView, ScoredRun]] = {}
-        self._kept: dict[tuple[str, ...], tuple[list[RunView], RunComparison]] = {}
+        self._kept: dict[tuple[str, ...], tuple[list[RunView], Future[RunComparison]]] = {}
+        self._lock = Lock()
+        self._thread = ThreadPoolExecutor(1, "compare")
 
-    def page(self, runs: Sequence[str], query: Mapping[str, str]) -> ComparePage:
-        views, comparison = self._compare(runs, query)
+    def page(self, runs: Sequence[str], query: Mapping[str, str], *, wait: bool) -> ComparePage | WaitingPage:
+        if (comparison := self._compare(runs, query, wait=wait)) is None:
+            return WaitingPage(up="/")
         text = query.get("start", "")
         start = min(int(text), comparison.total) if text.isdecimal() and len(text) < 10 else 0
-        shown = take_rows(comparison, views, start, _ROWS)
+        large = {
+            run
+            for run, side in zip(runs, comparison.runs, strict=True)
+            if side.samples * side.trials > _MANY and self._site.columns_if_ready(run) is None
+        }
+        finders = [partial(self._find, run) if run not in large else _find_nothing for run in runs]
+        shown = take_rows(comparison, finders, start, _ROWS)
         here = f"/compare/{'/'.join(runs)}"
         chosen = {"metric": shown.metric, "show": shown.show}
 
@@ -120,6 +148,7 @@ class _Comparisons:
         evals = {side.eval for side in shown.runs}
         return ComparePage(
             **msgspec.structs.asdict(shown),
+            without_answers=bool(large),
             here=here,
             query=f"?{urlencode(chosen)}",
             swapped=f"/compare/{runs[1]}/{runs[0]}" if len(runs) == 2 else "",
@@ -128,15 +157,18 @@ class _Comparisons:
             next=at(start + _ROWS) if start + _ROWS < shown.total else "",
         )
 
-    def beside(self, runs: Sequence[str], sample: str, number: int, query: Mapping[str, str]) -> BesidePage:
-        views, comparison = self._compare(runs, query)
-        timelines = []
-        for view in views:
-            if (trial := view.trial(sample, number)) is None:
-                raise NotFound(f"run {view.manifest.id} has no trial {number} of sample {sample!r}")
-            timelines.append(trial_timeline(view, trial, contents=False))
+    def beside(
+        self, runs: Sequence[str], sample: str, number: int, query: Mapping[str, str], *, wait: bool
+    ) -> BesidePage | WaitingPage:
         here = f"/compare/{'/'.join(runs)}"
         suffix = f"?{urlencode({name: query[name] for name in ('metric', 'show') if name in query})}".rstrip("?")
+        if (comparison := self._compare(runs, query, wait=wait)) is None:
+            return WaitingPage(up=f"{here}{suffix}#samples")
+        timelines = []
+        for run in runs:
+            if (trial := self._site.trial(run, sample, number)) is None:
+                raise NotFound(f"run {run} has no trial {number} of sample {sample!r}")
+            timelines.append(trial_timeline(self._site.run(run), trial, contents=False))
 
         def at(name: str, trial: int = 1) -> str:
             return f"{here}/trial/{quote(name, safe='')}/{trial}{suffix}"
@@ -146,14 +178,18 @@ class _Comparisons:
         return BesidePage(
             talk=align(*timelines),
             up=f"{here}{suffix}#samples",
-            trials=[at(sample, each) for each in range(1, min(view.manifest.trials for view in views) + 1)],
+            trials=[at(sample, each) for each in range(1, min(timeline.trials for timeline in timelines) + 1)],
             position=place + 1,
             total=len(samples),
             previous=at(samples[place - 1]) if place > 0 else "",
             next=at(samples[place + 1]) if 0 <= place < len(samples) - 1 else "",
         )
 
-    def _compare(self, runs: Sequence[str], query: Mapping[str, str]) -> tuple[list[RunView], RunComparison]:
+    def _find(self, run: str, sample: str) -> GradedTrial | Pending | None:
+        return self._site.trial(run, sample, 1)
+
+    def _compare(self, runs: Sequence[str], query: Mapping[str, str], *, wait: bool) -> RunComparison | None:
+        """Return the comparison of runs; None if it takes longer than a page waits for it."""
         if len(set(runs)) < len(runs):
             raise NotFound("a run is compared with itself", remedy="Name each run once.")
         if len(runs) > _MOST_RUNS:
@@ -161,17 +197,25 @@ class _Comparisons:
         views = [self._site.run(run) for run in runs]
         metric, show = query.get("metric"), query.get("show")
         key = (*runs, metric or "", show or "")
-        kept = self._kept.pop(key, None)
-        if kept is None or any(ours is not theirs for ours, theirs in zip(kept[0], views, strict=True)):
-            try:
-                scored = [self._scores(run, view) for run, view in zip(runs, views, strict=True)]
-                kept = views, compare_runs(scored, metric=metric, show=show)
-            except UsageError as error:  # a run is not finished, or there is no such metric
-                raise NotFound(error.message, remedy=error.remedy) from error
-        self._kept[key] = kept
-        while len(self._kept) > _KEPT:
-            self._kept.pop(next(iter(self._kept)), None)
-        return kept
+        with self._lock:
+            kept = self._kept.pop(key, None)
+            if kept is None or any(ours is not theirs for ours, theirs in zip(kept[0], views, strict=True)):
+                kept = views, self._thread.submit(self._work, runs, views, metric, show)
+            self._kept[key] = kept
+            while len(self._kept) > _KEPT:
+                del self._kept[next(iter(self._kept))]
+        try:
+            return kept[1].result(None if wait else _PATIENCE)
+        except TimeoutError:
+            return None
+        except UsageError as error:  # a run is not finished, or there is no such metric
+            raise NotFound(error.message, remedy=error.remedy) from error
+
+    def _work(
+        self, runs: Sequence[str], views: Sequence[RunView], metric: str | None, show: str | None
+    ) -> RunComparison:
+        scored = [self._scores(run, view) for run, view in zip(runs, views, strict=True)]
+        return compare_runs(scored, metric=metric, show=show)
 
     def _scores(self, run: str, view: RunView) -> ScoredRun:
         kept = self._scored.pop(run, None)
@@ -181,6 +225,10 @@ class _Comparisons:
         while len(self._scored) > _MOST_RUNS:
             self._scored.pop(next(iter(self._scored)), None)
         return kept[1]
+
+
+def _find_nothing(_: str) -> None:
+    """Stand in for a search that would take too long."""
 
 
 def _suite(site: Site, runs: Sequence[str]) -> SuitePage:

@@ -14,7 +14,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from holdfast.report.checkpoints import gravest
-from holdfast.report.overview import ManyTrials, TrialNumbers, TrialsTally, run_overview
+from holdfast.report.overview import run_overview
+from holdfast.report.trial_counts import ManyTrials, TrialNumbers, TrialsTally
 from holdfast.view.table import STATUSES, score_column, status_column
 
 if TYPE_CHECKING:

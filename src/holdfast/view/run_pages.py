@@ -6,7 +6,7 @@ A trial's stored line is at `…/line`, and files of workspaces are at `/files/R
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -139,12 +139,7 @@ def _runs_beside(view: RunView) -> Iterator[Manifest]:
 
 def _find_trial(site: Site, request: web.Request) -> GradedTrial | Pending:
     run, sample, number = (request.match_info[name] for name in ("run", "sample", "number"))
-    columns = site.columns_if_ready(run)
-    row = None if columns is None else columns.find(sample, int(number))
-    places: dict[str, Any] = {}
-    if columns is not None and row is not None:
-        places = {"line": columns.line(row), "near": row / columns.rows}
-    trial = site.run(run).trial(sample, int(number), **places)
+    trial = site.trial(run, sample, int(number))
     if trial is None:
         raise NotFound(
             f"run {run} has no trial {number} of sample {sample!r}",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from holdfast.report.run_view import GradedTrial, Pending
     from holdfast.store.rundir import RunDir
     from holdfast.view.columns import Columns
     from holdfast.view.live import Watch
@@ -148,6 +149,14 @@ class Site:
         with suppress(TimeoutError, HoldfastError):
             return self.columns(run, 0)
         return None
+
+    def trial(self, run: str, sample: str, number: int) -> GradedTrial | Pending | None:
+        """Return a trial, found by the columns of its run where there are any; None where there is no such trial."""
+        columns = self.columns_if_ready(run)
+        row = None if columns is None else columns.find(sample, number)
+        if columns is None or row is None:
+            return self.run(run).trial(sample, number)
+        return self.run(run).trial(sample, number, line=columns.line(row), near=row / columns.rows)
 
     def page(self, path: str, handler: Handler) -> list[web.RouteDef]:
         """Return the routes of a page: its address, and the same with `.json`."""
