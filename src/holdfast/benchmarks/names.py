@@ -1,7 +1,8 @@
-"""Benchmarks by name: what `names.yaml` knows of them, and the names of lm-eval."""
+"""Benchmarks by name: what `names.toml` knows of them, and the names of lm-eval."""
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any, Final, Literal
 from holdfast.benchmarks import native
 from holdfast.benchmarks.cache import entries_of
 from holdfast.benchmarks.index import overlay_index, read_index
-from holdfast.spec.document import read_document
 
 LM_EVAL: Final = "lm-eval/"
 """what stands before a name that means lm-eval's own settings"""
@@ -55,7 +55,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True)
 class Table:
-    """The content of `names.yaml`."""
+    """The content of `names.toml`."""
 
     benchmarks: dict[str, Benchmark]
     datasets: dict[str, DatasetFacts]
@@ -66,7 +66,7 @@ class Table:
 @cache
 def table() -> Table:
     """Read the table."""
-    data = read_document(Path(__file__).with_name("names.yaml")).data
+    data = tomllib.loads(Path(__file__).with_name("names.toml").read_text())
     rows = {**data["benchmarks"], **{name: {} for name in data["unchanged"]}}
     benchmarks = {name: Benchmark(name, name, api=None, provider="native") for name in native.names()}
     benchmarks |= {
