@@ -98,6 +98,11 @@ def test_the_paired_interval_is_numpys_with_trials_averaged_first() -> None:
     assert difference.detectable == pytest.approx(power * stats.sem(differences))
 
 
+def test_an_interval_ends_where_scores_do() -> None:
+    difference = paired_difference({"a": [1.0], "b": [1.0]}, {"a": [0.0], "b": [0.5]})
+    assert difference is not None and (difference.low, difference.high) == (-1.0, 1.0)
+
+
 def test_differences_without_spread_have_no_interval_and_nothing_shared_has_no_difference() -> None:
     difference = paired_difference({"a": [1.0], "b": [1.0]}, {"a": [0.0], "b": [0.0]})
     assert difference is not None and difference.mean == 1.0
