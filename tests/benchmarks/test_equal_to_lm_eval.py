@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.sharing import FillOnce
+
 GREEDY = {"temperature": 0.0, "top_p": 1e-05}
 NEMO = {"temperature": 1e-07, "top_p": 0.9999999}
 BENCHMARKS = {
@@ -40,17 +42,20 @@ def provider() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("benchmarks")
-    write_hub(folder / "hub")
-    return folder
+def place(fill_once: FillOnce) -> Path:
+    return fill_once("benchmarks", lambda folder: write_hub(folder / "hub"))
 
 
 @pytest.fixture(scope="module")
-def oracle(place: Path, provider: Any) -> Any:
+def oracle(place: Path, provider: Any, fill_once: FillOnce) -> Any:
     """lm-eval's own results."""
     tasks = {task: [task, shots, options] for task, shots, options in BENCHMARKS.values()}
-    return evaluate_with_lm_eval(place, provider.base_url, list(tasks.values()), limit=LIMIT)
+
+    def evaluate_all(folder: Path) -> None:
+        results = evaluate_with_lm_eval(place, provider.base_url, list(tasks.values()), limit=LIMIT)
+        (folder / "results.json").write_text(json.dumps(results))
+
+    return json.loads((fill_once("lm-eval", evaluate_all) / "results.json").read_text())
 
 
 def evaluate(name: str, place: Path, provider: Any) -> Path:

@@ -7,7 +7,6 @@ import json
 import random
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from holdfast.report.paired import gaps, holm, mcnemar, paired_difference, sign_flip
@@ -19,6 +18,7 @@ from tests.support.specs import command
 if TYPE_CHECKING:
     from pathlib import Path
 
+np = LazyModule("numpy")
 stats = LazyModule("scipy.stats")
 
 # Statistics
