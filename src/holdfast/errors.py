@@ -4,6 +4,7 @@ HoldfastError
 ├── UsageError            exit 2: the command, a file or the data are wrong; nothing was done
 │   ├── ConfigError       something in the eval file, with its line
 │   ├── DataError         something in the dataset, with file and line
+│   ├── QueryError        a filter of trials, with the position of the mistake
 │   ├── ManifestError     a run directory whose manifest.json cannot be read
 │   ├── ResultsError      a run directory whose metrics.json or results.json cannot be read
 │   └── VersionError      a file of a version that this Holdfast does not read
@@ -86,6 +87,15 @@ class DataError(UsageError):
 
     def __init__(self, where: str, message: str, *, remedy: str | None = None) -> None:
         super().__init__(f"{where}: {message}", remedy=remedy)
+
+
+class QueryError(UsageError):
+    """A filter of trials that cannot be understood, or that names what the run does not have."""
+
+    def __init__(self, message: str, position: int, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.position = position
+        """of the character in the filter where the mistake is, from 0"""
 
 
 class ManifestError(UsageError):

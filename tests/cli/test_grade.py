@@ -66,7 +66,7 @@ def test_a_run_is_found_by_its_id_and_by_the_beginning_of_it(lab: Lab) -> None:
 def test_an_unknown_run_is_reported_with_the_folder_that_was_searched(lab: Lab, name: str) -> None:
     generated(lab)
     stderr = lab.do("grade", name, check=2).err
-    assert f"no run '{name}'" in stderr and "holdfast cache ls" in stderr
+    assert f"no run '{name}'" in stderr and "holdfast ls" in stderr
 
 
 def test_a_beginning_that_fits_two_runs_is_refused_with_both(lab: Lab) -> None:

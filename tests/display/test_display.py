@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
-import pty
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -24,9 +22,8 @@ from holdfast.plan.plan import Plan
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.store.index import Spent
 from holdfast.store.records import ErrorRecord, Grade, Usage
-from tests.support.forking import Forked
-from tests.support.running import HOLDFAST, environment, server, write_eval
 from tests.support.running import holdfast as run_command
+from tests.support.running import on_a_terminal, server, write_eval
 from tests.support.specs import output_of, write_spec
 
 if TYPE_CHECKING:
@@ -357,32 +354,6 @@ class TestEvents:
         assert (grade["grader"], grade["status"], grade["score"]) == ("exact", "failed", 0.0)
         assert (failed["kind"], failed["message"], failed["final"]) == ("server", "two\nlines", True)
         assert notice["message"] == "note"
-
-
-def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env: Any) -> Any:
-    """Return the output of the real command on a real terminal."""
-    ours, theirs = pty.openpty()
-    process = Forked(
-        [*HOLDFAST, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(TERM="xterm-256color", COLUMNS=str(columns), **env),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    screen = b""
-    while True:
-        try:
-            chunk = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not chunk:
-            break
-        screen += chunk
-    os.close(ours)
-    assert process.wait() == code, screen.decode()
-    return screen.decode()
 
 
 def drawn(state: Any, width: int = 100, cell: SuiteCell | None = None) -> Any:

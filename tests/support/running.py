@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 import tempfile
@@ -143,6 +144,32 @@ def spawn(module: str, *arguments: str | Path, cwd: Path, env: dict[str, str] | 
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def on_a_terminal(*arguments: str | Path, cwd: Path, columns: int, code: int = 0, **env: str) -> str:
+    """Return the output of the real command on a real terminal."""
+    ours, theirs = pty.openpty()
+    process = Forked(
+        [*HOLDFAST, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(TERM="xterm-256color", COLUMNS=str(columns), **env),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    screen = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        screen += chunk
+    os.close(ours)
+    assert process.wait() == code, screen.decode()
+    return screen.decode()
 
 
 def write_eval(folder: Path, base_url: str, *, rows: int = 20, name: str = "e", **keys: Any) -> Path:

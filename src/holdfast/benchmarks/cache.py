@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import glob
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.canonical import digest
 from holdfast.store.durable import make_directory, replacing
+from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -45,8 +45,7 @@ class Compiled(msgspec.Struct, frozen=True):
 
 def cache_folder() -> Path:
     """Return the folder of compiled benchmarks."""
-    home = Path(os.environ.get("HOLDFAST_HOME") or Path.home() / ".holdfast")
-    return home / "benchmarks"
+    return home_directory() / "benchmarks"
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.completion import complete_runs
+from holdfast.cli.ls import run_filters, select_runs, show_runs
 from holdfast.cli.runs import runs_dir_option, runs_directory
 from holdfast.errors import RunHeld, UsageError
-from holdfast.spec.schema import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from holdfast.store.catalog import RunSummary
-
-_STATUSES = ["running", "unfinished", "finished", "foreign", "damaged"]
 
 
 @click.group("cache")
 def command() -> None:
     """List and remove stored runs."""
-
-
-def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
-    options = [
-        click.option("--model", metavar="TEXT", help="Only runs whose target contains this text."),
-        click.option("--dataset", metavar="TEXT", help="Only runs whose dataset contains this text."),
-        click.option(
-            "--status", type=click.Choice(_STATUSES, case_sensitive=False), help="Only runs with this status."
-        ),
-        click.option(
-            "--older-than",
-            metavar="AGE",
-            help="Only runs last written longer ago than this, such as 90s, 5m, 2h or 7d.",
-        ),
-        click.option("--archived", is_flag=True, help="Only runs that --fresh archived."),
-        runs_dir_option,
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 @command.command("dir")
@@ -58,40 +32,21 @@ def directory(runs_dir: Path | None) -> int:
 
 @command.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_filters
+@run_filters
 def listing(as_json: bool, **options: Any) -> int:
     """List the runs, tab-separated if the output is not a terminal."""
-    runs = _select_runs(options)
-    if as_json:
-        import msgspec
-
-        sys.stdout.write(msgspec.json.encode(runs).decode() + "\n")
-        return 0
-    rows = [
-        (run.name, run.target, run.dataset, run.status, run.progress, run.score_text, run.size_text, run.age, run.id)
-        for run in runs
-    ]
-    head = ("name", "target", "dataset", "status", "progress", "score", "size", "age", "id")
-    if not sys.stdout.isatty():
-        for row in (head, *rows):
-            click.echo("\t".join(row))
-        return 0
-    from holdfast.display.grid import Column, fit_table, make_console
-
-    spare = {"size": 5, "dataset": 4, "progress": 3, "target": 2, "age": 1}
-    names = ("name", "target", "dataset")
-    words = ("status", "id")
-    columns = [Column(title, title in names, spare.get(title, 0), title in words) for title in head]
-    console = make_console()
-    console.print(fit_table(columns, rows, console.width, plain=True) if rows else "no runs")
-    return 0
+    return show_runs(
+        select_runs(options),
+        ("name", "target", "dataset", "status", "progress", "score", "size", "age", "id"),
+        as_json=as_json,
+    )
 
 
 @command.command("rm")
 @click.argument("ids", nargs=-1, metavar="[ID]…", shell_complete=complete_runs)
 @click.option("--all", "everything", is_flag=True, help="Remove all runs.")
 @click.option("-y", "--yes", is_flag=True, help="Remove without asking.")
-@_filters
+@run_filters
 def remove(ids: tuple[str, ...], everything: bool, yes: bool, **options: Any) -> int:
     """Remove runs by ID (or its beginning), by filters, or all of them. Shows the runs and asks before removing them.
 
@@ -108,9 +63,7 @@ def remove(ids: tuple[str, ...], everything: bool, yes: bool, **options: Any) ->
     from holdfast.store.catalog import is_surely_ours
 
     # A folder that only looks like a run, as somebody's `manifest.json` makes it, goes when it is named and not before.
-    chosen = (
-        _by_id(_select_runs(options), ids) if ids else [run for run in _select_runs(options) if is_surely_ours(run)]
-    )
+    chosen = _by_id(select_runs(options), ids) if ids else [run for run in select_runs(options) if is_surely_ours(run)]
     if not chosen:
         click.echo("no runs to remove")
         return 0
@@ -168,41 +121,6 @@ def _by_id(runs: list[RunSummary], ids: tuple[str, ...]) -> list[RunSummary]:
         ]
         if len({run.path for run in matches}) != 1:
             problem = f"is ambiguous: it matches {len(matches)} runs" if matches else "is not a run"
-            raise UsageError(f"{name!r} {problem}", remedy="`holdfast cache ls` lists them with their ids.")
+            raise UsageError(f"{name!r} {problem}", remedy="`holdfast ls` lists them with their ids.")
         chosen[matches[0].path] = matches[0]
     return list(chosen.values())
-
-
-def _select_runs(options: dict[str, Any]) -> list[RunSummary]:
-    from holdfast.store.catalog import list_runs
-
-    for name in ("model", "dataset", "older_than"):
-        if options[name] is not None and not options[name].strip():
-            option = "--" + name.replace("_", "-")
-            raise UsageError(
-                f"{option} is empty, which would choose every run", remedy="Give a value, or leave it out."
-            )
-    root = runs_directory(options["runs_dir"])
-    if not root.is_dir() and (options["runs_dir"] is not None or "HOLDFAST_RUNS_DIR" in os.environ):
-        raise UsageError(f"{root} is not a directory", remedy="Give the directory that holds the runs as --runs-dir.")
-    older = None if options["older_than"] is None else _age(options["older_than"])
-    return [
-        run
-        for run in list_runs(root, archived=options["archived"])
-        if _contains(run.target, options["model"])
-        and _contains(run.dataset, options["dataset"])
-        and (options["status"] is None or run.status == options["status"].lower())
-        and (older is None or run.age_seconds > older)
-    ]
-
-
-def _contains(text: str, part: str | None) -> bool:
-    return part is None or part.casefold() in text.casefold()
-
-
-def _age(text: str) -> float:
-    try:
-        days = text.strip().lower().removesuffix("d") if text.strip().lower().endswith("d") else None
-        return float(days) * 86400 if days is not None else float(parse_duration(text))
-    except ValueError:
-        raise UsageError(f"--older-than: {text!r} is not an age such as 90s, 5m, 2h or 7d") from None

@@ -16,7 +16,7 @@ from holdfast.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from holdfast.report.compare import Breakdown, Compared, Comparison
+    from holdfast.report.compare import Breakdown, Comparison
 
 _SHOWN_FLIPS = 10
 _SHOWN_VALUES = 10
@@ -33,10 +33,29 @@ _SHOWN_VALUES = 10
     metavar="FILE",
     help="Let a judge model decide which of two answers is better. FILE describes the judge.",
 )
+@click.option(
+    "--to",
+    "form",
+    type=click.Choice(["html"]),
+    help="Write the comparison as one page to send, instead of printing it.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --to, the file to write [default: compare-ID-ID.html].",
+)
 @click.option("--accept-errors", is_flag=True, help="With --judge, finish even if some pairs could not be judged.")
 @runs_dir_option
 def command(
-    runs: tuple[str, ...], as_json: bool, judge: Path | None, accept_errors: bool, runs_dir: Path | None
+    runs: tuple[str, ...],
+    as_json: bool,
+    judge: Path | None,
+    form: str | None,
+    output: Path | None,
+    accept_errors: bool,
+    runs_dir: Path | None,
 ) -> int:
     """Compare the first RUN (path or id) with each of the others, on the samples they share.
 
@@ -48,14 +67,27 @@ def command(
     from holdfast.store.rundir import RunDir
 
     if len(runs) < 2:
-        raise UsageError("compare needs at least two runs", remedy="`holdfast cache ls` lists them.")
+        raise UsageError("compare needs at least two runs", remedy="`holdfast ls` lists them.")
+    if form is not None and (as_json or judge is not None):
+        raise UsageError("--to cannot be combined with --json or --judge")
+    if output is not None and form is None:
+        raise UsageError("--output needs --to html")
     if judge is not None:
         from holdfast.cli.pairwise import judge_runs
 
         return judge_runs(runs, judge, runs_directory(runs_dir), as_json=as_json, accept_errors=accept_errors)
     if accept_errors:
         raise UsageError("--accept-errors needs --judge")
-    first, *others = [read_scores(RunView(RunDir(find_run(run, runs_directory(runs_dir))))) for run in runs]
+    views = [RunView(RunDir(find_run(run, runs_directory(runs_dir)))) for run in runs]
+    scored = [read_scores(view) for view in views]
+    if form is not None:
+        from holdfast.export.comparison import write_comparison
+
+        path = output or Path(f"compare-{'-'.join(run.metrics.run for run in scored)}.html")
+        write_comparison(views, scored, path)
+        click.echo(path)
+        return 0
+    first, *others = scored
     comparisons = [compare_scores(first, other) for other in others]
     if as_json:
         import msgspec
@@ -68,10 +100,12 @@ def command(
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:
+    from holdfast.report.pairs import metric_pair
+
     return {
         "first": comparison.first.path,
         "second": comparison.second.path,
-        "metrics": [_row_as_json(row) for row in comparison.metrics],
+        "metrics": [metric_pair(row) for row in comparison.metrics],
         **({"by": {breakdown.field: _by_as_json(breakdown) for breakdown in comparison.by}} if comparison.by else {}),
         "differences": comparison.differences,
         "not_compared": comparison.not_compared,
@@ -81,26 +115,11 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _row_as_json(row: Compared) -> dict[str, Any]:
-    return {
-        "metric": row.metric,
-        "first": row.first,
-        "second": row.second,
-        "difference": row.difference.mean,
-        "low": row.difference.low,
-        "high": row.difference.high,
-        "samples": row.difference.samples,
-        "p_value": row.p_value,
-        "adjusted": row.adjusted,
-        "test": row.test,
-        "detectable": row.difference.detectable,
-        "verdict": row.verdict,
-    }
-
-
 def _by_as_json(breakdown: Breakdown) -> dict[str, Any]:
+    from holdfast.report.pairs import metric_pair
+
     return {
-        "values": {value: [_row_as_json(row) for row in rows] for value, rows in breakdown.values.items()},
+        "values": {value: [metric_pair(row) for row in rows] for value, rows in breakdown.values.items()},
         "only_first": breakdown.only_first,
         "only_second": breakdown.only_second,
     }

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     import click
+
+
+_OFFERED: Final = 500
+"""samples that are offered at once"""
 
 
 def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -27,6 +31,24 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
         if number.startswith(incomplete):
             items.append(CompletionItem(number, help=f"{run.path.parent.name} · {target}"))
     return items or complete_files(ctx, param, incomplete)
+
+
+def complete_samples(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the ids of the samples of the run that was named before."""
+    from itertools import islice
+
+    from holdfast.cli.runs import find_run, runs_directory
+    from holdfast.errors import HoldfastError
+    from holdfast.report.run_view import RunView
+    from holdfast.report.selection import sample_ids
+    from holdfast.store.rundir import RunDir
+
+    try:
+        view = RunView(RunDir(find_run(ctx.params.get("run") or "", runs_directory(ctx.params.get("runs_dir")))))
+        matches = (sample for sample in sample_ids(view) if sample.startswith(incomplete))
+        return [CompletionItem(sample) for sample in islice(matches, _OFFERED)]
+    except (HoldfastError, OSError):
+        return []  # there is no such run, which the command itself will say
 
 
 def complete_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.errors import show_warning
-from holdfast.cli.runs import command_line
+from holdfast.cli.runs import command_line, run_name
 from holdfast.display.choice import make_display
 from holdfast.errors import HoldfastError
 
@@ -37,7 +37,7 @@ def run_and_report(
 
         from holdfast.report.table import print_outcome  # after the run: starting it needs no rich
 
-        print_outcome(outcome, command_line(), again)
+        print_outcome(outcome, command_line(), again, run_name(outcome.rundir))
         after(outcome)
     except HoldfastError as error:
         from holdfast.display.types import Result

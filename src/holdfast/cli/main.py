@@ -19,8 +19,11 @@ from holdfast.errors import HoldfastError
 
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",
+    "ls": "List runs, the newest first.",
+    "show": "Show a run, its failures, or one conversation.",
     "tasks": "List benchmarks, show how they are asked, and fetch them.",
     "grade": "Grade the outputs of a run again, or with other graders.",
+    "view": "See runs in the browser.",
     "compare": "Compare runs on the same samples, with paired statistics.",
     "gate": "Check a finished run against minimum scores, a baseline and golden samples.",
     "export": "Export a run in the format of another tool.",

@@ -6,8 +6,9 @@ import os
 import shlex
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from holdfast.cluster.watch.find import Subject
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
+
+_LISTED: Final = 10
+"""runs that an error lists"""
 
 runs_dir_option = click.option(
     "--runs-dir",
@@ -53,13 +57,14 @@ def _find(name: str, runs_dir: Path) -> Path:
         return path
     from holdfast.store.catalog import find_runs
 
-    ids = ((run.path, run.path.name.rpartition("-")[2]) for run in find_runs(runs_dir))
-    matches = [path for path, run_id in ids if name and run_id.startswith(name)]
+    ids = {run.path: run.path.name.rpartition("-")[2] for run in find_runs(runs_dir)}
+    matches = [path for path, run_id in ids.items() if name and run_id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:
+        more = ", …" if len(matches) > _LISTED else ""
         raise UsageError(
-            f"{name!r} is ambiguous, it matches {len(matches)} runs: {', '.join(map(str, matches))}",
+            f"{name!r} is ambiguous, it matches {len(matches)} runs: {', '.join(map(str, matches[:_LISTED]))}{more}",
             remedy="Give more digits.",
         )
     if name and any((path / file).exists() for file in ("outputs.jsonl", "metrics.json")):
@@ -67,7 +72,10 @@ def _find(name: str, runs_dir: Path) -> Path:
             f"{name} has no manifest.json, which says what the run is",
             remedy="Run the `holdfast eval` command of this run again: it writes the manifest.",
         )
-    raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast cache ls` lists them.")
+    close = get_close_matches(name, ids.values(), n=3)
+    near = ", ".join(str(path) for path, run_id in ids.items() if run_id in close)
+    hint = f"Runs are looked for in {runs_dir}; `holdfast ls` lists them."
+    raise UsageError(f"no run {name!r}", remedy=f"Did you mean {near}? {hint}" if near else hint)
 
 
 def find_runs_dir(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
@@ -89,6 +97,16 @@ def find_subject(name: str, runs_dir: Path) -> Subject | Path:
             return find_run(name, runs_dir)
         except UsageError as other:
             raise UsageError(f"{error.message}; {other.message}", remedy=error.remedy) from None
+
+
+def run_name(rundir: RunDir) -> str:
+    """Return the shortest argument that names a run: its id, or its path if it is not where runs are looked for."""
+    from holdfast.store.durable import slug
+
+    manifest = rundir.read_manifest()
+    if manifest is not None and rundir.path == runs_directory(None) / slug(manifest.name) / rundir.path.name:
+        return manifest.id
+    return shlex.quote(str(rundir.path))
 
 
 def command_line() -> str:

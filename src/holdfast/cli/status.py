@@ -74,25 +74,11 @@ def _json(value: object) -> str:
 
 
 def _list(as_json: bool) -> int:
-    """List all invocations. Clusters are not asked about finished ones, and only once if they do not answer."""
-    from holdfast.cluster.remote.registry import InvocationRegistry
-    from holdfast.cluster.watch.find import subject_from
-    from holdfast.cluster.watch.status import final_status, last_status, look
+    """List all invocations."""
+    from holdfast.cluster.watch.status import look_at_all
 
-    unreachable: dict[tuple[str | None, str | None], str] = {}
-    pictures: list[Picture] = []
-    for entry in InvocationRegistry().all():
-        subject, address = subject_from(entry), (entry.host, entry.user)
-        try:
-            picture = final_status(subject)
-            if picture is None and address in unreachable:
-                picture = last_status(subject, unreachable[address])
-            picture = picture or look(subject)
-        except UsageError as error:  # its directory is gone, for example
-            picture = last_status(subject, error.message, reached=True)
-        if picture.unreachable:
-            unreachable[address] = picture.unreachable
-        pictures.append(picture)
+    pictures = look_at_all()
+    unreachable = [picture.unreachable for picture in pictures if picture.unreachable]
     if as_json:
         click.echo(_json(pictures))
     elif not pictures:
@@ -109,7 +95,7 @@ def _list(as_json: bool) -> int:
             for picture in pictures
         ]
         click.echo("\n".join(_table(("id", "created", "where", "tasks", "status"), rows)))
-        for why in dict.fromkeys(unreachable.values()):
+        for why in dict.fromkeys(unreachable):
             show_warning(f"not reachable: {why}")
     return UNREACHABLE if unreachable else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 import math
 import re
 from array import array
@@ -16,6 +17,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from msgspec import DecodeError
+from msgspec.json import decode, encode
 from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest, digest_bytes, encode_sorted
@@ -26,6 +29,7 @@ from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.schema import HttpTarget
 from holdfast.spec.selection import Selection
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, Undefined, expression, texts
+from holdfast.store.lines import find_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,6 +46,8 @@ _SENT = ("system", "prompt", "follow_ups")
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
 _MOST_SHAPES = 100_000
+_MARGIN: Final = 1 << 20
+"""bytes before the likely place of a row where the search for it begins"""
 
 
 class Sample(NamedTuple):
@@ -228,6 +234,41 @@ class Dataset:
                     remedy="Ids name samples: make them unique, or set dataset.id to a field that is.",
                 )
             places[sample.id] = sample.where
+
+    def find(self, name: str, near: float = 0.0) -> Sample | None:
+        """Return the sample of an id; None where there is none.
+
+        Where all rows of JSON lines are selected, the id is looked for in the files' bytes: a row at the end of a large
+        file is there at once. `near` is the share of the rows before it, as far as that is known.
+        """
+        if self._block is not None and self._selects_all and self._hub_path() is None:
+            for pair in self._rows_naming(name, near if self._block.shuffle is None else 0.0):
+                sample = self._sample(pair)
+                if sample.id == name:
+                    return sample
+        return next((sample for sample in self if sample.id == name), None)
+
+    @property
+    def _selects_all(self) -> bool:
+        block = self._block
+        return block is None or not (block.limit or block.offset or block.where or self._selection)
+
+    def _rows_naming(self, name: str, near: float) -> Iterator[tuple[str, Row]]:
+        """Yield rows that may have an id, from files of JSON lines as most programs write them."""
+        assert self._block is not None
+        field = encode(self._block.id or "id")
+        numbers = [field + separator + name.encode() for separator in (b": ", b":")] if name.isdecimal() else []
+        needles = list(dict.fromkeys([encode(name), json.dumps(name).encode(), *numbers]))
+        paths = self._files(self._block.path)
+        lines = [path for path in paths if path.suffix in (".jsonl", ".ndjson")]
+        for path in lines if self._block.format in (None, "jsonl") else ():
+            start = int(near * path.stat().st_size) - _MARGIN if len(paths) == 1 else 0
+            for needle in needles:
+                for _, line in find_lines(path, needle, start):
+                    with suppress(DecodeError):  # else the survey of the run would have refused the file
+                        row = decode(line)
+                        if isinstance(row, dict):
+                            yield str(path), row
 
     def _hub_path(self) -> str | None:
         path = self._block.path[0] if self._block else ""

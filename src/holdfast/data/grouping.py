@@ -70,7 +70,7 @@ class Groupings:
                 kind = "a mapping" if isinstance(value, dict) else "a list"
                 self._problems.setdefault(field, f"{where}: {field!r} is {kind}, and results need one value per row")
                 value = None
-            grouping.add(_as_text(value))
+            grouping.add(as_text(value))
             if len(grouping) > _MOST_VALUES:
                 message = f"{field!r} has more than {_MOST_VALUES:,} different values, which breaks nothing down"
                 raise ConfigError([Problem(self._where(field), message)])
@@ -97,7 +97,7 @@ class Groupings:
         return self._spec.document.where(written)
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return a value as the name of its group: texts as they are, other values as JSON."""
     if value is None or value != value:  # NaN, which JSON cannot hold
         return NO_VALUE

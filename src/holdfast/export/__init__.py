@@ -5,6 +5,7 @@
 `tables`    CSV and Parquet
 `junit`     a test report for CI
 `html`      a page to read and to send
+`comparison` runs compared, as a page to send
 `live`      exporters that follow a run while it is going on
 `names`     names of graders as other tools can have them
 `after_run` what an eval file and a command ask for when a run has ended, and results and transcripts in a folder

@@ -6,17 +6,29 @@
 `benchmark` the numbers of a benchmark as lm-eval computes them, pure
 `notices`  graders that checked nothing, in words
 `failures` why trials and grades are missing, and what was retried
+`example`  a trial that failed, for the end of a command
 `summary`  the lines below the table
 `outcome`  how a run ended, or why it stopped
 `verdicts` verdicts on an output by the present thresholds
 `metrics`  results.json and metrics.json
 `run_view` a run read back: rows × trials × verdicts
+`chat`     messages with their tool calls and the calls' results
+`checkpoints` verdicts on a trial: at its checkpoints and at its end
+`timeline` a trial turn by turn: messages, tool calls with results, checkpoints, failed attempts
+`file_changes` files of a workspace after a turn, and what became of them
+`histogram` distributions in bins with round bounds, pure
+`overview` a run as numbers for a page: funnel, distributions, activity
+`selection` trials by status and grader, samples by id
+`transcript` a trial in the terminal
 `preview`  the first prompt and a token estimate, before a run
 `table`    what a person sees at the end
 `breakdown_table` its tables by field, and of a benchmark's tasks and groups
 `paired`   two runs on the same samples, pure
 `compare`  finished runs read back, and what comparing them says
+`pairs`    compared runs sample by sample
+`alignment` two conversations side by side
 `suite`    runs of a suite side by side, and which differ from the best
+`suite_grid` runs by eval and target, for pages
 `pairwise` win rates and ratings of runs judged against each other, pure
 `gate`     whether a run may pass, pure
 """

@@ -66,7 +66,7 @@ def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_byte
     last: dict[tuple[str, str], ErrorHead] = {}
     if sum(path.stat().st_size for path in rundir.journals("errors") if path.exists()) > most_bytes:
         return failures
-    for head in _heads(rundir):
+    for head in read_error_heads(rundir):
         if head.final:
             last[head.key, head.where] = head
         else:
@@ -108,7 +108,8 @@ class _Pending:
         return bool(keys) and (verdict is None or verdict.status == "error")
 
 
-def _heads(rundir: RunDir) -> Iterator[ErrorHead]:
+def read_error_heads(rundir: RunDir) -> Iterator[ErrorHead]:
+    """Yield the failed attempts of a run as far as they are counted."""
     for path in rundir.journals("errors"):
         for line in scan(path):
             if line.sound and (head := read_error_head(line.data)) is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.canonical import digest
+from holdfast.conversation.script import Script
 from holdfast.data.dataset import Dataset
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError, UsageError
@@ -24,13 +25,26 @@ from holdfast.plan.changes import grader_alone
 from holdfast.plan.plan import Slot, Work, verdict_key
 from holdfast.report.verdicts import grading_rules, judge_output
 from holdfast.spec.load import eval_of_run
-from holdfast.store.index import OutputRef, VerdictRef, read_output, read_steps
-from holdfast.store.lines import LineRef, scan
-from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output
+from holdfast.store.index import (
+    Entry,
+    Index,
+    OutputRef,
+    VerdictRef,
+    keep_output,
+    keep_verdict,
+    read_grade_head,
+    read_output,
+    read_output_head,
+    read_steps,
+)
+from holdfast.store.lines import LineRef, count_lines, first_line_since, is_sound, scan, search
+from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterable, Iterator
 
+    from holdfast.data.dataset import Sample
+    from holdfast.report.verdicts import JudgedOutput
     from holdfast.spec.load import Eval
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics, Rule, TrialResult
@@ -43,6 +57,8 @@ _error = msgspec.json.Decoder(ErrorRecord)
 
 class _Keyed(msgspec.Struct):
     key: str
+    sample: str = ""
+    trial: int = 0
 
 
 _keyed = msgspec.json.Decoder(_Keyed)
@@ -60,6 +76,8 @@ class GradedTrial(NamedTuple):
     score: float | None
     panel: Panel
     """the graders that look at it"""
+    line: LineRef | None = None
+    """the place of the output in its journal"""
 
 
 class Pending(NamedTuple):
@@ -71,6 +89,22 @@ class Pending(NamedTuple):
     """why its last attempt failed; empty where there was none"""
     fields: dict[str, Any]
     """the row"""
+    key: str = ""
+    """under which its attempts and calls are recorded"""
+
+
+class RowRef(NamedTuple):
+    """A trial that is not read yet: its row, and where its output is."""
+
+    sample: Sample | None
+    """None where the dataset no longer has the row"""
+    trial: int
+    """0 without a sample: only the output tells"""
+    key: str
+    ref: OutputRef | None
+    """None where there is no output"""
+    error: str = ""
+    """why its last attempt failed, of a trial without an output"""
 
 
 class _Records(NamedTuple):
@@ -93,6 +127,8 @@ class RunView:
         self.manifest: Manifest = manifest
         self.missing_rows = 0
         """outputs whose row the dataset no longer has; counted while the trials are read"""
+        self._lines: dict[str, dict[str, list[LineRef]]] | None = None
+        """by kind of journal and key of the trial: lines, once trials are read one after the other"""
 
     @cached_property
     def spec(self) -> Eval:
@@ -121,7 +157,7 @@ class RunView:
     @property
     def graders(self) -> list[str]:
         """Names of the graders as metrics have them."""
-        return [place.name for place in self._places]
+        return [place.name for place in self.places]
 
     @property
     def missing_outputs(self) -> int:
@@ -129,30 +165,118 @@ class RunView:
         return 0 if self.metrics is None else max(0, self.metrics.outputs - len(self._records.outputs))
 
     @cached_property
-    def _places(self) -> list[GraderPlace]:
+    def script(self) -> Script:
+        """The templates of the user's messages."""
+        return Script(self.spec)
+
+    @cached_property
+    def places(self) -> list[GraderPlace]:
         """The graders with their thresholds and weights: the report's, and before there is one, the eval's."""
         rules = {**grading_rules(self.spec), **(self.metrics.rules if self.metrics else {})}
         return [_with_rule(place, rules[place.name]) for place in grader_places(self.spec)]
 
     @cached_property
-    def _work(self) -> Work:
-        return Work.of_run(self.manifest, tuple(map(self._slot, self._places)))
+    def work(self) -> Work:
+        """The keys of the run's trials and verdicts."""
+        return Work.of_run(self.manifest, tuple(map(self._slot, self.places)))
 
     @cached_property
     def _records(self) -> _Records:
         index = self.rundir.load(repair=False)
-        outputs = {key: ref for key, ref in index.outputs.items() if self._work.fits(ref)}
+        outputs = {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
+        lines = (line.data for path in self.rundir.journals("grades") for line in scan(path) if line.sound)
+        return self._with_grades(outputs, index.verdicts, lines)
+
+    def _with_grades(
+        self, outputs: dict[str, OutputRef], verdicts: dict[str, VerdictRef], lines: Iterable[bytes]
+    ) -> _Records:
         grades: dict[str, Grade] = {}
-        for path in self.rundir.journals("grades"):
-            for line in scan(path):
-                if line.sound:
-                    grade = _grade.decode(line.data)
-                    earlier = grades.get(grade.grade_key)
-                    if earlier is None or (earlier.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
-                        grades[grade.grade_key] = grade
-        records = _Records(outputs, index.verdicts, grades)
+        for line in lines:
+            grade = _grade.decode(line)
+            earlier = grades.get(grade.grade_key)
+            if earlier is None or (earlier.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
+                grades[grade.grade_key] = grade
+        records = _Records(outputs, verdicts, grades)
         self._add_earlier_keys(records)
         return records
+
+    def trial(
+        self, sample: str, number: int, *, line: LineRef | None = None, near: float = 0.0
+    ) -> GradedTrial | Pending | None:
+        """Return one trial without reading the others; None where the run has no such trial.
+
+        `line` is the place of its output and `near` the share of the rows before its row, where these are known.
+        """
+        row = self._row(sample, near) if 1 <= number <= self.manifest.trials else None
+        keys: tuple[str, ...] = ()
+        if row is not None:
+            typed = row.typed and "request_values" in self.manifest.identity.target
+            keys = self.work.keys_of(row.digest, number, typed=typed)
+        outputs = self._outputs_of(sample, number, line)
+        key = next((key for key in (*keys, *outputs) if key in outputs), None)
+        if key is not None:
+            fields = {} if row is None or key not in keys else dict(row.fields)
+            conditions = Conditions(self.spec)
+            records = self._records_of(key, outputs[key], conditions.panel_for(fields) if fields else None)
+            return self._trial(outputs[key], fields, conditions, records)
+        if row is None:
+            return None
+        attempts = {key: self.failed_attempts(key) for key in keys}
+        key = next((key for key in keys if attempts[key] or self.steps(key)), keys[0])
+        failures = [error for error in attempts[key] if error.where == "target"]
+        return Pending(sample, number, _cause(failures[-1]) if failures else "", dict(row.fields), key)
+
+    def _row(self, sample: str, near: float) -> Sample | None:
+        try:
+            return Dataset(self.spec).find(sample, near)
+        except HoldfastError:
+            return None  # the dataset cannot be read any more; an output does not need it
+
+    def _outputs_of(self, sample: str, number: int, at: LineRef | None) -> dict[str, OutputRef]:
+        """Find the outputs of a trial, by key: more than one where a worker was taken over, or the row has changed."""
+        index = Index()
+
+        def keep(line: LineRef, data: bytes) -> None:
+            head = read_output_head(data)
+            if head is not None and _named(data) == (sample, number):
+                keep_output(index, Entry(line, head))
+
+        if at is not None and is_sound(data := at.read()):
+            keep(at, data)
+        if not index.outputs:
+            words = b'"sample":%b,"trial":%d,' % (msgspec.json.encode(sample), number)
+            for path in self.rundir.journals("outputs"):
+                for line in search(path, words):
+                    keep(LineRef(path, line.offset, len(line.data)), line.data)
+        return {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
+
+    def _records_of(self, key: str, ref: OutputRef, panel: Panel | None) -> _Records:
+        """Read the verdicts on an output; with its panel only as many as there are, if none was given twice."""
+        index, lines = Index(), []
+        enough = panel is not None and not panel.reread and self._graded_once
+        for path in self.rundir.journals("grades"):
+            start = first_line_since(path, ref.started, _graded_at) if enough else 0
+            for line in search(path, _key_words(key), start):
+                head = read_grade_head(line.data) if line.data.startswith(_key_words(key)) else None
+                if head is None:
+                    continue
+                keep_verdict(index, head)
+                lines.append(line.data)
+                if enough and panel is not None and not self.work.missing(key, ref, index.verdicts, panel):
+                    return self._with_grades({key: ref}, index.verdicts, lines)
+        return self._with_grades({key: ref}, index.verdicts, lines)
+
+    @cached_property
+    def _graded_once(self) -> bool:
+        """True if the run is finished, and no grader has judged an output twice, as with `grade --again`.
+
+        Then the first verdict that is found is the one that counts. An error is no verdict, and may be repeated.
+        """
+        if self.metrics is None:
+            return False
+        verdicts = sum(each.passed + each.failed + each.skipped for each in self.metrics.graders.values())
+        errors = b',"status":"error",'  # in no text: quotation marks in texts are escaped
+        return sum(count_lines(path, errors) for path in self.rundir.journals("grades")) == verdicts
 
     def trials(self) -> Iterator[GradedTrial]:
         """Yield every trial that has an output."""
@@ -162,26 +286,37 @@ class RunView:
 
     def everything(self) -> Iterator[GradedTrial | Pending]:
         """Yield every trial, also those without an output, as far as the dataset can be read."""
+        if self._lines is None:
+            self._lines = {}
+        conditions = Conditions(self.spec)
+        for row in self.rows():
+            fields = {} if row.sample is None else dict(row.sample.fields)
+            if row.ref is not None:
+                yield self._trial(row.ref, fields, conditions, self._records)
+            elif row.sample is not None:
+                yield Pending(row.sample.id, row.trial, row.error, fields, row.key)
+
+    def rows(self) -> Iterator[RowRef]:
+        """Yield every trial unread: those of the dataset, as far as it can be read, then outputs without a row."""
         unread = dict(self._records.outputs)
         errors = self._errors()
-        conditions = Conditions(self.spec)
-        # Without such a mark all rows were sent as texts, also those that would not be now.
-        may_be_typed = "request_values" in self.manifest.identity.target
         try:
             for sample in Dataset(self.spec):
                 for number in range(1, self.manifest.trials + 1):
-                    typed = may_be_typed and sample.typed
-                    key = self._work.key(sample.digest, number, unread, errors, typed=typed)
+                    typed = self.may_be_typed and sample.typed
+                    key = self.work.key(sample.digest, number, unread, errors, typed=typed)
                     ref = unread.pop(key, None)
-                    if ref is not None:
-                        yield self._trial(ref, dict(sample.fields), conditions)
-                    else:
-                        yield Pending(sample.id, number, errors.get(key, ""), dict(sample.fields))
+                    yield RowRef(sample, number, key, ref, "" if ref else errors.get(key, ""))
         except HoldfastError:
             pass  # the dataset cannot be read any more; what follows does not need it
         self.missing_rows = len(unread)
-        for ref in unread.values():
-            yield self._trial(ref, {}, conditions)
+        for key, ref in unread.items():
+            yield RowRef(None, 0, key, ref)
+
+    @property
+    def may_be_typed(self) -> bool:
+        """True if requests may hold values; without this mark all rows were sent as texts."""
+        return "request_values" in self.manifest.identity.target
 
     def field_names(self) -> list[str]:
         """Return the names of all fields that some row has; none where the dataset cannot be read any more."""
@@ -193,19 +328,47 @@ class RunView:
 
     def steps(self, key: str) -> list[Step]:
         """Return the recorded calls of a trial, in the order in which they were made, where there are any."""
-        return read_steps(self._steps.get(key, ()))
+        return read_steps(self._lines_of("steps", key))
 
-    @cached_property
-    def _steps(self) -> dict[str, list[LineRef]]:
-        """Lines of recorded calls by the trial's key; the index drops them once there is an output."""
-        lines: dict[str, list[LineRef]] = {}
-        for path in self.rundir.journals("steps"):
-            for line in scan(path):
-                if line.sound:
-                    lines.setdefault(_keyed.decode(line.data).key, []).append(
-                        LineRef(path, line.offset, len(line.data))
-                    )
-        return lines
+    def failed_attempts(self, key: str) -> list[ErrorRecord]:
+        """Return the failed attempts of a trial, of its target and its graders, by time."""
+        return sorted(
+            (_error.decode(line.read()) for line in self._lines_of("errors", key)), key=lambda error: error.time
+        )
+
+    def checkpoint_grades(self, key: str) -> list[Grade]:
+        """Return the verdicts that checkpoints gave on a trial so far, the latest of each, in the order of turns."""
+        places: dict[tuple[str, int | None], GraderPlace] = {
+            (place.block.name, place.turn): place for place in self.places if place.turn is not None
+        }
+        grades: dict[str, Grade] = {}
+        for line in self._lines_of("grades", key):
+            grade = _grade.decode(line.read())
+            if (place := places.get((grade.grader, grade.turn))) is None:
+                continue
+            earlier = grades.get(place.name)
+            if earlier is None or (earlier.time or 0.0) <= (grade.time or 0.0):
+                status = apply_threshold(threshold(place.block), grade.status, grade.score)
+                grades[place.name] = msgspec.structs.replace(grade, grader=place.name, status=status)
+        return [grades[place.name] for place in places.values() if place.name in grades]
+
+    def _lines_of(self, journal: str, key: str) -> Iterable[LineRef]:
+        """Return the lines of a trial: one search for one trial, one pass where all are read."""
+        if self._lines is None:
+            return [
+                LineRef(path, line.offset, len(line.data))
+                for path in self.rundir.journals(journal)
+                for line in search(path, _key_words(key))
+                if line.data.startswith(_key_words(key))
+            ]
+        if journal not in self._lines:
+            lines = self._lines[journal] = {}
+            for path in self.rundir.journals(journal):
+                for line in scan(path):
+                    if line.sound:
+                        of_trial = lines.setdefault(_keyed.decode(line.data).key, [])
+                        of_trial.append(LineRef(path, line.offset, len(line.data)))
+        return self._lines[journal].get(key, ())
 
     def _slot(self, place: GraderPlace) -> Slot:
         fingerprint = self.manifest.fingerprints.graders.get(place.name, "")
@@ -216,39 +379,60 @@ class RunView:
         return Slot(fingerprint, place.turn, place.stops, threshold(place.block), place.block.measures, other)
 
     def _add_earlier_keys(self, records: _Records) -> None:
-        """Find verdicts on tokens and time that earlier versions recorded by the digest of the conversation alone."""
-        for slot in self._work.slots:
-            if not slot.measures:
-                continue
-            plain = slot._replace(measures=())
-            for key, ref in records.outputs.items():
-                if (moment := ref.at(slot.turn)) is None or (old := plain.keys(key, moment)[0]) not in records.grades:
-                    continue
-                new = slot.keys(key, moment)[0]
+        for key, ref in records.outputs.items() if any(slot.measures for slot in self.work.slots) else ():
+            for new, old in self._earlier_keys(key, ref, records.grades):
                 records.verdicts.setdefault(new, records.verdicts[old])
                 records.grades.setdefault(new, records.grades[old])
 
-    def _panel(self, ref: OutputRef, key: str, fields: dict[str, Any], conditions: Conditions) -> Panel:
-        """Return the graders that look at a row; of those with a `where`, if the row is gone, those with a verdict."""
-        if not fields:
-            everyone = frozenset(range(len(self._places)))
-            reread = self._graded(ref, key, Panel((), reread=everyone))
-            plain = self._graded(ref, key, Panel(()))
-            looking = (n for n in everyone if self._places[n].block.where is None or n in plain | reread)
-            return Panel(tuple(looking), reread=reread)
-        panel = conditions.panel_for(fields)
-        if not panel.reread:
-            return panel
-        # A run that was graded before lists had a meaning is shown as it was graded.
-        earlier = self._graded(ref, key, Panel(())) - self._graded(ref, key, panel)
-        return panel._replace(reread=panel.reread - earlier)
+    def _earlier_keys(self, key: str, ref: OutputRef, recorded: Container[str]) -> Iterator[tuple[str, str]]:
+        """Yield the present and the recorded key of verdicts on tokens and time that earlier versions recorded.
 
-    def _graded(self, ref: OutputRef, key: str, panel: Panel) -> frozenset[int]:
+        Those had the digest of the conversation alone in their key.
+        """
+        for slot in self.work.slots:
+            if slot.measures and (moment := ref.at(slot.turn)) is not None:
+                old = slot._replace(measures=()).keys(key, moment)[0]
+                if old in recorded:
+                    yield slot.keys(key, moment)[0], old
+
+    def judge(
+        self,
+        key: str,
+        ref: OutputRef,
+        row_panel: Panel | None,
+        verdicts: dict[str, VerdictRef] | None = None,
+    ) -> tuple[Panel, JudgedOutput]:
+        """Join an output with its verdicts: those of the run, or the given ones, by grade key.
+
+        `row_panel` are the graders that look at its row by their conditions; None if the row is gone.
+        """
+        if verdicts is None:
+            verdicts = self._records.verdicts
+        for new, old in list(self._earlier_keys(key, ref, verdicts)):
+            verdicts.setdefault(new, verdicts[old])
+        panel = self._panel(ref, key, verdicts, row_panel)
+        return panel, judge_output(self.work, self.places, key, ref, verdicts, panel)
+
+    def _panel(self, ref: OutputRef, key: str, verdicts: Container[str], row_panel: Panel | None) -> Panel:
+        """Return the graders that look at a row; of those with a `where`, if the row is gone, those with a verdict."""
+        if row_panel is None:
+            everyone = frozenset(range(len(self.places)))
+            reread = self._graded(ref, key, verdicts, Panel((), reread=everyone))
+            plain = self._graded(ref, key, verdicts, Panel(()))
+            looking = (n for n in everyone if self.places[n].block.where is None or n in plain | reread)
+            return Panel(tuple(looking), reread=reread)
+        if not row_panel.reread:
+            return row_panel
+        # A run that was graded before lists had a meaning is shown as it was graded.
+        earlier = self._graded(ref, key, verdicts, Panel(())) - self._graded(ref, key, verdicts, row_panel)
+        return row_panel._replace(reread=row_panel.reread - earlier)
+
+    def _graded(self, ref: OutputRef, key: str, verdicts: Container[str], panel: Panel) -> frozenset[int]:
         """Return the graders that have a verdict on an output under the keys that a panel gives them."""
         return frozenset(
             number
-            for number in range(len(self._places))
-            if any(each in self._records.grades for each in self._work.grade_keys(key, ref, number, panel))
+            for number in range(len(self.places))
+            if any(each in verdicts for each in self.work.grade_keys(key, ref, number, panel))
         )
 
     def _errors(self) -> dict[str, str]:
@@ -259,24 +443,42 @@ class RunView:
                 if line.sound:
                     error = _error.decode(line.data)
                     if error.where == "target":
-                        errors[error.key] = f"{error.kind}: {error.message}"
+                        errors[error.key] = _cause(error)
         return errors
 
-    def _trial(self, ref: OutputRef, fields: dict[str, Any], conditions: Conditions) -> GradedTrial:
+    def _trial(self, ref: OutputRef, fields: dict[str, Any], conditions: Conditions, records: _Records) -> GradedTrial:
         output = read_output(ref)
-        panel = self._panel(ref, output.key, fields, conditions)
-        recorded = self._records.verdicts
-        judged = judge_output(self._work, self._places, output.key, ref, recorded, panel)
+        recorded = records.verdicts
+        panel, judged = self.judge(output.key, ref, conditions.panel_for(fields) if fields else None, recorded)
         grades = []
         for number, verdict in judged.verdicts.items():
             if verdict is not None and verdict.recorded is not None:
-                key = verdict_key(self._work.grade_keys(output.key, ref, number, panel), recorded)
+                key = verdict_key(self.work.grade_keys(output.key, ref, number, panel), recorded)
                 assert key is not None
-                place, grade = self._places[number], self._records.grades[key]
+                place, grade = self.places[number], records.grades[key]
                 grades.append(
                     msgspec.structs.replace(grade, grader=place.name, status=verdict.status, weight=place.block.weight)
                 )
-        return GradedTrial(fields, output, grades, judged.status, judged.score, panel)
+        return GradedTrial(fields, output, grades, judged.status, judged.score, panel, ref.line)
+
+
+def _named(line: bytes) -> tuple[str, int]:
+    head = _keyed.decode(line)
+    return head.sample, head.trial
+
+
+def _key_words(key: str) -> bytes:
+    """Return what lines about a trial begin with."""
+    return b'{"key":%b,' % msgspec.json.encode(key)
+
+
+def _graded_at(line: bytes) -> float | None:
+    head = read_grade_head(line)
+    return None if head is None else head.time
+
+
+def _cause(error: ErrorRecord) -> str:
+    return f"{error.kind}: {error.message}"
 
 
 def _with_rule(place: GraderPlace, rule: Rule) -> GraderPlace:

@@ -12,25 +12,32 @@ from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.errors import BudgetReached, Fault, Interrupted, with_hint
 from holdfast.report.breakdown_table import breakdown_tables
+from holdfast.report.example import failure_lines
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
 from holdfast.spec.redact import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.report.outcome import Outcome
+    from holdfast.store.index import Spent
     from holdfast.store.metrics import GraderMetrics, Metrics
     from holdfast.store.rundir import RunDir
 
 
-def print_outcome(outcome: Outcome, command: str, again: str = "Use --fresh to start from scratch.") -> None:
-    """Print the numbers of a finished run, or how to resume an unfinished one."""
+def print_outcome(
+    outcome: Outcome, command: str, again: str = "Use --fresh to start from scratch.", run: str = ""
+) -> None:
+    """Print the numbers of a finished run, or how to resume an unfinished one.
+
+    `run` is how commands name the run; with it, the end says how to look at failures.
+    """
     console = make_console()
     if outcome.metrics is not None:
         if outcome.already:
@@ -43,24 +50,28 @@ def print_outcome(outcome: Outcome, command: str, again: str = "Use --fresh to s
             console.print(Text(f"gate not met: {missed}", style="bold red"))
     else:
         _print_unfinished(console, outcome, command)
+    for line in failure_lines(outcome, run) if run else ():
+        console.print(line, soft_wrap=True)
     console.print(f"run: {outcome.rundir.path}", soft_wrap=True)
 
 
-def _print_metrics(console: Console, outcome: Outcome, metrics: Metrics, *, so_far: bool = False) -> None:
+def draw_metrics(
+    metrics: Metrics, width: int, spent: Spent | None = None, wall: float | None = None, *, so_far: bool = False
+) -> Iterator[RenderableType]:
+    """Draw the numbers of a run. `spent` is what the run paid itself, `wall` how long this process took."""
     title = f"{metrics.eval} · {metrics.target}{' · incomplete' if so_far else ''}"
     if metrics.graders:
-        console.print(_scores(metrics, title, console.width, "ungraded" if so_far else "errors"))
-        for table, hidden in breakdown_tables(metrics, console.width):
-            console.print(table)
+        yield _scores(metrics, title, width, "ungraded" if so_far else "errors")
+        for table, hidden in breakdown_tables(metrics, width):
+            yield table
             if hidden:
-                console.print(f"… and {hidden:,} more; {'--display json' if so_far else 'metrics.json'} has them all")
+                yield f"… and {hidden:,} more; {'--display json' if so_far else 'metrics.json'} has them all"
     else:
-        console.print(Text(title, style="bold"))
-        console.print("Nothing was graded: the eval has no graders.")
-    for line in facts(metrics, outcome.spent, outcome.wall):
-        console.print(line)
+        yield Text(title, style="bold")
+        yield "Nothing was graded: the eval has no graders."
+    yield from facts(metrics, spent, wall)
     for notice in metrics.notices:
-        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+        yield Text(f"note: {notice}", style="yellow")
 
 
 def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
@@ -100,6 +111,11 @@ def _colour(values: GraderMetrics) -> str:
     if not values.n:
         return ""
     return "green" if not values.failed else "red" if not values.passed else "yellow"
+
+
+def _print_metrics(console: Console, outcome: Outcome, metrics: Metrics, *, so_far: bool = False) -> None:
+    for piece in draw_metrics(metrics, console.width, outcome.spent, outcome.wall, so_far=so_far):
+        console.print(piece, soft_wrap=isinstance(piece, Text) or None)
 
 
 def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = False) -> None:

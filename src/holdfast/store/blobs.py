@@ -40,14 +40,15 @@ class Blobs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def _path(self, digest: str) -> Path:
+    def path(self, digest: str) -> Path:
+        """Return where the contents of a digest are, or would be."""
         name = digest.removeprefix("sha256:").removesuffix("+x")
         return self._folder / name[:2] / name[2:]
 
     def keep(self, data: bytes) -> str:
         """Store contents durably and return their digest."""
         digest = digest_bytes(data)
-        path = self._path(digest)
+        path = self.path(digest)
         if path.exists():
             return digest
         make_directory(path.parent)
@@ -73,7 +74,7 @@ class Blobs:
 
     def read(self, digest: str) -> bytes:
         """Read the contents of a digest; raise ValueError if they do not match it, or it is not a digest."""
-        data = self._path(digest).read_bytes()
+        data = self.path(digest).read_bytes()
         if digest_bytes(data) != digest.removesuffix("+x"):
             raise ValueError(f"the content in files/ does not match its digest {digest[:80]}")
         return data

@@ -80,6 +80,11 @@ class RunSummary(msgspec.Struct, frozen=True):
     """time of the last write, seconds since the epoch"""
     created: str
     path: str
+    low: float | None = None
+    """lower end of the score's 95 % interval"""
+    high: float | None = None
+    cost: float | None = None
+    """dollars of the outputs and judges; None where it is not known, and while the run is not finished"""
 
     @property
     def progress(self) -> str:
@@ -149,6 +154,9 @@ def summarize_run(rundir: RunDir) -> RunSummary | None:
         "path": str(rundir.path),
         "score": metrics.score if metrics else None,
         "coverage": metrics.coverage if metrics else None,
+        "low": metrics.overall.low if metrics and metrics.overall else None,
+        "high": metrics.overall.high if metrics and metrics.overall else None,
+        "cost": (metrics.usage + metrics.judge_usage).cost if metrics else None,
         "done": metrics.outputs if metrics else _count_outputs(rundir),
     }
     if manifest is None:
@@ -166,7 +174,7 @@ def summarize_run(rundir: RunDir) -> RunSummary | None:
     status: Status = "finished" if metrics else "unfinished"
     if metrics and rundir.has_lost_lines(metrics):
         status, common["done"] = "damaged", _count_outputs(rundir)
-    if is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease"))):
+    if is_running(rundir):
         status = "running"
     return RunSummary(
         id=manifest.id,
@@ -178,6 +186,11 @@ def summarize_run(rundir: RunDir) -> RunSummary | None:
         created=manifest.created,
         **common,
     )
+
+
+def is_running(rundir: RunDir) -> bool:
+    """True if a process seems to write a run."""
+    return is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease")))
 
 
 def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -8,18 +8,23 @@ newline and its checksum matches, so a torn or corrupt line is ignored and its t
 
 from __future__ import annotations
 
+import mmap
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.json import decode, encode
 from xxhash import xxh3_64_hexdigest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_MARK = b',"sum":"'
-_TAIL = len(_MARK) + 16 + len(b'"}')
+_TAIL = len(b',"sum":"0123456789abcdef"}')
+_WINDOW: Final = 8 << 20
+"""bytes that are searched at once, so that other threads of the process are not kept waiting"""
+_NEAR: Final = 1 << 16
+"""bytes to which a position is narrowed down; they are searched faster than halved further"""
 
 
 def seal(body: bytes) -> bytes:
@@ -41,8 +46,7 @@ def with_source(line: bytes, source: str) -> bytes:
 
 def is_sound(line: bytes) -> bool:
     """True if a line, without its newline, is whole and unchanged."""
-    head, tail = line[:-_TAIL], line[-_TAIL:]
-    return tail.startswith(_MARK) and tail.endswith(b'"}') and tail[len(_MARK) : -2] == xxh3_64_hexdigest(head).encode()
+    return line[-_TAIL:] == b',"sum":"%b"}' % xxh3_64_hexdigest(line[:-_TAIL]).encode()
 
 
 class LineRef(NamedTuple):
@@ -84,6 +88,77 @@ def scan(path: Path, start: int = 0) -> Iterator[Line]:
 def scan_raw(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the whole lines of a journal file, unchecked, with their offsets: for readers that need only a few."""
     return ((offset, raw[:-1]) for offset, raw in _raw(path) if raw.endswith(b"\n"))
+
+
+def search(path: Path, words: bytes, start: int = 0) -> Iterator[Line]:
+    """Yield the sound lines of a journal file that contain these bytes, without reading the others line by line."""
+    for offset, data in find_lines(path, words, start):
+        if is_sound(data):
+            yield Line(offset, data, sound=True, whole=True)
+
+
+def find_lines(path: Path, words: bytes, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and text of each whole line of a file that contains these bytes. A missing file has none.
+
+    The search begins at an offset where the line is likely to be, and goes on at the beginning of the file.
+    """
+    with _mapped(path) as content:
+        turn = content.rfind(b"\n", 0, min(start, len(content))) + 1 if start > 0 else 0
+        for position, end in ((turn, len(content)), (0, turn)):
+            while position < end:
+                match = content.find(words, position, min(end, position + _WINDOW + len(words) - 1))
+                if match < 0:
+                    position += _WINDOW
+                    continue
+                offset, newline = content.rfind(b"\n", 0, match) + 1, content.find(b"\n", match)
+                if newline < 0:
+                    break
+                yield offset, content[offset:newline]
+                position = newline + 1
+
+
+def first_line_since(path: Path, moment: float, time_of: Callable[[bytes], float | None]) -> int:
+    """Return the offset of the first line from a moment on, in a file whose lines are in the order of time.
+
+    In a file that is not, the offset is a guess. `time_of` returns None for a line that does not say when it was.
+    """
+    with _mapped(path) as content:
+        low, high = 0, len(content)
+        while high - low > _NEAR:
+            middle = content.rfind(b"\n", low, (low + high) // 2) + 1 or low
+            newline = content.find(b"\n", middle, high)
+            time = time_of(content[middle:newline]) if newline >= 0 else None
+            if time is None or time >= moment:
+                high = (low + high) // 2
+            else:
+                low = newline + 1
+        return low
+
+
+def count_lines(path: Path, without: bytes) -> int:
+    """Return the number of whole lines of a file, less those that contain some bytes, at most once each."""
+    with _mapped(path) as content:
+        count = 0
+        for position in range(0, len(content), _WINDOW):
+            count += content[position : position + _WINDOW].count(b"\n")
+            count -= content[position : position + _WINDOW + len(without) - 1].count(without)
+        return count
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
+    """Map a file; a missing or empty one is no bytes."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        yield b""
+        return
+    with file:
+        if not os.fstat(file.fileno()).st_size:
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
 
 
 def _raw(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -13,15 +13,13 @@ from holdfast.errors import ManifestError, ResultsError
 from holdfast.store.durable import make_directory, replacing, sync_directory
 from holdfast.store.index import Index, load_index
 from holdfast.store.manifest import Manifest, decode_manifest
-from holdfast.store.metrics import Metrics, Results
+from holdfast.store.metrics import Metrics, Results, TrialResult
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.versions import check_version, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from holdfast.store.metrics import TrialResult
 
 T = TypeVar("T")
 
@@ -31,6 +29,9 @@ ARCHIVE: Final = "archived"
 
 class _Version(msgspec.Struct):
     schema_version: Any = msgspec.field(name="schemaVersion", default=None)
+
+
+_trial_result = msgspec.json.Decoder(TrialResult)
 
 
 class RunDir:
@@ -127,6 +128,23 @@ class RunDir:
         if results is None:
             raise self._damaged(self.results, "there is no such file")
         return results.trials
+
+    def iterate_results(self) -> Iterator[TrialResult]:
+        """Yield every trial with its verdicts, without holding all of them."""
+        if not self.results.exists():
+            raise self._damaged(self.results, "there is no such file")
+        with self.results.open("rb") as file:
+            head = file.readline()
+            if not head.endswith(b'"trials":[\n'):  # not as we write it: a trial per line
+                yield from self.read_results()
+                return
+            try:
+                self._check(self.results, msgspec.json.decode(head[:-1] + b"]}", type=_Version).schema_version)
+                for line in file:
+                    if not line.startswith(b"]"):
+                        yield _trial_result.decode(line.rstrip(b",\n"))
+            except msgspec.DecodeError as error:
+                raise self._damaged(self.results, error) from error
 
     def newer(self, manifest: Manifest) -> str | None:
         """Return a notice if a newer Holdfast began the run."""

@@ -6,10 +6,8 @@ registry is a convenience: the directory on the cluster is authoritative.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,9 +15,11 @@ import msgspec
 from holdfast.cluster.remote.ledger import Record  # noqa: TC001 - msgspec reads it
 from holdfast.errors import UsageError
 from holdfast.store.durable import make_directory, replacing
+from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 def new_invocation() -> str:
@@ -51,8 +51,7 @@ class InvocationRegistry:
     """The invocations that this user submitted from this machine, one file each."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        home = Path(os.environ.get("HOLDFAST_HOME") or Path.home() / ".holdfast")
-        self.folder = folder or home / "invocations"
+        self.folder = folder or home_directory() / "invocations"
 
     def add(self, invocation: Invocation) -> None:
         """Add an invocation, or replace the one of the same id."""

@@ -100,6 +100,17 @@ def _line(file: str, data: bytes) -> LogLine:
     return LogLine(file, data.decode(errors="replace"))
 
 
+def read_end(transport: Transport, folder: str, pattern: str, most: int) -> tuple[str, list[str]]:
+    """Return the name of the newest log and its last lines, at most so many bytes; an empty name if there is no log."""
+    sizes = transport.list_files(folder, pattern)
+    if not sizes:
+        return "", []
+    name, size = sizes[-1]
+    start = max(0, size - most)
+    lines = transport.read(f"{folder}/{name}", start, size - start).decode(errors="replace").splitlines()
+    return name, lines[1:] if start else lines
+
+
 def task_prefix(names: Sequence[str], number: int) -> str:
     """Return what the lines of a task begin with: nothing for the only task, `[gsm8k.1] ` if names repeat."""
     name = names[number]

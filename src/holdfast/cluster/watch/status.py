@@ -20,6 +20,7 @@ from holdfast.cluster.remote.invocation import End, InvocationFile, StartRecord,
 from holdfast.cluster.remote.ledger import NOT_FOUND, Record, fold
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import ACTIVE, JobName
+from holdfast.cluster.watch.find import subject_from
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound
@@ -182,6 +183,29 @@ def look(subject: Subject, registry: InvocationRegistry | None = None) -> Pictur
     if unreachable is None:
         _Cache(registry or InvocationRegistry()).put(picture)
     return _select_task(picture, subject.task)
+
+
+def look_at_all(registry: InvocationRegistry | None = None) -> list[Picture]:
+    """Return the status of all invocations of this user, the newest first.
+
+    Clusters are not asked about finished ones, and only once if they do not answer.
+    """
+    registry = registry or InvocationRegistry()
+    unreachable: dict[tuple[str | None, str | None], str] = {}
+    pictures = []
+    for entry in registry.all():
+        subject, address = subject_from(entry), (entry.host, entry.user)
+        try:
+            picture = final_status(subject, registry)
+            if picture is None and address in unreachable:
+                picture = last_status(subject, unreachable[address], registry)
+            picture = picture or look(subject, registry)
+        except UsageError as error:  # its directory is gone, for example
+            picture = last_status(subject, error.message, registry, reached=True)
+        if picture.unreachable:
+            unreachable[address] = picture.unreachable
+        pictures.append(picture)
+    return pictures
 
 
 def _select_task(picture: Picture, task: int | None) -> Picture:

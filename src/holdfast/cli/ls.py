@@ -1,0 +1,155 @@
+"""`holdfast ls`: list runs, and how commands choose among them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from holdfast.cli.flags import Positive
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.errors import UsageError
+from holdfast.spec.schema import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.store.catalog import RunSummary
+
+_STATUS_COLOURS: Final = {
+    "running": "cyan",
+    "unfinished": "yellow",
+    "finished": "green",
+    "foreign": "yellow",
+    "damaged": "red",
+}
+_SPARE: Final = {"size": 7, "dataset": 6, "cost": 5, "interval": 4, "progress": 3, "done": 3, "target": 2, "age": 1}
+"""columns that a narrow terminal does without, the highest first"""
+
+
+def run_filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose runs."""
+    options = [
+        click.option("--model", metavar="TEXT", help="Only runs whose target contains this text."),
+        click.option("--dataset", metavar="TEXT", help="Only runs whose dataset contains this text."),
+        click.option(
+            "--status",
+            type=click.Choice(list(_STATUS_COLOURS), case_sensitive=False),
+            help="Only runs with this status.",
+        ),
+        click.option(
+            "--older-than",
+            metavar="AGE",
+            help="Only runs last written longer ago than this, such as 90s, 5m, 2h or 7d.",
+        ),
+        click.option("--archived", is_flag=True, help="Only runs that --fresh archived."),
+        runs_dir_option,
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command("ls")
+@click.argument("name", required=False, metavar="[EVAL]")
+@click.option("-n", "limit", type=Positive(), metavar="N", help="Only the N newest runs [default: all].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@run_filters
+def command(name: str | None, limit: int | None, as_json: bool, **options: Any) -> int:
+    """List the runs, the newest first; with EVAL, those of evals whose name contains this text.
+
+    The list is tab-separated if the output is not a terminal.
+    """
+    runs = [run for run in select_runs(options) if _contains(run.name, name)][:limit]
+    titles = ("id", "name", "target", "status", "done", "score", "interval", "cost", "dataset", "size", "age")
+    return show_runs(runs, titles, as_json=as_json, empty=f"no runs in {runs_directory(options['runs_dir'])}")
+
+
+def show_runs(
+    runs: Sequence[RunSummary], titles: Sequence[str], *, as_json: bool = False, empty: str = "no runs"
+) -> int:
+    """Print runs: as a table that fits the terminal, tab-separated into a pipe, or as JSON."""
+    if as_json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode(runs).decode() + "\n")
+        return 0
+    from rich.text import Text
+
+    from holdfast.display.grid import Column, fit_table, make_console
+
+    cells = [[_cell(run, title) for title in titles] for run in runs]
+    if not sys.stdout.isatty():
+        for row in (titles, *cells):
+            click.echo("\t".join(row))
+        return 0
+    words = ("status", "id")
+    columns = [
+        Column(title, title in ("name", "target", "dataset"), _SPARE.get(title, 0), title in words) for title in titles
+    ]
+    rows = [
+        [
+            Text(cell, _STATUS_COLOURS[cell]) if title == "status" else cell
+            for title, cell in zip(titles, row, strict=True)
+        ]
+        for row in cells
+    ]
+    console = make_console()
+    console.print(fit_table(columns, rows, console.width, plain=True) if rows else empty)
+    return 0
+
+
+def _cell(run: RunSummary, title: str) -> str:
+    from holdfast.display.format import dollars, interval_text, printable
+
+    match title:
+        case "done":
+            return run.progress
+        case "score":
+            return run.score_text
+        case "interval":
+            return "-" if run.low is None else interval_text(run.low, run.high)
+        case "cost":
+            return "-" if run.cost is None else dollars(run.cost)
+        case "size":
+            return run.size_text
+        case _:
+            return printable(str(getattr(run, title)), keep="")
+
+
+def select_runs(options: dict[str, Any]) -> list[RunSummary]:
+    """List the runs that the options of `run_filters` choose, the most recently written first."""
+    from holdfast.store.catalog import list_runs
+
+    for name in ("model", "dataset", "older_than"):
+        if options[name] is not None and not options[name].strip():
+            option = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{option} is empty, which would choose every run", remedy="Give a value, or leave it out."
+            )
+    root = runs_directory(options["runs_dir"])
+    if not root.is_dir() and (options["runs_dir"] is not None or "HOLDFAST_RUNS_DIR" in os.environ):
+        raise UsageError(f"{root} is not a directory", remedy="Give the directory that holds the runs as --runs-dir.")
+    older = None if options["older_than"] is None else _age(options["older_than"])
+    return [
+        run
+        for run in list_runs(root, archived=options["archived"])
+        if _contains(run.target, options["model"])
+        and _contains(run.dataset, options["dataset"])
+        and (options["status"] is None or run.status == options["status"].lower())
+        and (older is None or run.age_seconds > older)
+    ]
+
+
+def _contains(text: str, part: str | None) -> bool:
+    return part is None or part.casefold() in text.casefold()
+
+
+def _age(text: str) -> float:
+    try:
+        days = text.strip().lower().removesuffix("d") if text.strip().lower().endswith("d") else None
+        return float(days) * 86400 if days is not None else float(parse_duration(text))
+    except ValueError:
+        raise UsageError(f"--older-than: {text!r} is not an age such as 90s, 5m, 2h or 7d") from None

@@ -1,0 +1,158 @@
+"""`holdfast show`: a run, its failures, or one conversation, in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.completion import complete_runs, complete_samples
+from holdfast.cli.flags import Positive
+from holdfast.cli.runs import find_run, run_name, runs_dir_option, runs_directory
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from holdfast.report.run_view import RunView
+    from holdfast.report.selection import Chosen
+    from holdfast.report.timeline import Timeline
+
+_SHOWN = 5
+"""failures in the summary of a run"""
+
+
+@click.command("show")
+@click.argument("run", shell_complete=complete_runs)
+@click.argument("sample", required=False, metavar="[SAMPLE[/TRIAL]]", shell_complete=complete_samples)
+@click.option("--failed", is_flag=True, help="Show all trials that failed.")
+@click.option("--errors", is_flag=True, help="Show all trials that have errors.")
+@click.option("--grader", metavar="NAME", help="Only trials that this grader failed, or could not grade.")
+@click.option("-n", "limit", type=Positive(), metavar="N", help="Only the first N trials [default: all].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the whole conversations.")
+@runs_dir_option
+def command(
+    run: str,
+    sample: str | None,
+    failed: bool,
+    errors: bool,
+    grader: str | None,
+    limit: int | None,
+    as_json: bool,
+    runs_dir: Path | None,
+) -> int:
+    """Show RUN: its numbers and what failed. With SAMPLE, show the conversation, with its checkpoints and verdicts.
+
+    SAMPLE is the id of a sample or the beginning of it; /TRIAL chooses one of several trials.
+
+    \b
+    holdfast show 17ff --failed
+    holdfast show 17ff q42
+
+    On a terminal, long output goes through $PAGER.
+    """
+    from holdfast.report.run_view import RunView
+    from holdfast.report.selection import Chosen, Criteria, find_graders
+    from holdfast.store.rundir import RunDir
+
+    view = RunView(RunDir(find_run(run, runs_directory(runs_dir))))
+    if sample is not None:
+        if failed or errors or grader or limit:
+            raise UsageError("--failed, --errors, --grader and -n are for a whole run", remedy="Leave out the sample.")
+        timelines = list(_timelines(view, sample))
+        return _print_json(timelines) if as_json else _print_timelines(timelines)
+    statuses = tuple(status for status, chosen in (("failed", failed), ("error", errors)) if chosen)
+    graders = find_graders(view, grader) if grader is not None else ()
+    chosen = Chosen(view, Criteria(statuses or ("failed", "error"), graders))
+    everything = bool(statuses or graders)
+    if as_json:
+        return _print_run_json(view, chosen, limit)
+    from holdfast.display.paging import print_paged
+
+    print_paged(_draw_run(view, chosen, limit or (None if everything else _SHOWN), whole=not everything))
+    return 0
+
+
+def _timelines(view: RunView, name: str) -> Iterator[Timeline]:
+    """Yield the trials of a sample, or the one that is named."""
+    from holdfast.report.selection import find_sample
+    from holdfast.report.timeline import trial_timeline
+
+    sample, number = find_sample(view, name)
+    for each in range(1, view.manifest.trials + 1) if number is None else (number,):
+        if (trial := view.trial(sample, each)) is not None:
+            yield trial_timeline(view, trial)
+
+
+def _print_timelines(timelines: Iterable[Timeline]) -> int:
+    from rich.text import Text
+
+    from holdfast.display.paging import print_paged
+    from holdfast.report.transcript import Writer, draw_timeline
+
+    def pieces() -> Iterator[RenderableType]:
+        write = Writer(terminal=sys.stdout.isatty())
+        for number, timeline in enumerate(timelines):
+            yield from [Text()] if number else []
+            yield from draw_timeline(timeline, write)
+
+    print_paged(pieces())
+    return 0
+
+
+def _draw_run(view: RunView, chosen: Chosen, most: int | None, *, whole: bool) -> Iterator[RenderableType]:
+    """Draw the wanted trials; the `whole` run begins with its numbers, and has only the first few of them."""
+    from rich.text import Text
+
+    from holdfast.display.format import printable
+    from holdfast.display.grid import make_console
+    from holdfast.plan.changes import format_count
+    from holdfast.report.timeline import trial_timeline
+    from holdfast.report.transcript import Writer, draw_failure, draw_run
+
+    write = Writer(terminal=sys.stdout.isatty())
+    name = run_name(view.rundir)
+    if whole:
+        yield from draw_run(view, chosen, make_console().width)
+    else:
+        manifest = view.manifest
+        counted = f"{len(chosen):,} of {format_count(chosen.counts.total(), 'trial')}"
+        yield Text(printable(f"{counted} · {manifest.name} · {manifest.target} · {manifest.id}", ""), "bold")
+    last = None
+    for trial in chosen.trials(most):
+        last = trial_timeline(view, trial, contents=False)
+        yield from draw_failure(last, write, lines=2 if whole else 10)
+    if (more := 0 if most is None else len(chosen) - most) > 0:
+        all_of_them = f": holdfast show {name} {'--failed' if chosen.counts['failed'] else '--errors'}" if whole else ""
+        yield Text(f"\n… and {format_count(more, 'trial')} more{all_of_them}")
+    if last is not None:
+        yield Text(f"a whole conversation: holdfast show {name} {shlex.quote(printable(last.sample, ''))}")
+
+
+def _print_run_json(view: RunView, chosen: Chosen, most: int | None) -> int:
+    """Print the run with the wanted trials, as they are read."""
+    import msgspec
+
+    from holdfast.report.timeline import trial_timeline
+    from holdfast.store.catalog import summarize_run
+
+    metrics = None if view.metrics is None else view.metrics.to_dict()
+    head = {"run": summarize_run(view.rundir), "counts": dict(chosen.counts), "metrics": metrics}
+    sys.stdout.write(msgspec.json.encode(head)[:-1].decode() + ',"trials":[')
+    for number, trial in enumerate(chosen.trials(most)):
+        sys.stdout.write(",\n" if number else "\n")
+        sys.stdout.write(msgspec.json.encode(trial_timeline(view, trial)).decode())
+    sys.stdout.write("\n]}\n")
+    return 0
+
+
+def _print_json(timelines: list[Timeline]) -> int:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(timelines).decode() + "\n")
+    return 0

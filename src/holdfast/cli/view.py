@@ -1,0 +1,176 @@
+"""`holdfast view`: see runs in the browser."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import click
+
+from holdfast.cli.completion import complete_runs
+from holdfast.cli.errors import show_note
+from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.store.rundir import RunDir
+    from holdfast.view.guard import AccessRules
+
+_PORT = 4653
+
+
+@click.command("view")
+@click.argument("runs", nargs=-1, metavar="[RUN]…", shell_complete=complete_runs)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=_PORT,
+    metavar="N",
+    help=f"Port to listen on, or the next free one [default: {_PORT}].",
+)
+@click.option(
+    "--socket",
+    "socket_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PATH",
+    help="Listen on a Unix socket that only you may open, instead of a port.",
+)
+@click.option("--no-open", is_flag=True, help="Do not open the browser.")
+@click.option("--host", default="127.0.0.1", metavar="ADDR", help="Address to listen on [default: 127.0.0.1].")
+@click.option("--allow-network", is_flag=True, help="With --host, let other machines connect, unencrypted.")
+@runs_dir_option
+def command(
+    runs: tuple[str, ...],
+    port: int,
+    socket_path: Path | None,
+    no_open: bool,
+    host: str,
+    allow_network: bool,
+    runs_dir: Path | None,
+) -> int:
+    """See runs in the browser: all of them, one RUN (path or id), or several RUNs compared.
+
+    The server only reads, and follows runs that are being written. It answers only on this machine and only to those
+    who have the key in the address that it prints. Ctrl-C ends it.
+    """
+    from holdfast.store.home import home_directory
+    from holdfast.view.guard import AccessRules, read_key
+    from holdfast.view.server import is_loopback, listen, listen_on_socket, names_of, serve
+    from holdfast.view.site import Site
+
+    if not is_loopback(host) and not allow_network:
+        raise UsageError(
+            f"--host {host} would let other machines connect: whoever sees the traffic sees the key and all runs",
+            remedy="Leave --host out and forward the port with ssh -L, or give --allow-network as well.",
+        )
+    root = runs_directory(runs_dir)
+    named = _named_runs(runs, root)
+    if not named and not _has_something(root):
+        raise UsageError(
+            f"no runs in {root}",
+            remedy="Give the directory that holds the runs as --runs-dir, or begin a run with `holdfast eval`.",
+        )
+    home = home_directory()
+    key = read_key(home)
+    if socket_path is not None:
+        listener = listen_on_socket(socket_path)
+        rules = AccessRules(key)
+    else:
+        listener = listen(host, port)
+        if (bound := listener.getsockname()[1]) != port:
+            show_note(f"port {port} is in use; this is {bound}")
+        names = frozenset() if is_loopback(host) else names_of(host)
+        rules = AccessRules(key, AccessRules.names | names, bound, any_address=host in ("0.0.0.0", "::"))  # noqa: S104 - compared
+    page = f"/compare/{'/'.join(named)}" if len(named) > 1 else f"/run/{next(iter(named))}" if named else "/"
+
+    def ready() -> None:
+        address = _address(rules, host, page)
+        click.echo(f"Showing {', '.join(str(run.path) for run in named.values()) or root} at\n  {address}")
+        for line in _forwarding(rules, socket_path, os.environ):
+            click.echo(line)
+        if socket_path is None and not no_open and _can_open(os.environ):
+            _open_browser(address, home)
+
+    try:
+        asyncio.run(serve(Site(root, home, named), rules, listener, ready))
+    finally:
+        if socket_path is not None:
+            socket_path.unlink(missing_ok=True)
+    sys.stdout.flush()
+    os._exit(0)  # a thread may still be reading a large run, or waiting for a cluster; nothing would be lost
+
+
+def _named_runs(names: tuple[str, ...], root: Path) -> dict[str, RunDir]:
+    from holdfast.store.rundir import RunDir
+
+    named: dict[str, RunDir] = {}
+    for name in names:
+        rundir = RunDir(find_run(name, root))
+        manifest = rundir.read_manifest()
+        if manifest is None:
+            raise UsageError(f"{rundir.path} is not a run directory: it has no manifest.json")
+        if manifest.id in named:
+            raise UsageError(
+                f"{name} is named twice, or is a copy: its id is {manifest.id}, as of {named[manifest.id].path}"
+            )
+        named[manifest.id] = rundir
+    return named
+
+
+def _has_something(root: Path) -> bool:
+    from holdfast.cluster.remote.registry import InvocationRegistry
+    from holdfast.store.catalog import find_runs
+
+    return any(True for _ in find_runs(root)) or bool(InvocationRegistry().all())
+
+
+def _address(rules: AccessRules, host: str, page: str) -> str:
+    name = "127.0.0.1" if host in ("0.0.0.0", "::", "localhost") else f"[{host}]" if ":" in host else host  # noqa: S104
+    query = urlencode({"key": rules.key} | ({"to": page} if page != "/" else {}), safe="/")
+    return f"http://{name}:{rules.port or _PORT}/open?{query}"
+
+
+def _forwarding(rules: AccessRules, socket_path: Path | None, variables: Mapping[str, str]) -> list[str]:
+    """Return the command that makes the address work on the user's own machine, where that is another one."""
+    connection = variables.get("SSH_CONNECTION", "").split()
+    if not connection and socket_path is None:
+        return []
+    server, ssh_port = connection[2:4] if len(connection) == 4 else (os.uname().nodename, "22")
+    here = str(socket_path.absolute()) if socket_path is not None else f"127.0.0.1:{rules.port}"
+    port = ["-p", ssh_port] if ssh_port != "22" else []
+    user = variables.get("USER") or variables.get("LOGNAME")
+    command = ["ssh", "-N", *port, "-L", f"{rules.port or _PORT}:{here}", f"{user}@{server}" if user else server]
+    return ["Run this on your own machine first:", f"  {shlex.join(command)}"]
+
+
+def _can_open(variables: Mapping[str, str]) -> bool:
+    """True if a browser would open on the user's own screen, and not as text in this terminal."""
+    if variables.get("SSH_CONNECTION"):
+        return False
+    return sys.platform == "darwin" or any(variables.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+def _open_browser(address: str, home: Path) -> None:
+    """Open the address through a file: other users can see the arguments of a browser, and the key would be in them."""
+    import threading
+    import webbrowser
+    from html import escape
+
+    from holdfast.view.guard import write_private
+
+    path = home / "view.html"
+    link = escape(address, quote=True)
+    write_private(
+        path,
+        '<!doctype html><meta charset="utf-8"><title>Holdfast</title>'
+        f'<meta http-equiv="refresh" content="0;url={link}"><p><a href="{link}">Open Holdfast</a></p>\n',
+    )
+    # Some browsers are waited for until they are closed.
+    threading.Thread(target=webbrowser.open, args=(path.absolute().as_uri(),), daemon=True).start()

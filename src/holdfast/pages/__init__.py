@@ -1,0 +1,5 @@
+"""Pages in HTML, for the browser and for files to send.
+
+`environment` the templates, which escape everything that they are given
+`prose`       Markdown as HTML that stays inert
+"""

@@ -1,0 +1,150 @@
+"""The messages of a conversation for readers: text, images, and tool calls with their results beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct, UnsetType
+
+from holdfast.targets.trace import calls_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from holdfast.targets.trace import Seen
+
+_ONE_LINE: Final = 72
+"""bytes of JSON that are not spread over lines"""
+_READ_APART: Final = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning"}
+)
+
+
+class MessageImage(Struct, frozen=True, kw_only=True):
+    """An image of a message."""
+
+    address: str
+    """as the message has it: a `data:` address holds the image itself"""
+
+    @property
+    def inline(self) -> bool:
+        """True if a page can show the image without asking anybody for it."""
+        kind, _, rest = self.address.partition(";")
+        return kind in _SHOWN_IMAGES and rest.startswith("base64,")
+
+
+_SHOWN_IMAGES: Final = frozenset({"data:image/png", "data:image/jpeg", "data:image/gif", "data:image/webp"})
+
+
+class ToolUse(Struct, frozen=True, kw_only=True):
+    """A tool call with its result."""
+
+    name: str
+    arguments: str
+    """indented JSON; as the model wrote them where they are not JSON"""
+    result: str | None = None
+    """None if the conversation does not have it"""
+    answer: int | None = None
+    """number of the message that held the result"""
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True):
+    """A message of the conversation. Tool messages are results of their calls, unless they answer none."""
+
+    number: int
+    """from 1, in the whole conversation"""
+    role: str
+    name: str | None = None
+    text: str = ""
+    reasoning: str = ""
+    """the model's thoughts, where it reports them"""
+    images: list[MessageImage] = []
+    calls: list[ToolUse] = []
+    others: dict[str, Any] = {}
+    """further fields of the message"""
+    hidden_before: int = 0
+    """messages before this one that were left out"""
+    hidden_from: int = 0
+    """number of the first of them"""
+
+
+def read_messages(messages: Iterable[Mapping[str, Any]]) -> list[ChatMessage]:
+    """Return messages in the form of the timeline, with the results of tool calls beside the calls."""
+    numbered = list(enumerate(messages, 1))
+    calls: dict[int, list[Seen]] = {}
+    answers: dict[int, tuple[int, Any]] = {}
+    """by the identity of a call: the number of the message that answers it, and the content of that message"""
+    last: dict[str, Seen] = {}
+    joined: set[int] = set()
+    for number, message in numbered:
+        role = message.get("role")
+        if role in ("tool", "function"):
+            about = str(message.get("tool_call_id" if role == "tool" else "name"))
+            if (call := last.get(about)) is not None and id(call) not in answers:
+                answers[id(call)] = number, message.get("content")
+                joined.add(number)
+            continue
+        calls[number] = list(calls_in({**message, "role": "assistant"}))
+        last |= {call.id or call.name: call for call in calls[number]}
+    return [
+        _message(number, message, [_use(call, message, answers.get(id(call))) for call in calls.get(number, ())])
+        for number, message in numbered
+        if number not in joined
+    ]
+
+
+def _use(call: Seen, message: Mapping[str, Any], answer: tuple[int, Any] | None) -> ToolUse:
+    if not call.name:  # not a call of the chat API: shown as it is
+        return ToolUse(name="?", arguments=as_text(message.get("tool_calls") or message.get("function_call")))
+    number, content = answer or (None, None if isinstance(call.result, UnsetType) else call.result)
+    result = None if answer is None and content is None else _content_text(content)
+    return ToolUse(name=call.name, arguments=as_text(call.arguments), result=result, answer=number)
+
+
+def listed_call(name: str, arguments: Any, result: Any) -> ToolUse:
+    """Return a tool call that stands beside the messages."""
+    return ToolUse(name=name, arguments=as_text(arguments), result=None if result is None else as_text(result))
+
+
+def _message(number: int, message: Mapping[str, Any], calls: list[ToolUse]) -> ChatMessage:
+    name = message.get("name") or message.get("tool_call_id")
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return ChatMessage(
+        number=number,
+        role=str(message.get("role") or "?"),
+        name=str(name) if name else None,
+        text=_content_text(content),
+        reasoning=as_text(message.get("reasoning_content") or message.get("reasoning") or ""),
+        images=[image for part in parts if (image := _image(part)) is not None],
+        calls=calls,
+        others={str(key): value for key, value in message.items() if key not in _READ_APART and value is not None},
+    )
+
+
+def _content_text(content: Any) -> str:
+    if not isinstance(content, list):
+        return "" if content is None else as_text(content)
+    texts = []
+    for part in content:  # parts, as the chat API has them; what is neither text nor image is shown as it is
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif _image(part) is None:
+            texts.append(as_text(part))
+    return "\n".join(texts)
+
+
+def _image(part: Any) -> MessageImage | None:
+    image = part.get("image_url") if isinstance(part, dict) else None
+    address = image.get("url") if isinstance(image, dict) else image
+    return MessageImage(address=address) if isinstance(address, str) else None
+
+
+def as_text(value: Any) -> str:
+    """Return a text as it is, and anything else as JSON: on one line where it is short, else indented."""
+    if isinstance(value, str):
+        return value
+    encoded = msgspec.json.encode(value)
+    indent = 0 if len(encoded) <= _ONE_LINE else 2
+    return msgspec.json.format(encoded, indent=indent).decode()

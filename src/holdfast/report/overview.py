@@ -1,0 +1,570 @@
+"""A run as numbers for a page: metrics, checkpoint funnel, distributions, and what happened when.
+
+`metrics.json` has the numbers of a finished run. What it does not have, and the numbers so far of an unfinished one, is
+counted by `TrialsTally`, trial by trial, wherever they are read from; no transcript is needed for it.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Struct, UnsetType
+
+from holdfast.graders.build import threshold
+from holdfast.plan.changes import identity_changes
+from holdfast.report.checkpoints import gravest
+from holdfast.report.failures import read_error_heads
+from holdfast.report.histogram import Histogram, make_histogram, score_histogram
+from holdfast.report.run_view import Pending
+from holdfast.report.stats import estimate, wilson
+from holdfast.report.tally import Tally
+from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, ValueMetrics  # noqa: TC001 - msgspec reads it
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from holdfast.graders.build import GraderPlace
+    from holdfast.report.checkpoints import BandState, TrialStatus
+    from holdfast.report.run_view import GradedTrial, RunView
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.records import GradeStatus
+    from holdfast.store.rundir import RunDir
+
+    PlaceVerdict = tuple[TrialStatus, float | None]
+
+_ENDS: Final = frozenset((0.0, 1.0))
+_MOST_BINS: Final = 60
+_DAY: Final = 86400
+_STEPS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, _DAY)
+"""seconds of a bin of the activity; beyond, whole days"""
+_MOST_ERROR_BYTES: Final = 64_000_000
+"""of `errors.jsonl`: a longer one is not read for a plot"""
+_MANY: Final = 6
+"""graders beyond which breakdowns have no columns for those of checkpoints"""
+FEW: Final = 30
+"""samples below which an interval is too wide to tell values apart, so that a breakdown marks them"""
+
+
+class FunnelStep(Struct, frozen=True, kw_only=True):
+    """A checkpoint: how many trials came to it, and what became of them."""
+
+    turn: int
+    graders: list[str]
+    stops: bool
+    """a failure ends the conversation"""
+    trials: int
+    """trials with an output that it applies to"""
+    reached: int
+    passed: int
+    failed: int
+    ended_here: int
+    """of those that failed: their conversation ended because of it"""
+    error: int
+    pending: int
+    """reached, and not graded yet"""
+    share: float | None
+    """of those that reached it and were graded: how many passed"""
+    low: float | None
+    high: float | None
+
+    @property
+    def names(self) -> list[str]:
+        """The graders as the eval file names them."""
+        return [name.partition("/")[2] or name for name in self.graders]
+
+    @property
+    def not_reached(self) -> int:
+        """Number of trials whose conversation ended before it."""
+        return self.trials - self.reached
+
+
+class ActivityBin(Struct, frozen=True):
+    """What happened in a span of time."""
+
+    start: float
+    """seconds since the epoch"""
+    outputs: int
+    errors: dict[str, int]
+    """failed attempts by kind"""
+
+
+class Activity(Struct, frozen=True, kw_only=True):
+    """Outputs and failed attempts over time; pauses between processes are empty bins."""
+
+    seconds: float
+    """of one bin"""
+    bins: list[ActivityBin]
+
+    @property
+    def most(self) -> int:
+        """The largest count in a bin."""
+        return max(max(each.outputs, sum(each.errors.values())) for each in self.bins)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of failed attempts, the most frequent first."""
+        return [kind for kind, _ in sum((Counter(each.errors) for each in self.bins), Counter()).most_common()]
+
+
+class GraderRow(Struct, frozen=True, kw_only=True):
+    """A grader with its numbers."""
+
+    name: str
+    turn: int | None
+    metrics: GraderMetrics
+    scores: Histogram | None = None
+    """only of scores that are not 0 or 1 alone"""
+
+
+class Changes(Struct, frozen=True):
+    """What differs from the nearest earlier run of the eval."""
+
+    run: str
+    target: str
+    created: str
+    changes: list[str]
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """A run in numbers."""
+
+    run: str
+    eval: str
+    target: str
+    created: str
+    finished: str | None
+    """when the report was written; None while the run is not finished"""
+    holdfast: str
+    folder: str
+    """of the run, and of the eval above it"""
+    dataset: list[str]
+    samples: int
+    trials: int
+    """per sample"""
+    total: int
+    outputs: int | None
+    graded: int | None
+    statuses: dict[str, int] | None
+    """all trials by status: `error` and `pending` also without an output"""
+    coverage: float | None
+    passed: float | None
+    """share of the trials that pass every grader"""
+    overall: GraderMetrics | None
+    graders: list[GraderRow]
+    by: dict[str, dict[str, ValueMetrics]]
+    benchmark: BenchmarkMetrics | None
+    tokens: int | None
+    """None if unknown"""
+    cost: float | None
+    judge_tokens: int | None
+    judge_cost: float | None
+    """of the judges; None if unknown, and while the run is not finished"""
+    seconds: float | None
+    """with work in flight; unknown while the run is not finished"""
+    funnel: list[FunnelStep] | None
+    histograms: list[Histogram] | None
+    activity: Activity | None
+    notices: list[str]
+    configuration: dict[str, Any]
+    changes: Changes | None
+
+    @property
+    def rows(self) -> list[tuple[str, GraderMetrics]]:
+        """The graders' numbers by name, and those of the trials as a whole where there are several."""
+        rows = [(row.name, row.metrics) for row in self.graders]
+        return [*rows, ("overall", self.overall)] if self.overall is not None and len(rows) > 1 else rows
+
+    @property
+    def extra(self) -> list[str]:
+        """Counts that are not 0 for every grader."""
+        names = ("skipped", "errors", "not_reached")
+        return [name for name in names if any(getattr(values, name) for _, values in self.rows)]
+
+    @property
+    def passes(self) -> list[int]:
+        """The smallest and the largest k of pass@k, where there are several trials."""
+        ks = sorted({k for _, values in self.rows for k in values.pass_at})
+        return [ks[0], ks[-1]] if len(ks) > 1 else []
+
+    @property
+    def compared(self) -> list[str]:
+        """The graders that breakdowns have columns for: all, or of many those at the end."""
+        names = [row.name for row in self.graders]
+        if len(names) > _MANY:
+            names = [row.name for row in self.graders if row.turn is None][:_MANY]
+        return names
+
+    @property
+    def figures(self) -> bool:
+        """True if there is a distribution to plot."""
+        curve = self.overall is not None and len(self.overall.pass_at) > 2
+        return bool(self.histograms) or curve or any(row.scores for row in self.graders)
+
+    @property
+    def counted(self) -> bool:
+        """True if the trials were counted; else only what `metrics.json` has is known."""
+        return self.funnel is not None
+
+
+class TrialNumbers(NamedTuple):
+    """A trial with an output, as far as an overview counts it."""
+
+    sample: str
+    status: TrialStatus
+    score: float | None
+    grades: Mapping[str, PlaceVerdict]
+    """status and score by grader as metrics name it; without graders that do not look at the row"""
+    turns: int
+    stopped: bool
+    """a checkpoint ended the conversation"""
+    tokens: int | None
+    cost: float | None
+    started: float
+    seconds: float
+    first_token: float | None
+    copied: bool = False
+    """the output comes from another run"""
+
+
+class ManyTrials(NamedTuple):
+    """Trials with an output, counted elsewhere: for large runs, of which one by one would take too long."""
+
+    statuses: Counter[str]
+    scores: Mapping[str, Iterable[float]]
+    """by grader"""
+    bands: Mapping[int, Mapping[tuple[BandState, bool], int]]
+    """by turn of a checkpoint: how often it came to a state, and whether the conversation ended there"""
+    seconds: Iterable[float]
+    first_tokens: Iterable[float]
+    tokens: Iterable[float]
+    costs: Iterable[float]
+    ends: Iterable[float]
+    """when trials ended that were not copied from other runs, in seconds since the epoch"""
+
+
+def count_trial(tally: TrialsTally, places: Sequence[GraderPlace], trial: GradedTrial | Pending) -> None:
+    """Count a trial as a run is read back."""
+    if isinstance(trial, Pending):
+        tally.add_missing("error" if trial.error else "pending")
+    else:
+        tally.add(trial_numbers(places, trial))
+
+
+def trial_numbers(places: Sequence[GraderPlace], trial: GradedTrial) -> TrialNumbers:
+    """Return what an overview counts of a trial."""
+    output = trial.output
+    grades: dict[str, PlaceVerdict] = {grade.grader: (grade.status, grade.score) for grade in trial.grades}
+    stopped = bool(output.stopped_by)
+    for number in trial.panel.graders:
+        place = places[number]
+        if place.name not in grades:
+            missed = stopped if place.turn is None else place.turn > output.turns
+            grades[place.name] = ("not_reached" if missed else "pending", None)
+    failed_to_grade = any(grade.status == "error" for grade in trial.grades)
+    return TrialNumbers(
+        output.sample,
+        trial.status if trial.status != "error" or failed_to_grade else "pending",
+        trial.score,
+        grades,
+        output.turns,
+        stopped,
+        output.usage.tokens,
+        output.usage.cost,
+        output.timing.started,
+        output.timing.seconds,
+        output.timing.first_token,
+        not isinstance(output.source, UnsetType),
+    )
+
+
+class _Reached:
+    """The trials at one checkpoint."""
+
+    def __init__(self, trials: int) -> None:
+        self.states: Counter[str] = Counter()
+        self.ended_here = 0
+        self._passes: dict[str, list[int]] | None = None if trials == 1 else {}
+        """by sample: passed, and graded; None where each sample has one trial"""
+
+    def add_many(self, bands: Mapping[tuple[BandState, bool], int]) -> None:
+        for (state, ended), count in bands.items():
+            self.states[state] += count
+            self.ended_here += ended * count
+
+    def add(self, trial: TrialNumbers, turn: int, statuses: Iterable[TrialStatus]) -> None:
+        state = gravest(statuses)
+        self.states[state] += 1
+        self.ended_here += state == "failed" and trial.stopped and trial.turns == turn
+        if self._passes is not None and state in ("passed", "failed"):
+            counts = self._passes.setdefault(trial.sample, [0, 0])
+            counts[0] += state == "passed"
+            counts[1] += 1
+
+    def share(self) -> tuple[float | None, float | None, float | None]:
+        """Return the pass rate among those that were graded, with its interval."""
+        graded = self.states["passed"] + self.states["failed"]
+        if not graded:
+            return None, None, None
+        if self._passes is None:
+            share = self.states["passed"] / graded
+            return share, *wilson(share, graded)
+        sums = [float(passed) for passed, _ in self._passes.values()]
+        result = estimate(sums, [count for _, count in self._passes.values()], proportion=True)
+        return result.mean, result.low, result.high
+
+
+class TrialsTally:
+    """Counts trials, in any order, for an overview."""
+
+    def __init__(self, view: RunView) -> None:
+        self._places = view.places
+        self._trials = view.manifest.trials
+        self._finished = view.metrics is not None
+        self.outputs = 0
+        self.statuses: Counter[str] = Counter()
+        """of trials with an output"""
+        self.missing: Counter[str] = Counter()
+        """statuses of trials without one: `error` where an attempt has failed, else `pending`"""
+        self._reached = {place.turn: _Reached(self._trials) for place in self._places if place.turn is not None}
+        self._names = {turn: [place.name for place in self._places if place.turn == turn] for turn in self._reached}
+        self._seconds, self._first_tokens, self._tokens, self._costs = (array("d") for _ in range(4))
+        self._ends = array("d")
+        self._scores: dict[str, array[float]] = {place.name: array("d") for place in self._places}
+        self._verdicts: list[tuple[str, TrialStatus, float | None, Mapping[str, PlaceVerdict]]] = []
+        """of an unfinished run: what its numbers so far are made of"""
+
+    def add_missing(self, status: str) -> None:
+        """Count a trial that has no output."""
+        self.missing[status] += 1
+
+    def add(self, trial: TrialNumbers) -> None:
+        """Count a trial that has an output."""
+        self.outputs += 1
+        self.statuses[trial.status] += 1
+        for turn, reached in self._reached.items():
+            statuses = [trial.grades[name][0] for name in self._names[turn] if name in trial.grades]
+            if statuses:
+                reached.add(trial, turn, statuses)
+        for name, (_, score) in trial.grades.items():
+            if score is not None and name in self._scores:
+                self._scores[name].append(score)
+        self._seconds.append(trial.seconds)
+        for values, value in (
+            (self._first_tokens, trial.first_token),
+            (self._tokens, trial.tokens),
+            (self._costs, trial.cost),
+        ):
+            if value is not None:
+                values.append(value)
+        if not trial.copied:
+            self._ends.append(trial.started + trial.seconds)
+        if not self._finished:
+            self._verdicts.append((trial.sample, trial.status, trial.score, trial.grades))
+
+    def add_many(self, trials: ManyTrials) -> None:
+        """Count trials of a finished run in which each sample has one trial."""
+        self.outputs += trials.statuses.total()
+        self.statuses += trials.statuses
+        for turn, bands in trials.bands.items():
+            self._reached[turn].add_many(bands)
+        for grader, scores in trials.scores.items():
+            self._scores[grader].extend(scores)
+        self._seconds.extend(trials.seconds)
+        self._first_tokens.extend(trials.first_tokens)
+        self._tokens.extend(trials.tokens)
+        self._costs.extend(trials.costs)
+        self._ends.extend(trials.ends)
+
+    def funnel(self, spec_stops: Mapping[int, bool]) -> list[FunnelStep]:
+        """Return the checkpoints by turn."""
+        steps = []
+        for turn, reached in self._reached.items():
+            states = reached.states
+            share, low, high = reached.share()
+            steps.append(
+                FunnelStep(
+                    turn=turn,
+                    graders=self._names[turn],
+                    stops=spec_stops.get(turn, False),
+                    trials=states.total(),
+                    reached=states.total() - states["not_reached"],
+                    passed=states["passed"],
+                    failed=states["failed"],
+                    ended_here=reached.ended_here,
+                    error=states["error"],
+                    pending=states["pending"],
+                    share=share,
+                    low=low,
+                    high=high,
+                )
+            )
+        return steps
+
+    def histograms(self) -> list[Histogram]:
+        """Return the distributions of what is known."""
+        measures: list[tuple[str, str, Sequence[float]]] = [
+            ("Time per trial", "seconds", self._seconds),
+            ("Time to the first token", "seconds", self._first_tokens),
+            ("Tokens per trial", "tokens", self._tokens),
+            ("Cost per trial", "dollars", self._costs if any(self._costs) else ()),
+        ]
+        histograms = [
+            make_histogram(name, unit, values, unknown=self.outputs - len(values), whole=unit == "tokens")
+            for name, unit, values in measures
+        ]
+        return [histogram for histogram in histograms if histogram is not None]
+
+    def scores(self, grader: str) -> Histogram | None:
+        """Return the distribution of a grader's scores, unless they are all 0 or 1."""
+        scores = self._scores[grader]
+        return None if _ENDS.issuperset(scores) else score_histogram(grader, scores)
+
+    def spent(self) -> tuple[int | None, float | None]:
+        """Return tokens and dollars of all outputs; None where one of them is unknown."""
+        tokens = round(sum(self._tokens)) if len(self._tokens) == self.outputs else None
+        return tokens, math.fsum(self._costs) if len(self._costs) == self.outputs else None
+
+    def activity(self, rundir: RunDir) -> Activity | None:
+        """Return outputs and failed attempts over time."""
+        errors = list(_error_times(rundir))
+        times = [*self._ends, *(time for time, _ in errors)]
+        if not times:
+            return None
+        first, last = min(times), max(times)
+        step = _activity_step(last - first)
+        start = first - first % step
+        outputs: Counter[int] = Counter(int((end - start) // step) for end in self._ends)
+        kinds: dict[int, Counter[str]] = {}
+        for time, kind in errors:
+            kinds.setdefault(int((time - start) // step), Counter())[kind] += 1
+        return Activity(
+            seconds=step,
+            bins=[
+                ActivityBin(start + number * step, outputs[number], dict(kinds.get(number, {})))
+                for number in range(int((last - start) // step) + 1)
+            ],
+        )
+
+    def numbers_so_far(self) -> tuple[GraderMetrics | None, dict[str, GraderMetrics]]:
+        """Return the statistics of an unfinished run: of the trials as a whole, and by grader."""
+        overall = Tally(self._trials)
+        tallies = {place.name: Tally(self._trials) for place in self._places}
+        ordered = sorted(self._verdicts, key=lambda verdict: verdict[0])
+        for _, trials in groupby(ordered, key=lambda verdict: verdict[0]):
+            of_sample = list(trials)
+            overall.add(_decided((status, score) for _, status, score, _ in of_sample if status != "error"))
+            for name, tally in tallies.items():
+                tally.add(_decided(grades[name] for *_, grades in of_sample if name in grades))
+        by_grader = {
+            place.name: msgspec.structs.replace(
+                tallies[place.name].summary(), threshold=threshold(place.block), weight=place.block.weight
+            )
+            for place in self._places
+        }
+        return overall.summary() if self._places else None, by_grader
+
+
+def _decided(verdicts: Iterable[PlaceVerdict]) -> list[tuple[GradeStatus, float | None]]:
+    return [(status, score) for status, score in verdicts if status != "pending"]
+
+
+def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | None = None) -> Overview:
+    """Return a run in numbers; without a tally, what `metrics.json` has."""
+    manifest, metrics = view.manifest, view.metrics
+    total = manifest.dataset.count * manifest.trials
+    stops = {checkpoint.after_turn: checkpoint.stops for checkpoint in view.spec.checkpoints}
+    if metrics is not None:
+        overall, by_grader = metrics.overall, metrics.graders
+    else:
+        overall, by_grader = (None, {}) if tally is None else tally.numbers_so_far()
+    statuses = None if tally is None else dict(tally.statuses + tally.missing)
+    decided = 0 if tally is None else tally.statuses["passed"] + tally.statuses["failed"]
+    graded = None if tally is None else tally.outputs - tally.statuses["error"] - tally.statuses["pending"]
+    passed_so_far = tally.statuses["passed"] / decided if tally is not None and decided else None
+    tokens_so_far, cost_so_far = (None, None) if tally is None else tally.spent()
+    return Overview(
+        run=manifest.id,
+        eval=manifest.name,
+        target=manifest.target,
+        created=manifest.created,
+        finished=None if metrics is None else metrics.timing.finished,
+        holdfast=manifest.holdfast,
+        folder="/".join(view.rundir.path.resolve().parts[-2:]),
+        dataset=manifest.dataset.source,
+        samples=manifest.dataset.count,
+        trials=manifest.trials,
+        total=total,
+        outputs=tally.outputs if metrics is None and tally is not None else metrics.outputs if metrics else None,
+        graded=metrics.graded if metrics is not None else graded,
+        statuses=statuses,
+        coverage=metrics.coverage if metrics is not None else None if graded is None else graded / max(1, total),
+        passed=metrics.passed if metrics is not None else passed_so_far,
+        overall=overall,
+        graders=[
+            GraderRow(
+                name=place.name,
+                turn=place.turn,
+                metrics=by_grader[place.name],
+                scores=None if tally is None else tally.scores(place.name),
+            )
+            for place in view.places
+            if place.name in by_grader
+        ],
+        by=metrics.by if metrics is not None and metrics.graders else {},
+        benchmark=metrics.benchmark if metrics is not None else None,
+        tokens=metrics.usage.tokens if metrics is not None else tokens_so_far,
+        cost=metrics.usage.cost if metrics is not None else cost_so_far,
+        judge_tokens=None if metrics is None else metrics.judge_usage.tokens,
+        judge_cost=None if metrics is None else metrics.judge_usage.cost,
+        seconds=metrics.timing.seconds if metrics is not None else None,
+        funnel=None if tally is None else tally.funnel(stops),
+        histograms=None if tally is None else tally.histograms(),
+        activity=None if tally is None else tally.activity(view.rundir),
+        notices=metrics.notices if metrics is not None else [],
+        configuration=manifest.eval,
+        changes=changes,
+    )
+
+
+def _error_times(rundir: RunDir) -> Iterator[tuple[float, str]]:
+    if sum(path.stat().st_size for path in rundir.journals("errors") if path.exists()) <= _MOST_ERROR_BYTES:
+        yield from ((head.time, head.kind) for head in read_error_heads(rundir))
+
+
+def _activity_step(span: float) -> float:
+    for step in _STEPS:
+        if span / step < _MOST_BINS - 1:
+            return float(step)
+    days = 1
+    while span / (days * _DAY) >= _MOST_BINS - 1:
+        days += 1
+    return float(days * _DAY)
+
+
+def changes_since(view: RunView, runs: Iterable[Manifest]) -> Changes | None:
+    """Return what changed since the nearest earlier run of the eval: the one with most parts equal, then the newest."""
+    ours = view.manifest
+    earlier = [
+        manifest
+        for manifest in runs
+        if manifest.name == ours.name and manifest.id != ours.id and manifest.created <= ours.created
+    ]
+    if not earlier:
+        return None
+    parts = msgspec.to_builtins(ours.fingerprints)
+
+    def nearness(manifest: Manifest) -> tuple[int, str]:
+        theirs = msgspec.to_builtins(manifest.fingerprints)
+        return sum(theirs.get(part) == value for part, value in parts.items()), manifest.created
+
+    nearest = max(earlier, key=nearness)
+    same_rows = nearest.fingerprints.dataset == ours.fingerprints.dataset
+    changes = identity_changes(nearest.identity, ours.identity, same_rows=same_rows)
+    if not same_rows:
+        changes.append(f"other rows ({nearest.dataset.count:,} → {ours.dataset.count:,})")
+    return Changes(nearest.id, nearest.target, nearest.created, changes)

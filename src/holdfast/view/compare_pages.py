@@ -1,0 +1,193 @@
+"""`/compare/ID/ID…`: runs compared; `/compare/ID/ID/trial/SAMPLE/N`: two conversations; `/suite`: evals and targets."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from holdfast.errors import UsageError
+from holdfast.report.alignment import SideBySide, align
+from holdfast.report.compare import read_scores
+from holdfast.report.pairs import RunComparison, compare_runs, take_rows
+from holdfast.report.suite_grid import SuiteGrid, suite_grid
+from holdfast.report.timeline import trial_timeline
+from holdfast.view.site import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aiohttp import web
+
+    from holdfast.report.compare import ScoredRun
+    from holdfast.report.run_view import RunView
+    from holdfast.view.site import Site
+
+_ROWS: Final = 100
+"""samples of one page"""
+_KEPT: Final = 4
+"""comparisons that are kept for the next page, and runs whose scores are kept"""
+_MOST_RUNS: Final = 12
+_RUN: Final = "[0-9a-f]+"
+
+
+class ComparePage(RunComparison, frozen=True, kw_only=True):
+    """Runs compared."""
+
+    here: str
+    """address of the comparison"""
+    query: str
+    """the part of this page's address after it that chooses samples"""
+    swapped: str
+    """address of the comparison the other way round; empty for more than two runs"""
+    grid: str
+    """address of the runs as a grid, where they are of several evals; else empty"""
+    previous: str
+    next: str
+
+
+class BesidePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Two conversations side by side."""
+
+    talk: SideBySide
+    up: str
+    trials: list[str]
+    """addresses of the trials of the sample"""
+    position: int
+    """among the samples that were chosen, from 1; 0: it is not among them"""
+    total: int
+    previous: str
+    next: str
+
+
+class SuitePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Evals and targets."""
+
+    grid: SuiteGrid
+    links: list[str]
+    """by row: address of the comparison of its runs, where there are several finished ones"""
+
+
+def routes(site: Site) -> list[web.RouteDef]:
+    """Return the routes of these pages."""
+    comparisons = _Comparisons(site)
+
+    async def compare(request: web.Request) -> web.Response:
+        runs = request.match_info["runs"].split("/")
+        return await site.respond(request, "compare.html", partial(comparisons.page, runs, request.query))
+
+    async def beside(request: web.Request) -> web.Response:
+        names = request.match_info
+        runs, number = [names["first"], names["second"]], int(names["number"])
+        make = partial(comparisons.beside, runs, names["sample"], number, request.query)
+        return await site.respond(request, "beside.html", make)
+
+    async def suite(request: web.Request) -> web.Response:
+        runs = request.match_info.get("runs", "").split("/")
+        return await site.respond(request, "suite.html", partial(_suite, site, [run for run in runs if run]))
+
+    return [
+        *site.page(
+            f"/compare/{{first:{_RUN}}}/{{second:{_RUN}}}/trial/{{sample:[^/]+}}/{{number:[1-9][0-9]*}}", beside
+        ),
+        *site.page(f"/compare/{{runs:{_RUN}(?:/{_RUN})+}}", compare),
+        *site.page(f"/suite/{{runs:{_RUN}(?:/{_RUN})*}}", suite),
+        *site.page("/suite", suite),
+    ]
+
+
+class _Comparisons:
+    """Comparisons that were asked for last, with the runs they were made of: kept until one of these changes."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._scored: dict[str, tuple[RunView, ScoredRun]] = {}
+        self._kept: dict[tuple[str, ...], tuple[list[RunView], RunComparison]] = {}
+
+    def page(self, runs: Sequence[str], query: Mapping[str, str]) -> ComparePage:
+        views, comparison = self._compare(runs, query)
+        text = query.get("start", "")
+        start = min(int(text), comparison.total) if text.isdecimal() and len(text) < 10 else 0
+        shown = take_rows(comparison, views, start, _ROWS)
+        here = f"/compare/{'/'.join(runs)}"
+        chosen = {"metric": shown.metric, "show": shown.show}
+
+        def at(first: int) -> str:
+            return f"{here}?{urlencode({**chosen, 'start': first})}#samples"
+
+        evals = {side.eval for side in shown.runs}
+        return ComparePage(
+            **msgspec.structs.asdict(shown),
+            here=here,
+            query=f"?{urlencode(chosen)}",
+            swapped=f"/compare/{runs[1]}/{runs[0]}" if len(runs) == 2 else "",
+            grid=f"/suite/{'/'.join(runs)}" if len(evals) > 1 else "",
+            previous=at(max(0, start - _ROWS)) if start else "",
+            next=at(start + _ROWS) if start + _ROWS < shown.total else "",
+        )
+
+    def beside(self, runs: Sequence[str], sample: str, number: int, query: Mapping[str, str]) -> BesidePage:
+        views, comparison = self._compare(runs, query)
+        timelines = []
+        for view in views:
+            if (trial := view.trial(sample, number)) is None:
+                raise NotFound(f"run {view.manifest.id} has no trial {number} of sample {sample!r}")
+            timelines.append(trial_timeline(view, trial, contents=False))
+        here = f"/compare/{'/'.join(runs)}"
+        suffix = f"?{urlencode({name: query[name] for name in ('metric', 'show') if name in query})}".rstrip("?")
+
+        def at(name: str, trial: int = 1) -> str:
+            return f"{here}/trial/{quote(name, safe='')}/{trial}{suffix}"
+
+        samples = [row.sample for row in comparison.rows]
+        place = samples.index(sample) if sample in samples else -1
+        return BesidePage(
+            talk=align(*timelines),
+            up=f"{here}{suffix}#samples",
+            trials=[at(sample, each) for each in range(1, min(view.manifest.trials for view in views) + 1)],
+            position=place + 1,
+            total=len(samples),
+            previous=at(samples[place - 1]) if place > 0 else "",
+            next=at(samples[place + 1]) if 0 <= place < len(samples) - 1 else "",
+        )
+
+    def _compare(self, runs: Sequence[str], query: Mapping[str, str]) -> tuple[list[RunView], RunComparison]:
+        if len(set(runs)) < len(runs):
+            raise NotFound("a run is compared with itself", remedy="Name each run once.")
+        if len(runs) > _MOST_RUNS:
+            raise NotFound(f"a comparison has at most {_MOST_RUNS} runs", remedy="Show more of them as a grid: /suite.")
+        views = [self._site.run(run) for run in runs]
+        metric, show = query.get("metric"), query.get("show")
+        key = (*runs, metric or "", show or "")
+        kept = self._kept.pop(key, None)
+        if kept is None or any(ours is not theirs for ours, theirs in zip(kept[0], views, strict=True)):
+            try:
+                scored = [self._scores(run, view) for run, view in zip(runs, views, strict=True)]
+                kept = views, compare_runs(scored, metric=metric, show=show)
+            except UsageError as error:  # a run is not finished, or there is no such metric
+                raise NotFound(error.message, remedy=error.remedy) from error
+        self._kept[key] = kept
+        while len(self._kept) > _KEPT:
+            self._kept.pop(next(iter(self._kept)), None)
+        return kept
+
+    def _scores(self, run: str, view: RunView) -> ScoredRun:
+        kept = self._scored.pop(run, None)
+        if kept is None or kept[0] is not view:
+            kept = view, read_scores(view)
+        self._scored[run] = kept
+        while len(self._scored) > _MOST_RUNS:
+            self._scored.pop(next(iter(self._scored)), None)
+        return kept[1]
+
+
+def _suite(site: Site, runs: Sequence[str]) -> SuitePage:
+    rundirs = [site.rundir(run) for run in runs] if runs else [rundir for _, rundir in site.rundirs()]
+    grid = suite_grid(rundirs)
+    links = []
+    for row in grid.rows:
+        finished = [cell.run for cell in row.cells if cell is not None and cell.score is not None]
+        links.append(f"/compare/{'/'.join(finished[:_MOST_RUNS])}" if len(finished) > 1 else "")
+    return SuitePage(grid=grid, links=links)

@@ -1,0 +1,160 @@
+"""Numbers of a run that its trials are counted for: funnel, distributions, activity; once for each state of the run.
+
+Counting a million trials takes seconds, so it goes on beside the pages. A page waits for a moment and otherwise shows
+what was counted before, if anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import compress
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from holdfast.report.checkpoints import gravest
+from holdfast.report.overview import ManyTrials, TrialNumbers, TrialsTally, run_overview
+from holdfast.view.table import STATUSES, score_column, status_column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.report.checkpoints import BandState, TrialStatus
+    from holdfast.report.overview import Overview
+    from holdfast.report.run_view import RunView
+    from holdfast.view.columns import Columns
+    from holdfast.view.site import Site
+    from holdfast.view.table import TrialTable
+
+_PATIENCE: Final = 0.25
+"""seconds that a page waits"""
+_KEPT: Final = 8
+"""runs whose numbers are kept"""
+_STATUS: Final[tuple[TrialStatus, ...]] = tuple("pending" if status == "ungraded" else status for status in STATUSES)
+"""by the numbers that columns have for statuses, less one"""
+
+
+_COLUMNS: Final = (
+    *("at", "status", "score", "turns", "stopped", "tokens", "cost", "started", "seconds", "first_token", "source"),
+)
+
+
+class Counting:
+    """Counts the trials of runs, one run at a time."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._lock = Lock()
+        self._thread = ThreadPoolExecutor(1, "counting")
+        self._counts: dict[str, tuple[object, Future[Overview]]] = {}
+        self._latest: dict[str, Overview] = {}
+
+    def overview(self, run: str, view: RunView) -> Overview:
+        """Return a run in numbers, maybe those of a moment ago; without a count, if there has never been one."""
+        with suppress(TimeoutError):
+            columns = self._site.columns(run, _PATIENCE)
+            columns.refresh()
+            state = columns, columns.generation, view
+            with self._lock:
+                earlier, future = self._counts.pop(run, (None, None))
+                if future is None or (earlier != state and future.done()):
+                    earlier, future = state, self._thread.submit(count_run, view, columns)
+                self._counts[run] = earlier, future
+                while len(self._counts) > _KEPT:
+                    oldest = next(iter(self._counts))
+                    del self._counts[oldest]
+                    self._latest.pop(oldest, None)
+            self._latest[run] = future.result(_PATIENCE)
+        return self._latest.get(run) or run_overview(view, None)
+
+
+def count_run(view: RunView, columns: Columns) -> Overview:
+    """Return a run in numbers, for which all its trials are counted."""
+    return run_overview(view, count_rows(view, columns))
+
+
+def count_rows(view: RunView, columns: Columns) -> TrialsTally:
+    """Count all trials of a run from its columns."""
+    tally = TrialsTally(view)
+    with columns.lock:
+        table = columns.table
+    if view.metrics is not None and view.manifest.trials == 1:
+        tally.add_many(_many(view, table))
+    else:
+        for trial in _numbers(table):
+            tally.add(trial)
+    missing = Counter(status for place, status in zip(table["at"], table["status"], strict=True) if not place)
+    for code, count in missing.items():
+        tally.missing[_STATUS[code - 1]] += count
+    return tally
+
+
+def _many(view: RunView, table: TrialTable) -> ManyTrials:
+    """Count the trials that have an output column by column."""
+    present = bytes(map(bool, table["at"]))
+
+    def known(name: str) -> list[float]:
+        return [value for value in compress(table[name], present) if value == value]
+
+    turns: dict[int, list[int]] = {}
+    for number, place in enumerate(view.places):
+        if place.turn is not None:
+            turns.setdefault(place.turn, []).append(number)
+    ends = zip(present, table["source"], table["started"], table["seconds"], strict=True)
+    return ManyTrials(
+        Counter({_STATUS[code - 1]: count for code, count in Counter(compress(table["status"], present)).items()}),
+        {name: known(score_column(number)) for number, name in enumerate(table.graders)},
+        {turn: _bands(table, turn, graders, present) for turn, graders in turns.items()},
+        known("seconds"),
+        known("first_token"),
+        known("tokens"),
+        known("cost"),
+        [started + seconds for output, source, started, seconds in ends if output and not source],
+    )
+
+
+def _bands(table: TrialTable, turn: int, graders: list[int], present: bytes) -> Counter[tuple[BandState, bool]]:
+    columns = [table[status_column(number)] for number in graders]
+    bands: Counter[tuple[BandState, bool]] = Counter()
+    rows = compress(zip(table["stopped"], *columns, strict=True), present)
+    for (stopped, *codes), count in Counter(rows).items():
+        if any(codes):  # else none of its graders looks at the row
+            state = gravest(_STATUS[code - 1] for code in codes if code)
+            bands[state, state == "failed" and stopped == turn] += count
+    return bands
+
+
+def _numbers(table: TrialTable) -> Iterator[TrialNumbers]:
+    """Yield the trials that have an output."""
+    rows = range(len(table))
+    columns = [table[name] for name in _COLUMNS]
+    graders = [
+        (name, table[status_column(number)], table[score_column(number)]) for number, name in enumerate(table.graders)
+    ]
+    for row, *values in zip(rows, *columns, strict=True):
+        place, status, score, turns, stopped, tokens, cost, started, seconds, first_token, source = values
+        if not place:
+            continue
+        yield TrialNumbers(
+            table.id_at(row),
+            _STATUS[status - 1],
+            _known(score),
+            {
+                name: (_STATUS[statuses[row] - 1], _known(scores[row]))
+                for name, statuses, scores in graders
+                if statuses[row]
+            },
+            int(turns) if turns == turns else 0,
+            stopped > 0,
+            int(tokens) if tokens == tokens else None,
+            _known(cost),
+            started,
+            seconds,
+            _known(first_token),
+            source > 0,
+        )
+
+
+def _known(value: float) -> float | None:
+    return None if value != value else value

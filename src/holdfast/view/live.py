@@ -1,0 +1,288 @@
+"""Runs that are being written: their numbers so far, and a stream of events for pages that follow them.
+
+A run is only read. Its journals are looked at once a second while somebody looks at the page, and less often where a
+look takes long; the files say everything that there is to know, also that its process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from contextlib import suppress
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from aiohttp import web
+
+from holdfast.canonical import digest
+from holdfast.display.format import dollars, duration, rate, share
+from holdfast.errors import HoldfastError
+from holdfast.report.stats import estimate
+from holdfast.store.catalog import Status, is_running, summarize_run
+from holdfast.view.site import RUN_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.store.rundir import RunDir
+    from holdfast.view.columns import Columns
+    from holdfast.view.site import Site
+    from holdfast.view.table import TrialTable
+
+_PAUSE: Final = 1.0
+"""seconds between two looks at a run"""
+_LOAD: Final = 0.1
+"""share of the time that looking may take"""
+_WINDOW: Final = 60.0
+"""seconds over which the rate is measured"""
+_SILENCE: Final = 15.0
+"""seconds after which a stream says that it is still there"""
+
+
+class LiveNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a run so far."""
+
+    run: str
+    status: Status
+    done: int
+    """trials that have an output"""
+    total: int
+    graded: int | None = None
+    """trials with all their verdicts; None while the journals are read for the first time"""
+    counts: dict[str, int] = {}
+    """trials by status"""
+    score: float | None = None
+    low: float | None = None
+    high: float | None = None
+    errors: dict[str, int] = {}
+    """trials without an output or a verdict, by the kind of their last failure"""
+    tokens: int | None = None
+    cost: float | None = None
+    rate: float | None = None
+    """outputs per second over the last minute, while the run is being written"""
+    eta: float | None = None
+    """seconds until all trials have an output, at this rate"""
+    generation: int = 0
+    """grows whenever a trial changes"""
+
+    @property
+    def settled(self) -> int:
+        """Number of trials that have all their verdicts, or have failed."""
+        return sum(count for status, count in self.counts.items() if status not in ("pending", "ungraded"))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The numbers as pages show them, by the name that elements have in `data-live`."""
+        errors = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.errors.items()))
+        return {
+            "status": self.status,
+            "progress": f"{self.done:,} of {self.total:,}",
+            "graded": "" if self.graded is None else f"{self.graded:,} graded",
+            "score": share(self.score),
+            "interval": "" if self.low is None or self.high is None else f"{share(self.low)} – {share(self.high)}",
+            "rate": rate(self.rate or 0.0),
+            "eta": "" if self.eta is None else f"{duration(self.eta)} left",
+            "errors": f"failed so far: {errors}" if errors else "",
+            "cost": "" if self.cost is None else dollars(self.cost),
+            "tokens": "" if self.tokens is None else f"{self.tokens:,} tokens",
+        }
+
+
+class Watch:
+    """Looks at one run for everybody who follows it."""
+
+    def __init__(self, run: str, rundir: RunDir, columns: Callable[[], Columns | None]) -> None:
+        self._run = run
+        self._rundir = rundir
+        self._columns = columns
+        """returns None while the columns are built for the first time"""
+        self._lock = threading.Lock()
+        self._last: LiveNumbers | None = None
+        self._next = 0.0
+        self._counted: tuple[Columns, int, dict[str, Any]] | None = None
+
+    def numbers(self) -> LiveNumbers:
+        """Return the numbers of this moment, or those of the last look where it was only just now."""
+        with self._lock:
+            began = time.monotonic()
+            if self._last is None or began >= self._next:
+                self._last = self._look()
+                ended = time.monotonic()
+                self._next = ended + max(_PAUSE * 0.9, (ended - began) / _LOAD)
+            return self._last
+
+    def _look(self) -> LiveNumbers:
+        status = _status(self._rundir)
+        columns = self._columns()
+        if columns is None:
+            summary = summarize_run(self._rundir)
+            done, total = (summary.done, summary.total) if summary is not None else (0, 0)
+            return LiveNumbers(run=self._run, status=status, done=done, total=total)
+        columns.refresh()
+        with columns.lock:
+            if self._counted is None or self._counted[:2] != (columns, columns.generation):
+                self._counted = columns, columns.generation, _count(columns.table)
+            pace = _pace(columns.table, time.time()) if status == "running" else None
+        numbers = LiveNumbers(run=self._run, status=status, generation=columns.generation, **self._counted[2])
+        if not pace:
+            return numbers
+        return msgspec.structs.replace(numbers, rate=pace, eta=(numbers.total - numbers.done) / pace)
+
+
+def _count(table: TrialTable) -> dict[str, Any]:
+    """Return what does not depend on the time."""
+    from holdfast.view.table import CODES
+
+    statuses = bytes(table["status"])
+    counts = {status: statuses.count(code) for status, code in CODES.items()}
+    total = len(statuses)
+    done = total - sum(not place for place in table["at"])
+    kinds = table.values["error"]
+    errors: dict[str, int] = {}
+    for code in filter(None, table["error"]):
+        errors[kinds[code]] = errors.get(kinds[code], 0) + 1
+    tokens, cost = (math.fsum(value for value in table[name] if value == value) for name in ("tokens", "cost"))
+    return {
+        "done": done,
+        "total": total,
+        "graded": done - counts["ungraded"],
+        "counts": {status: count for status, count in counts.items() if count},
+        "errors": errors,
+        "tokens": round(tokens) or None,
+        "cost": cost or None,
+        **_score(table),
+    }
+
+
+def _score(table: TrialTable) -> dict[str, float | None]:
+    """Return the score so far with its interval, computed as the report will compute it."""
+    sums, counts = [], []
+    proportion = True
+    for _, rows in groupby(zip(table["id_starts"], table["score"], strict=True), key=lambda pair: pair[0]):
+        scores = [score for _, score in rows if score == score]
+        if scores:
+            sums.append(math.fsum(scores))
+            counts.append(len(scores))
+            proportion = proportion and all(score in (0.0, 1.0) for score in scores)
+    if not sums:
+        return {"score": None, "low": None, "high": None}
+    result = estimate(sums, counts, proportion=proportion)
+    return {"score": result.mean, "low": result.low, "high": result.high}
+
+
+def _pace(table: TrialTable, now: float) -> float | None:
+    """Return the outputs per second over the last minute, or since the run's first output where that is later."""
+    ends = [
+        started + seconds
+        for started, seconds in zip(table["started"], table["seconds"], strict=True)
+        if started + seconds > now - _WINDOW
+    ]
+    if len(ends) < 2:
+        return None
+    elapsed = min(_WINDOW, max(1.0, now - min(ends)))
+    return len(ends) / float(elapsed)
+
+
+def routes(site: Site) -> list[web.RouteDef]:
+    """Return the routes of the streams."""
+
+    def look_for(request: web.Request) -> Callable[[], Events]:
+        run = request.match_info.get("run")
+        return (lambda: _list_events(site)) if run is None else (lambda: _run_events([look_at(site, run)]))
+
+    async def follow(request: web.Request) -> web.StreamResponse:
+        look = look_for(request)
+        await site.in_thread(look)  # a run that does not exist is an error, not a stream
+        return await _stream(site, request, look)
+
+    async def answer(request: web.Request) -> web.Response:
+        """Answer the events of this moment, for pages to which streams do not get through."""
+        events = await site.in_thread(look_for(request))
+        return web.json_response(
+            body=msgspec.json.encode([(name.partition(" ")[0], data) for name, data in events.items()])
+        )
+
+    addresses = (f"/events/run/{RUN_ID}", "/events/runs")
+    return [
+        *(web.get(f"{address}.json", answer) for address in addresses),
+        *(web.get(address, follow) for address in addresses),
+    ]
+
+
+Events = dict[str, dict[str, Any]]
+"""what a page may know now: by event and run, its data"""
+
+
+def _run_events(watched: list[LiveNumbers]) -> Events:
+    events: Events = {}
+    for numbers in watched:
+        bar = {"done": numbers.done, "total": numbers.total}
+        events[f"progress {numbers.run}"] = {"run": numbers.run, **bar, "texts": numbers.texts}
+        events[f"rows {numbers.run}"] = {
+            "run": numbers.run,
+            "generation": numbers.generation,
+            "settled": numbers.settled,
+        }
+        events[f"state {numbers.run}"] = {"run": numbers.run, "status": numbers.status}
+    return events
+
+
+def _list_events(site: Site) -> Events:
+    states = run_states(site)
+    events = _run_events([look_at(site, run) for run, state in states.items() if state == "running"])
+    return {**events, "list": {"stamp": stamp_of(states)}}
+
+
+def run_states(site: Site) -> dict[str, Status]:
+    """Return the status of each run, as far as the names of its files tell."""
+    return {run: _status(rundir) for run, rundir in site.rundirs()}
+
+
+def stamp_of(states: dict[str, Status]) -> str:
+    """Return what changes when runs come, go or end."""
+    return digest(sorted(states.items()))
+
+
+def _status(rundir: RunDir) -> Status:
+    # The lease is looked at before the report: a run that has just ended counts as finished, not as abandoned.
+    return "running" if is_running(rundir) else "finished" if rundir.finished else "unfinished"
+
+
+def look_at(site: Site, run: str) -> LiveNumbers:
+    """Return the numbers of a run so far."""
+    watch = site.watches.get(run)
+    if watch is None:
+        rundir = site.rundir(run)
+        watch = site.watches.setdefault(run, Watch(run, rundir, lambda: site.columns_if_ready(run)))
+    return watch.numbers()
+
+
+async def _stream(site: Site, request: web.Request, look: Callable[[], Events]) -> web.StreamResponse:
+    """Send what has changed, once a second, until the page is closed or the server ends."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    if request.method == "HEAD":
+        return response
+    sent: Events = {}
+    last = time.monotonic()
+    with suppress(ConnectionResetError):
+        while not site.ending.is_set():
+            try:
+                events = await site.in_thread(look)
+            except (HoldfastError, OSError):
+                events = {"state": {"status": "gone"}}  # removed, or archived by --fresh
+            for name, data in events.items():
+                if sent.get(name) != data:
+                    text = msgspec.json.encode(data).decode()
+                    await response.write(f"event: {name.partition(' ')[0]}\ndata: {text}\n\n".encode())
+                    last = time.monotonic()
+            sent = events
+            if time.monotonic() - last > _SILENCE:
+                await response.write(b": still here\n\n")
+                last = time.monotonic()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(site.ending.wait(), _PAUSE)
+    return response

@@ -1,0 +1,211 @@
+"""The runs that are shown, and how a page is answered.
+
+A page is a struct, made in a thread, which a template shows; the same address with `.json` answers the struct itself.
+No address has a path in it: runs are found by their ids, below the runs directory and among those that were named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.pages.environment import render
+from holdfast.report.run_view import RunView
+from holdfast.store.catalog import find_runs
+from holdfast.view.columns import open_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from holdfast.store.rundir import RunDir
+    from holdfast.view.columns import Columns
+    from holdfast.view.live import Watch
+    from holdfast.view.snapshot import Snapshot
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+T = TypeVar("T")
+
+RUN_ID = "{run:[0-9a-f]+}"
+"""the segment of an address that names a run"""
+_KEPT_RUNS = 8
+"""runs that are kept open"""
+_THREADS = 8
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A link to a page."""
+
+    href: str
+    text: str
+
+
+class ProblemPage(msgspec.Struct, frozen=True):
+    """A page that cannot be shown, with what to do about it."""
+
+    title: str
+    error: str
+    hint: str | None = None
+    close: list[Link] = []
+    """pages that may have been meant"""
+
+
+class NotFound(UsageError):
+    """An address that names nothing."""
+
+    def __init__(self, message: str, *, remedy: str | None = None, close: Sequence[Link] = ()) -> None:
+        super().__init__(message, remedy=remedy)
+        self.close = list(close)
+
+
+class Site:
+    """Everything that pages are made from."""
+
+    def __init__(self, runs_dir: Path, home: Path, named: Mapping[str, RunDir] | None = None) -> None:
+        self.runs_dir = runs_dir
+        self.home = home
+        """`$HOLDFAST_HOME`, where the key and caches are"""
+        self._named = dict(named or {})
+        """runs that were named on the command line, wherever they are, by id"""
+        self._threads = ThreadPoolExecutor(_THREADS, "page")
+        self._builders = ThreadPoolExecutor(1, "columns")
+        self._askers = ThreadPoolExecutor(2, "cluster")
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[object, RunView]] = {}
+        self._columns: dict[str, Future[Columns]] = {}
+        self.shares_read: dict[str, float] = {}
+        """of runs whose columns are being built, how much of it is done, from 0 to 1"""
+        self.watches: dict[str, Watch] = {}
+        """runs that somebody follows"""
+        self.snapshots: dict[tuple[str, str, str, int | None], Snapshot] = {}
+        """lists of rows that pages were cut from, by run, filter, order and generation"""
+        self.ending = asyncio.Event()
+        """set when the server ends; streams end with it"""
+
+    def rundirs(self) -> Iterator[tuple[str, RunDir]]:
+        """Yield the id and the directory of every run; those that were named come first."""
+        yield from self._named.items()
+        for rundir in find_runs(self.runs_dir):
+            run = rundir.path.name.rpartition("-")[2]
+            if run not in self._named:
+                yield run, rundir
+
+    def rundir(self, run: str) -> RunDir:
+        """Return the run of an id."""
+        rundirs: dict[str, RunDir] = {}
+        for name, rundir in self.rundirs():
+            if name == run:
+                return rundir
+            rundirs[name] = rundir
+        close = [name for name in rundirs if name.startswith(run)] or get_close_matches(run, rundirs)
+        raise NotFound(
+            f"no run {run!r}",
+            remedy="The list of runs has all runs of this runs directory.",
+            close=[Link(f"/run/{name}", f"{name} · {rundirs[name].path.parent.name}") for name in close[:10]],
+        )
+
+    def run(self, run: str) -> RunView:
+        """Return a run as it is on disk now; the same object for as long as its files do not change."""
+        rundir = self.rundir(run)
+        state = _state(rundir)
+        with self._lock:
+            kept = self._open.pop(run, None)
+            if kept is None or kept[0] != state:
+                kept = state, RunView(rundir)
+            self._open[run] = kept
+            if len(self._open) > _KEPT_RUNS:
+                del self._open[next(iter(self._open))]
+        return kept[1]
+
+    def columns(self, run: str, wait: float | None = None) -> Columns:
+        """Return the columns of a run; raise TimeoutError if building them for the first time takes longer."""
+        rundir = self.rundir(run)
+        with self._lock:
+            future = self._columns.pop(run, None)
+            if future is None or (future.done() and future.exception() is not None):
+                future = self._builders.submit(open_columns, rundir, self.home, partial(self._note_share, run))
+            self._columns[run] = future
+            if len(self._columns) > _KEPT_RUNS:
+                self._columns.pop(next(iter(self._columns))).cancel()
+        return future.result(wait)
+
+    def _note_share(self, run: str, done: float) -> None:
+        self.shares_read[run] = done
+
+    def columns_if_ready(self, run: str) -> Columns | None:
+        """Return the columns of a run; None if they are still being built, or cannot be."""
+        with suppress(TimeoutError, HoldfastError):
+            return self.columns(run, 0)
+        return None
+
+    def page(self, path: str, handler: Handler) -> list[web.RouteDef]:
+        """Return the routes of a page: its address, and the same with `.json`."""
+        return [web.get("/index.json" if path == "/" else f"{path}.json", handler), web.get(path, handler)]
+
+    async def respond(self, request: web.Request, template: str, make: Callable[[], msgspec.Struct]) -> web.Response:
+        """Answer with a page that is made in a thread: as HTML, or as JSON where the address ends in `.json`."""
+        return await self.in_thread(lambda: self.answer(request, template, make()))
+
+    def answer(self, request: web.Request, template: str, page: msgspec.Struct, status: int = 200) -> web.Response:
+        """Return the answer to a request: a page as HTML or as JSON."""
+        if is_json(request):
+            return web.json_response(body=msgspec.json.encode(page), status=status)
+        html = render(template, page=page, address=request.path_qs)
+        return web.Response(
+            body=html.encode("utf-8", "backslashreplace"), status=status, content_type="text/html", charset="utf-8"
+        )
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do what reads files or computes, without holding up other pages."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def ask_cluster(self, question: Callable[[], T]) -> Future[T]:
+        """Ask a cluster without holding up pages: it may take long to answer."""
+        return self._askers.submit(question)
+
+    async def end_streams(self, _: web.Application) -> None:
+        """Let the streams end, for which the server would otherwise wait."""
+        self.ending.set()
+
+    def close(self) -> None:
+        """Start no more work."""
+        for pool in (self._threads, self._builders, self._askers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def problem_page(error: HoldfastError) -> tuple[ProblemPage, int]:
+    """Return the page that explains an error, and its status."""
+    if isinstance(error, NotFound):
+        return ProblemPage("Not found", error.message, error.remedy, error.close), 404
+    return ProblemPage("This page cannot be shown", error.message, error.remedy), 500
+
+
+def is_json(request: web.Request) -> bool:
+    """True if a page is asked for as JSON."""
+    resource = request.match_info.route.resource
+    return resource is not None and resource.canonical.endswith(".json")
+
+
+def _state(rundir: RunDir) -> object:
+    """Return what changes whenever the files of a run do."""
+    journals = [path for name in ("outputs", "grades", "errors", "steps") for path in rundir.journals(name)]
+    return [_stamp(path) for path in (rundir.manifest, rundir.metrics, rundir.results, *journals)]
+
+
+def _stamp(path: Path) -> Any:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

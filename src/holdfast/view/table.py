@@ -1,0 +1,333 @@
+"""Columns of trials: arrays while they grow, a memory-mapped file once they are stored.
+
+A stored table is one file: a magic word, the length and checksum of the header, the header as JSON, then the columns,
+each at a multiple of eight bytes. The header has the checksum of everything that follows it. A file that is torn,
+damaged or of another version is not a table: `load` returns None, and the caller builds the table again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from array import array
+from bisect import bisect_left
+from itertools import accumulate
+from struct import Struct as Layout
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import msgspec
+from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+RowStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "ungraded"]
+"""`pending`: no output yet; `ungraded`: verdicts are still to come, and no attempt at them has failed"""
+STATUSES: Final[tuple[RowStatus, ...]] = get_args(RowStatus)
+CODES: Final[dict[str, int]] = {status: code for code, status in enumerate(STATUSES, 1)}
+"""numbers of the statuses in columns; 0 is a grader that does not look at the row"""
+NAN: Final = float("nan")
+"""stands for unknown numbers, which fulfil no condition"""
+
+_MAGIC: Final = b"holdfast columns 1\n"
+_FRAME: Final = Layout("<QQ")
+_FILE_SHIFT: Final = 48
+_HEX_DIGITS: Final = frozenset("0123456789abcdef")
+_SEPARATOR: Final = b"\xff"
+"""before and after each sample id; no UTF-8 text contains this byte"""
+
+NUMBERS: Final = {
+    "score": "d",
+    "turns": "f",
+    "tokens": "d",
+    "input_tokens": "d",
+    "output_tokens": "d",
+    "cost": "d",
+    "seconds": "d",
+    "first_token": "d",
+    "started": "d",
+    "attempt": "f",
+}
+"""numbers of a trial, with their type codes"""
+CODED: Final = ("stop", "error", "source")
+"""columns of texts, of which few are different; stored as numbers of values"""
+_PLAIN: Final = {
+    "trial": "I",
+    "status": "B",
+    "stopped": "H",  # turn of the checkpoint that ended the conversation, else 0
+    "at": "Q",  # place of the output's line, and its length
+    "length": "I",
+    "error_at": "Q",  # place of the line of the last failed attempt
+    "panel": "H",  # of tables made of journals: number of the panel, and of verdicts whose lines were read
+    "seen": "B",
+}
+_IDS: Final = {"ids": "B", "id_starts": "Q", "keys": "B"}
+
+
+def status_column(grader: int) -> str:
+    """Return the name of the column of a grader's statuses."""
+    return f"grader{grader}.status"
+
+
+def score_column(grader: int) -> str:
+    """Return the name of the column of a grader's scores."""
+    return f"grader{grader}.score"
+
+
+def field_column(name: str) -> str:
+    """Return the name of the column of a field of the rows."""
+    return f"field.{name}"
+
+
+def split_place(place: int) -> tuple[int, int]:
+    """Return the number of the journal, and the offset in it, of a place."""
+    return (place >> _FILE_SHIFT) - 1, place & ((1 << _FILE_SHIFT) - 1)
+
+
+def key_bytes(key: str) -> bytes:
+    """Return the 16 bytes of a key."""
+    try:
+        raw = bytes.fromhex(key[7:])
+    except ValueError:
+        raw = b""
+    if len(raw) == 16:
+        return raw
+    return xxh3_128_digest(key.encode("utf-8", "surrogatepass"))  # not a key that Holdfast makes
+
+
+def key_text(key: bytes) -> str:
+    """Return the key of 16 bytes, as records have it."""
+    return f"sha256:{key.hex()}"
+
+
+class _Header(msgspec.Struct):
+    rows: int
+    byte_order: str
+    columns: dict[str, tuple[str, int, int]]
+    """type code, offset in the body and size in bytes, by name"""
+    checksum: str
+    values: dict[str, list[str]]
+    graders: list[str]
+    files: list[str]
+    notes: Any
+    dataset: Any
+
+
+class TrialTable:
+    """Rows of trials, column by column."""
+
+    def __init__(self, graders: Sequence[str]) -> None:
+        self.graders = list(graders)
+        """names as metrics have them"""
+        self.files: list[str] = []
+        """journals that lines are in, relative to the run directory"""
+        self.values: dict[str, list[str]] = {name: [""] for name in CODED}
+        """values of the coded columns; the first is empty and means none"""
+        self.notes: Any = None
+        """what the table was made of, for whoever stores it"""
+        self.dataset: Any = None
+        """state of the dataset that columns of fields were read from"""
+        types = {**_IDS, **_PLAIN, **NUMBERS, **dict.fromkeys(CODED, "I")}
+        for number in range(len(graders)):
+            types |= {status_column(number): "B", score_column(number): "d"}
+        self._columns: dict[str, Any] = {name: array(code) for name, code in types.items()}
+        self._columns["ids"].frombytes(_SEPARATOR)
+        self._codes: dict[str, dict[str, int]] = {}
+        self._mapped: mmap.mmap | None = None
+        """the file of a stored table"""
+
+    def __len__(self) -> int:
+        return len(self._columns["trial"])
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a column: an array, or a memory view of a stored one."""
+        return self._columns[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    @property
+    def grader_numbers(self) -> dict[str, int]:
+        """Numbers of the graders by their names."""
+        return {name: number for number, name in enumerate(self.graders)}
+
+    def code(self, name: str, value: str) -> int:
+        """Return the number of a value in a coded column, which is added if it is new."""
+        codes = self._codes.get(name)
+        if codes is None:
+            codes = self._codes[name] = {text: number for number, text in enumerate(self.values[name])}
+        number = codes.setdefault(value, len(codes))
+        if number == len(self.values[name]):
+            self.values[name].append(value)
+        return number
+
+    def place(self, file: str, offset: int) -> int:
+        """Return the number that stands for a place in a journal."""
+        if file not in self.files:
+            self.files.append(file)
+        return (self.files.index(file) + 1) << _FILE_SHIFT | offset
+
+    def file_and_offset(self, place: int) -> tuple[str, int]:
+        """Return the journal and the offset of a place."""
+        file, offset = split_place(place)
+        return self.files[file], offset
+
+    def set_field(self, name: str, values: list[str], codes: array[int], dataset: Any) -> None:
+        """Add a column of texts, read from a dataset in a given state; columns of another state are dropped."""
+        if self.dataset != dataset:
+            for old in [each for each in self._columns if each.startswith("field.")]:
+                del self._columns[old], self.values[old]
+        column = field_column(name)
+        self.dataset, self.values[column], self._columns[column] = dataset, values, codes
+
+    def append(self, sample: str, trial: int, key: bytes) -> int:
+        """Append a trial without an output, and return its row number."""
+        columns = self._columns
+        row = len(self)
+        if row and self.id_at(row - 1) == sample:
+            columns["id_starts"].append(columns["id_starts"][row - 1])
+        else:
+            ids = columns["ids"]
+            columns["id_starts"].append(len(ids))
+            ids.frombytes(sample.encode("utf-8", "surrogatepass") + _SEPARATOR)
+        columns["keys"].frombytes(key)
+        for name, column in columns.items():
+            if name not in _IDS:
+                column.append(NAN if column.typecode in "df" else 0)  # 0 in a field: the row is gone
+        columns["trial"][row] = trial
+        columns["status"][row] = CODES["pending"]
+        return row
+
+    def extend(self, samples: list[str], trials: list[int], keys: list[str]) -> None:
+        """Append many trials by sample, number and key. Their other columns are to be filled, or padded."""
+        columns = self._columns
+        encoded = [sample.encode("utf-8", "surrogatepass") for sample in samples]
+        starts = accumulate([len(text) + 1 for text in encoded], initial=len(columns["ids"]))
+        columns["id_starts"].extend(array("Q", list(starts)[:-1]))
+        columns["ids"].frombytes(_SEPARATOR.join([*encoded, b""]))
+        columns["trial"].extend(array("I", trials))
+        digits = "".join([key[7:] for key in keys])
+        is_usual = len(digits) == 32 * len(keys) and set(digits) <= _HEX_DIGITS  # much faster than one by one
+        columns["keys"].frombytes(bytes.fromhex(digits) if is_usual else b"".join(map(key_bytes, keys)))
+
+    def pad(self) -> None:
+        """Fill columns that are shorter than the table with unknown numbers and zeros."""
+        for name, column in self._columns.items():
+            if name not in _IDS:
+                column.extend(
+                    array(column.typecode, [NAN if column.typecode in "df" else 0]) * (len(self) - len(column))
+                )
+
+    def set(self, row: int, **values: float) -> None:
+        """Set values of a row."""
+        for name, value in values.items():
+            self._columns[name][row] = value
+
+    def id_at(self, row: int) -> str:
+        """Return the sample id of a row."""
+        start = self._columns["id_starts"][row]
+        later = self._columns["id_starts"]
+        stop = bisect_left(later, start + 1, row)  # the next id begins behind this one
+        end = (later[stop] if stop < len(later) else len(self._columns["ids"])) - 1
+        return bytes(self._columns["ids"][start:end]).decode("utf-8", "surrogatepass")
+
+    def key_at(self, row: int) -> bytes:
+        """Return the key of a row's trial."""
+        return bytes(self._columns["keys"][row * 16 : row * 16 + 16])
+
+    def keys(self) -> dict[bytes, int]:
+        """Return the row numbers by key."""
+        keys = bytes(self._columns["keys"])
+        return {keys[start : start + 16]: start >> 4 for start in range(0, len(keys), 16)}
+
+    def rows_of(self, sample: str) -> Iterator[int]:
+        """Yield the rows of a sample."""
+        blob = bytes(self._columns["ids"])
+        starts = self._columns["id_starts"]
+        needle = _SEPARATOR + sample.encode("utf-8", "surrogatepass") + _SEPARATOR
+        place = blob.find(needle)
+        while place >= 0:
+            row = bisect_left(starts, place + 1)
+            while row < len(starts) and starts[row] == place + 1:
+                yield row
+                row += 1
+            place = blob.find(needle, place + 1)
+
+    def release(self) -> None:
+        """Give the memory of a stored table back; its pages are mapped again when they are needed."""
+        if self._mapped is not None:
+            self._mapped.madvise(mmap.MADV_DONTNEED)
+
+    def thaw(self) -> None:
+        """Copy a stored table into memory, so that it can grow."""
+        if self._mapped is not None:
+            for name, view in self._columns.items():
+                column: array[Any] = array(memoryview(view).format)
+                column.frombytes(bytes(view))
+                self._columns[name] = column
+            self._mapped = None
+
+    def save(self, path: Path) -> None:
+        """Store the table, in one step. It is a cache: nothing is synced, and the checksum tells what was lost."""
+        places: dict[str, tuple[str, int, int]] = {}
+        checksum, offset = xxh3_64(), 0
+        pieces: list[memoryview | bytes] = []
+        for name, column in self._columns.items():
+            view = memoryview(column).cast("B") if len(column) else memoryview(b"")
+            places[name] = (memoryview(column).format, offset, len(view))
+            padding = bytes(-len(view) % 8)
+            for piece in (view, padding):
+                checksum.update(piece)
+                pieces.append(piece)
+            offset += len(view) + len(padding)
+        values = self.values, self.graders, self.files, self.notes, self.dataset
+        header = msgspec.json.encode(_Header(len(self), sys.byteorder, places, checksum.hexdigest(), *values))
+        header += b" " * (-(len(_MAGIC) + _FRAME.size + len(header)) % 8)
+        with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
+            try:
+                file.write(_MAGIC + _FRAME.pack(len(header), xxh3_64_intdigest(header)) + header)
+                file.writelines(pieces)
+                file.flush()
+                os.replace(file.name, path)  # noqa: PTH105  # the name is a text here
+            except BaseException:
+                os.unlink(file.name)  # noqa: PTH108
+                raise
+
+    @classmethod
+    def load(cls, path: Path) -> TrialTable | None:
+        """Open a stored table; None if the file is missing, torn, damaged or of another version."""
+        try:
+            with path.open("rb") as file:
+                return cls._load(file)
+        except (OSError, ValueError, msgspec.DecodeError):
+            return None
+
+    @classmethod
+    def _load(cls, file: Any) -> TrialTable | None:
+        start = len(_MAGIC) + _FRAME.size
+        first = file.read(start)
+        if first[: len(_MAGIC)] != _MAGIC or len(first) < start:
+            return None
+        length, checksum = _FRAME.unpack(first[len(_MAGIC) :])
+        data = file.read(min(length, os.fstat(file.fileno()).st_size))
+        if xxh3_64_intdigest(data) != checksum:
+            return None
+        header = msgspec.json.decode(data, type=_Header)
+        body = xxh3_64()
+        while chunk := file.read(1 << 20):  # read, not mapped, so that checked pages do not stay in this process
+            body.update(chunk)
+        if body.hexdigest() != header.checksum or header.byte_order != sys.byteorder:
+            return None
+        table = cls(header.graders)
+        table.files, table.values = header.files, header.values
+        table.notes, table.dataset = header.notes, header.dataset
+        table._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped: Any = memoryview(table._mapped)[start + length :]
+        table._columns = {
+            name: mapped[offset : offset + size].cast(code) if size else array(code)
+            for name, (code, offset, size) in header.columns.items()
+        }
+        return table

@@ -1,0 +1,63 @@
+"""A browser for tests: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
+
+    from tests.support.viewing import Viewer
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Start a browser for the tests of a module."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="there is no Playwright")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium; scripts/lab/install gets it on Debian and Ubuntu")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield started
+        started.close()
+
+
+@contextmanager
+def opened(browser: Browser, viewer: Viewer, path: str = "/", **options: Any) -> Iterator[Page]:
+    """Open a page as the printed address does, and refuse anything that a page must not do.
+
+    No script may fail, nothing may be refused by the page's own policy, no dialog may open, and no request may go
+    elsewhere.
+    """
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(f"script: {error}"))
+    page.on("console", lambda line: complaints.append(f"console: {line.text}") if line.type == "error" else None)
+
+    def refuse(dialog: Any) -> None:
+        complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    page.on("dialog", refuse)
+    page.on(
+        "request",
+        lambda request: (
+            None if request.url.startswith((viewer.base, "data:")) else complaints.append(f"request: {request.url}")
+        ),
+    )
+    try:
+        page.goto(f"{viewer.base}/open?key={viewer.key}")
+        page.goto(viewer.base + path)
+        yield page
+        assert complaints == []
+    finally:
+        context.close()

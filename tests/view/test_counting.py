@@ -1,0 +1,63 @@
+"""Trials are counted from columns as they are counted one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.report.overview import Overview, TrialsTally, count_trial, run_overview
+from holdfast.report.run_view import RunView
+from holdfast.store.rundir import RunDir
+from holdfast.view.columns import open_columns
+from holdfast.view.counting import count_rows
+from tests.support.lab import Lab, rows
+from tests.support.running import Server, module_server
+from tests.support.showcase import agent_run, long_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+provider = module_server()
+
+
+def from_trials(run: Path) -> Overview:
+    view = RunView(RunDir(run))
+    tally = TrialsTally(view)
+    for trial in view.everything():
+        count_trial(tally, view.places, trial)
+    return run_overview(view, tally)
+
+
+def from_columns(run: Path, home: Path) -> Overview:
+    view = RunView(RunDir(run))
+    return run_overview(view, count_rows(view, open_columns(RunDir(run), home)))
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_finished_run_with_checkpoints(tmp_path: Path, provider: Server, trials: int) -> None:
+    run = long_run(tmp_path, provider.base_url, turns=6, every=1, trials=trials)
+    counted = from_columns(run, tmp_path)
+    assert counted == from_trials(run)
+    assert any(step.ended_here and step.not_reached for step in counted.funnel or [])
+
+
+def test_a_run_with_graders_for_some_rows_and_copied_outputs(tmp_path: Path, provider: Server) -> None:
+    some = {"type": "text", "name": "some", "contains": "4", "where": "id in ('s0', 's4')"}
+    lab = Lab(tmp_path, provider, rows=rows(6), spec={"checkpoints": [{"after_turn": 1, "graders": [some]}]})
+    lab.eval()
+    lab.rows += rows(2, start=6)
+    run = lab.eval().run
+    counted = from_columns(run, tmp_path)
+    assert counted == from_trials(run)
+    (step,) = counted.funnel or []
+    assert (step.trials, step.passed, step.failed) == (2, 1, 1)
+    assert counted.activity is not None and sum(each.outputs for each in counted.activity.bins) == 2
+
+
+def test_an_unfinished_run(tmp_path: Path) -> None:
+    run = agent_run(tmp_path)
+    counted, expected = from_columns(run, tmp_path), from_trials(run)
+    assert (counted.funnel, counted.graders, counted.overall) == (expected.funnel, expected.graders, expected.overall)
+    assert (counted.histograms, counted.activity) == (expected.histograms, expected.activity)
+    assert sum((counted.statuses or {}).values()) == 4
