@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    FillOnce = Callable[[str, Callable[[Path], None]], Path]
+    FillOnce = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def fill_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> FillO
     base = tmp_path_factory.getbasetemp()
     base = base if worker_id == "master" else base.parent
 
-    def fill(name: str, make: Callable[[Path], None]) -> Path:
+    def fill(name: str, make: Callable[[Path], object]) -> Path:
         folder, finished = base / name, base / f"{name}.filled"
         with FileLock(base / f"{name}.lock"):
             if not finished.exists():
