@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from hypothesis import HealthCheck, settings
 from tests.support.invocations import invocation
 from tests.support.nat import nat
 from tests.support.running import HOME, Server, holdfast, run_dir, server, write_eval
+from tests.support.sharing import fill_once
 from tests.support.slurm import own_slurm, slurm, sshd, stop_shared_lab, transport
 
-__all__ = ["invocation", "nat", "own_slurm", "slurm", "sshd", "transport"]
+__all__ = ["fill_once", "invocation", "nat", "own_slurm", "slurm", "sshd", "transport"]
 
 # A loaded machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,11 +45,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Tests outside tests/faults that kill a process or run it under strace are marked where they are written.
     """
+    waiting, modules = [], defaultdict(list)
     for item in items:
         if {"own_slurm", "slurm", "sshd", "transport"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slurm")
+            waiting.append(item)
+        else:
+            modules[item.path].append(item)
         if "faults" in item.path.parts:
             item.add_marker("faults")
+    # Tests with a cluster mostly wait for it: between the others, they leave no processor idle.
+    share = len(waiting) / max(1, len(modules))
+    items[:] = waiting if not modules else []
+    for number, module in enumerate(modules.values()):
+        items += waiting[round(number * share) : round((number + 1) * share)] + module
 
 
 def pytest_sessionfinish() -> None:

@@ -14,7 +14,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from filelock import FileLock
 
 import holdfast
 from holdfast.cluster.config.compile import compile_launch
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.sharing import FillOnce
+
 SOURCE = ROOT / "tests" / "fixtures" / "plugin"
 ROWS = [{"id": "a", "q": "A cup, please"}, {"id": "b", "q": "Thank you, and please go"}, {"id": "c", "q": "No"}]
 POLITENESS = [{"type": "politeness"}]
@@ -46,16 +47,14 @@ def install(source: Path, site: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder of installed packages with the plug-in in it, built once for all test processes."""
-    base = tmp_path_factory.getbasetemp()
-    base = base if worker_id == "master" else base.parent
-    folder = base / "plugin" / "site-packages"
-    with FileLock(base / "plugin.lock"):
-        if not folder.exists():
-            shutil.copytree(SOURCE, base / "plugin" / "source")
-            install(base / "plugin" / "source", folder)
-    return folder
+def site(fill_once: FillOnce) -> Path:
+    """A folder of installed packages with the plug-in in it."""
+
+    def build(folder: Path) -> None:
+        shutil.copytree(SOURCE, folder / "source")
+        install(folder / "source", folder / "site-packages")
+
+    return fill_once("plugin", build) / "site-packages"
 
 
 @pytest.fixture

@@ -36,15 +36,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.benchmarks.cache import Compiled
+    from tests.support.sharing import FillOnce
 
 MODEL: list[tuple[tuple[str, ...], Any]] = [(("target", "model"), "m"), (("target", "base_url"), "http://127.0.0.1:9")]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("compiling")
-    write_hub(folder / "hub")
-    return folder
+def shared(fill_once: FillOnce) -> Path:
+    return fill_once("compiling", lambda folder: write_hub(folder / "hub"))
 
 
 @pytest.fixture
@@ -85,32 +84,31 @@ def rows(benchmark: Compiled) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("place")
-def test_two_starts_make_the_same_rows_and_another_seed_makes_others() -> None:
+def test_two_starts_make_the_same_rows_and_another_seed_makes_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = compiled("winogrande")
-    for file in cache_folder().glob("winogrande-*.json"):
-        file.unlink()
+    contents = rows(first)
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
     assert compiled("winogrande").rows == first.rows
     assert compiled("winogrande", seed=7).rows != first.rows
-    assert [row["id"] for row in rows(first)] == [f"winogrande/{number}" for number in range(9)]
+    assert [row["id"] for row in contents] == [f"winogrande/{number}" for number in range(9)]
 
 
 def test_rows_are_used_again_until_the_data_changes_also_without_lm_eval(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.copytree(place / "hub/allenai", tmp_path / "hub/allenai")
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "hub"))
     first = compiled("openbookqa")
     with monkeypatch.context() as patched:
         patched.setattr(index, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError()))
         assert compiled("openbookqa") == first
         with pytest.raises(UsageError, match="compiling the benchmark openbookqa needs lm-eval"):
             compiled("openbookqa", num_fewshot=1)
-    file = place / "hub/allenai/openbookqa/main/test.jsonl"
-    text = file.read_text()
-    try:
-        file.write_text(text.replace("that is wet", "that is dry", 1))
-        changed = rows(compiled("openbookqa"))
-    finally:
-        file.write_text(text)
-    before = rows(first)
+    file = tmp_path / "hub/allenai/openbookqa/main/test.jsonl"
+    file.write_text(file.read_text().replace("that is wet", "that is dry", 1))
+    before, changed = rows(first), rows(compiled("openbookqa"))
     assert [row["id"] for row, old in zip(changed, before, strict=True) if row != old] == ["openbookqa/0"]
 
 

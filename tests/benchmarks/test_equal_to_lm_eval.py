@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.data.readers import Layout, read_rows
 from tests.support.hub import write_hub
+from tests.support.lm_eval_equality import assert_equal_to_lm_eval
 from tests.support.lm_eval_runs import evaluate_with_lm_eval
-from tests.support.running import holdfast, lines, run_dir, server
+from tests.support.running import holdfast, run_dir, server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.sharing import FillOnce
 
 GREEDY = {"temperature": 0.0, "top_p": 1e-05}
 NEMO = {"temperature": 1e-07, "top_p": 0.9999999}
@@ -41,17 +43,20 @@ def provider() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("benchmarks")
-    write_hub(folder / "hub")
-    return folder
+def place(fill_once: FillOnce) -> Path:
+    return fill_once("benchmarks", lambda folder: write_hub(folder / "hub"))
 
 
 @pytest.fixture(scope="module")
-def oracle(place: Path, provider: Any) -> Any:
+def oracle(place: Path, provider: Any, fill_once: FillOnce) -> Any:
     """lm-eval's own results."""
     tasks = {task: [task, shots, options] for task, shots, options in BENCHMARKS.values()}
-    return evaluate_with_lm_eval(place, provider.base_url, list(tasks.values()), limit=LIMIT)
+
+    def evaluate_all(folder: Path) -> None:
+        results = evaluate_with_lm_eval(place, provider.base_url, list(tasks.values()), limit=LIMIT)
+        (folder / "results.json").write_text(json.dumps(results))
+
+    return json.loads((fill_once("lm-eval", evaluate_all) / "results.json").read_text())
 
 
 def evaluate(name: str, place: Path, provider: Any) -> Path:
@@ -69,65 +74,9 @@ def evaluate(name: str, place: Path, provider: Any) -> Path:
     return run_dir(place, name.removeprefix("lm-eval/"))
 
 
-def compiled_rows(run: Path) -> dict[str, dict[str, Any]]:
-    [path] = json.loads((run / "manifest.json").read_text())["dataset"]["source"]
-    from pathlib import Path
-
-    return {row["id"]: row for _, row in read_rows(Path(path), Layout())}
-
-
-def arguments(row: dict[str, Any], params: dict[str, Any]) -> list[list[Any]]:
-    """The requests of a row, as lm-eval lists their arguments."""
-    if "continuations" not in row:
-        return [[row["context"], params]]
-    pairs = [
-        {"context": row["context"], "text": each} if isinstance(each, str) else each for each in row["continuations"]
-    ]
-    return [[pair["context"], pair["text"]] for pair in pairs]
-
-
-def generation(options: dict[str, Any]) -> dict[str, Any]:
-    """lm-eval's options of a generation as parameters of a request."""
-    sent = {key: value for key, value in options.items() if key not in ("until", "do_sample", "max_gen_toks")}
-    return {**sent, "stop": options["until"], "max_tokens": options.get("max_gen_toks", 256), "seed": 1234}
-
-
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_prompt_likelihood_and_number_is_lm_evals(
     name: str, place: Path, provider: Any, oracle: dict[str, Any]
 ) -> None:
     run = evaluate(name, place, provider)
-    rows, manifest = compiled_rows(run), json.loads((run / "manifest.json").read_text())["eval"]
-    outputs = {line["sample"]: line for line in lines(run / "outputs.jsonl") if "sample" in line}
-    trials = {line["sample"]: line for line in json.loads((run / "results.json").read_text())["trials"]}
-    theirs = oracle[BENCHMARKS[name][0]]
-    tasks = manifest["metadata"]["benchmark"]["tasks"]
-    assert set(tasks) == set(theirs["samples"])
-    assert len(trials) == LIMIT * len(tasks)
-    compared = 0
-    for task, samples in theirs["samples"].items():
-        for sample in samples:
-            identifier = f"{task}/{sample['doc_id']}"
-            asked = list(sample["arguments"].values()) if isinstance(sample["arguments"], dict) else sample["arguments"]
-            asked = [list(each.values()) if isinstance(each, dict) else list(each) for each in asked]
-            message = outputs[identifier]["messages"][-1]
-            if "continuations" in rows[identifier]:
-                assert arguments(rows[identifier], {}) == asked
-                ours = [[each["logprob"], each["greedy"]] for each in message["likelihoods"]]
-                responses = [response[0] for response in sample["resps"]]
-                assert [[float(value), greedy in (True, "True")] for value, greedy in responses] == ours
-            else:
-                params = {**manifest["target"]["params"]}
-                assert arguments(rows[identifier], params) == [[asked[0][0], generation(asked[0][1])]]
-                assert message["content"] == sample["resps"][0][0]
-            for metric in tasks[task]["metrics"]:
-                if metric["filter"] == sample["filter"]:
-                    assert trials[identifier]["grades"][metric["grader"]]["score"] == sample[metric["metric"]]
-                    compared += 1
-    assert compared >= len(trials)
-    groups = manifest["metadata"]["benchmark"]["groups"]
-    assert set(groups) | set(tasks) == set(theirs["results"])
-    numbers = json.loads((run / "metrics.json").read_text())["benchmark"]["results"]
-    for task, values in theirs["results"].items():
-        reported = {key: value for key, value in values.items() if isinstance(value, float)}
-        assert reported and reported == {key: numbers[task].get(key) for key in reported}
+    assert_equal_to_lm_eval(run, oracle[BENCHMARKS[name][0]], limit=LIMIT)

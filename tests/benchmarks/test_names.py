@@ -134,9 +134,19 @@ class TestWithoutLmEval:
     ) -> None:
         listed = json.loads(command(monkeypatch, capsys, tmp_path, "tasks", "ls", "adlr_*", "--json").out)
         assert {row["name"] for row in listed} >= set(FIVE[:3])
+        assert {row["metric"] for row in listed} >= {"exact_match", "acc"} and all(row["measures"] for row in listed)
         shown = command(monkeypatch, capsys, tmp_path, "tasks", "show", "hellaswag").out
         assert "hellaswag: task hellaswag, as in NeMo Evaluator\nexamples   10\n" in shown
         assert 'needs lm-eval: pip install "holdfast-evals[lm-eval]"' in shown
+
+    def test_a_list_of_everything_has_one_line_for_a_family(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        names = [line.split("  ")[0] for line in command(monkeypatch, capsys, tmp_path, "tasks", "ls").out.splitlines()]
+        assert {"hellaswag", "global_mmlu_full_* (42)", "mmlu_prox_* (10)"} <= set(names)
+        assert not any(name.startswith("global_mmlu_full_") and "*" not in name for name in names)
+        found = command(monkeypatch, capsys, tmp_path, "tasks", "ls", "global_mmlu_full_*").out
+        assert len(found.splitlines()) == 42 and "MMLU in other languages, all questions" in found
 
     def test_lists_say_that_it_is_missing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

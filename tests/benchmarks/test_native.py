@@ -171,8 +171,11 @@ def test_pass_at_k_is_over_trials(tmp_path: Path) -> None:
         target = {"model": "m", "base_url": server.base_url}
         eval_file = write_benchmark(tmp_path, "humaneval-sample", {"chat": True}, target, trials=2)
         holdfast("eval", eval_file, "--limit", "4", cwd=tmp_path)
-    numbers = metrics(run_dir(tmp_path, "humaneval-sample"))["metrics"]["tests"]
+    report = metrics(run_dir(tmp_path, "humaneval-sample"))
+    numbers, results = report["metrics"]["tests"], report["benchmark"]["results"]["humaneval"]
     assert (numbers["pass@1"], numbers["pass@2"]) == (0.5, 1.0)
+    assert (results["pass@1,create_test"], results["pass@2,create_test"]) == (0.5, 1.0)
+    assert report["benchmark"]["higher_is_better"]["humaneval"] == {"pass@1": True, "pass@2": True}
 
 
 def test_mt_bench_asks_two_turns_and_judges_each_from_one_to_ten(tmp_path: Path) -> None:

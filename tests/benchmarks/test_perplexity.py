@@ -6,15 +6,17 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from holdfast.targets.likelihood import rolling_windows
 from tests.support.hub import write_hub
+from tests.support.lazy import LazyModule
 from tests.support.lm_eval_runs import evaluate_with_lm_eval
 from tests.support.running import holdfast, lines, run_dir, server
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+lm_eval = LazyModule("lm_eval.utils")
 
 MAX_LENGTH = 64
 """tokens that the model takes; the longest of the texts has several times as many"""
@@ -24,7 +26,7 @@ MAX_LENGTH = 64
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 6, 7, 12, 13, 50])
 def test_windows_are_lm_evals(length: int, limit: int) -> None:
     ids = list(range(100, 100 + length))
-    theirs = map(make_disjoint_window, get_rolling_token_windows(ids, 1, limit - 1, 1))
+    theirs = map(lm_eval.make_disjoint_window, lm_eval.get_rolling_token_windows(ids, 1, limit - 1, 1))
     ours = [(window.ids[: window.start], window.ids[window.start :]) for window in rolling_windows(ids, 1, limit)]
     assert ours == list(theirs)
 

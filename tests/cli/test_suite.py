@@ -37,6 +37,17 @@ def refused(monkeypatch: Any, capsys: Any, tmp_path: Path) -> Any:
     return refuse
 
 
+def test_a_notice_about_an_eval_is_shown_once_and_is_in_every_log(tmp_path: Path, provider: Server) -> None:
+    idle = {"type": "exact", "name": "idle", "where": "question == 'none'"}
+    path = write_eval(tmp_path, provider.base_url, rows=1, graders=[{"type": "exact"}, idle])
+    words = ("eval", path, "-m", "a", "-m", "b")
+    notice = "applies to no row"
+    assert holdfast(*words, "--dry-run", cwd=tmp_path).stdout.count(notice) == 1
+    assert holdfast(*words, cwd=tmp_path).stderr.count(notice) == 1
+    logs = [log.read_text() for log in tmp_path.glob("runs/e/*/run.log")]
+    assert len(logs) == 2 and all(notice in log for log in logs)
+
+
 SUITE = """\
 suite: both
 evals:

@@ -73,7 +73,7 @@ export:
 """a configuration of the NeMo Evaluator launcher, as its users write it"""
 NAMES = ("adlr_mmlu", "adlr_arc_challenge_llama_25_shot", "adlr_winogrande_5_shot", "hellaswag", "openbookqa")
 SUBJECTS = 13
-"""of `mmlu_str_other`; all 57 take the embedded model minutes"""
+"""of `mmlu_str_other`; all 57, and more than one example for each question, take the embedded model minutes"""
 DEPLOY = """
 import os, threading, xllamacpp
 params = xllamacpp.CommonParams()
@@ -150,15 +150,14 @@ def test_a_configuration_with_names_of_benchmarks_gives_the_numbers_of_a_local_r
         *("~execution.gres", f"deployment.port={free_port()}", "export.env_vars.WANDB_MODE=lit:offline"),
         f"deployment.command={sys.executable} {site.folder}/deploy.py",
         f"evaluation.{params}.limit_samples=1",
+        f"evaluation.{params}.extra.num_fewshot=1",
         f"evaluation.tasks.adlr_mmlu.{params}.task=mmlu_str_other",
-        f"evaluation.tasks.adlr_mmlu.{params}.extra.num_fewshot=0",
         cwd=site.folder,
         env=variables(site),
     )
     with served(site) as base_url:
-        local = ("-m", "checkpoint", f"target.base_url={base_url}", "--limit", "1")
-        mmlu = ("benchmark.task=mmlu_str_other", "benchmark.num_fewshot=0")
-        holdfast("eval", NAMES[0], *local, *mmlu, cwd=site.folder, env=variables(site))
+        local = ("-m", "checkpoint", f"target.base_url={base_url}", "--limit", "1", "benchmark.num_fewshot=1")
+        holdfast("eval", NAMES[0], *local, "benchmark.task=mmlu_str_other", cwd=site.folder, env=variables(site))
         holdfast("eval", *NAMES[1:], *local, cwd=site.folder, env=variables(site))
 
     (invocation,) = site.registry.all()

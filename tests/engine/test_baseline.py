@@ -8,7 +8,6 @@ import random
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy
 import pytest
 
 from holdfast.report.paired import paired_difference
@@ -19,6 +18,7 @@ from tests.support.running import Server, lines, metrics, module_server, server
 if TYPE_CHECKING:
     from pathlib import Path
 
+numpy = LazyModule("numpy")
 stats = LazyModule("scipy.stats")
 
 ROWS = 9

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lm_eval.api.instance import Instance
-from lm_eval.api.metrics import exact_match_hf_evaluate
-from lm_eval.filters import build_filter_ensemble
 
 from holdfast.data.dataset import Sample
 from holdfast.graders.extract import Extract
@@ -17,10 +14,15 @@ from holdfast.graders.slow_worker import answer
 from holdfast.graders.types import Case
 from holdfast.spec.benchmark_grader_schema import ExtractGrader
 from holdfast.spec.slow import ANSWERS, Slow
+from tests.support.lazy import LazyModule
 from tests.support.specs import grade, output_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+instances = LazyModule("lm_eval.api.instance")
+metrics = LazyModule("lm_eval.api.metrics")
+lm_eval_filters = LazyModule("lm_eval.filters")
 
 PATTERNS = [
     r"#### (\-?[0-9\.\,]+)",
@@ -67,11 +69,11 @@ def lm_eval_score(text: str, filters: list[Any], gold: str, options: dict[str, A
         else (step, None)
         for step in filters
     ]
-    instance = Instance("generate_until", doc={}, arguments=(), idx=0, resps=[text])
-    build_filter_ensemble("f", components).apply([instance])
+    instance = instances.Instance("generate_until", doc={}, arguments=(), idx=0, resps=[text])
+    lm_eval_filters.build_filter_ensemble("f", components).apply([instance])
     keywords = {"regexes_to_ignore" if name == "ignore" else name: value for name, value in options.items()}
     prediction = instance.filtered_resps["f"]
-    return float(exact_match_hf_evaluate([prediction], [gold], **keywords)["exact_match"])
+    return float(metrics.exact_match_hf_evaluate([prediction], [gold], **keywords)["exact_match"])
 
 
 def _fallback(step: dict[str, Any]) -> dict[str, str]:

@@ -6,22 +6,24 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-import nltk
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nltk.tokenize.destructive import NLTKWordTokenizer
-from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
 from holdfast.graders import ifeval_text
 from holdfast.graders.ifeval_checks import CHECKS, follows
 from holdfast.graders.ifeval_text import ABBREVIATIONS, STARTERS, count_capital_words, count_sentences
 from holdfast.spec.slow import Slow
+from tests.support.lazy import LazyModule
 from tests.support.specs import grade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+nltk = LazyModule("nltk")
+destructive = LazyModule("nltk.tokenize.destructive")
+punkt = LazyModule("nltk.tokenize.punkt")
 
 FOLLOWED: list[tuple[str, dict[str, Any], str, str]] = [
     ("keywords:existence", {"keywords": ["mom", "mother"]}, "My Mother, my mom", "My mother"),
@@ -193,16 +195,16 @@ def test_checks_agree_with_lm_eval(
 @given(st.lists(st.sampled_from(WORDS)))
 def test_words_in_capitals_are_counted_as_by_nltk(words: list[str]) -> None:
     text = " ".join(words)
-    assert count_capital_words(text) == sum(word.isupper() for word in NLTKWordTokenizer().tokenize(text))
+    assert count_capital_words(text) == sum(word.isupper() for word in destructive.NLTKWordTokenizer().tokenize(text))
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(ENDS)))
 def test_sentences_are_counted_as_by_nltk_with_the_same_abbreviations(words: list[str]) -> None:
-    parameters = PunktParameters()
+    parameters = punkt.PunktParameters()
     parameters.abbrev_types, parameters.sent_starters = set(ABBREVIATIONS), {word.lower() for word in STARTERS}
     text = " ".join(words)
-    assert count_sentences(text) == len(PunktSentenceTokenizer(parameters).tokenize(text))
+    assert count_sentences(text) == len(punkt.PunktSentenceTokenizer(parameters).tokenize(text))
 
 
 def test_hostile_answers_take_no_time(tmp_path: Path) -> None:

@@ -203,6 +203,17 @@ class TestReasons:
         lab.spec["trials"] = 2
         assert lab.plan()["reasons"] == ["trials 1 → 2"]
 
+    def test_a_run_that_lends_is_compared_with_rather_than_one_with_more_equal_parts(self, lab: Lab) -> None:
+        final = {key: lab.spec.get(key) for key in ("prompt", "graders")}
+        lab.spec |= {"trials": 2, "graders": [{"type": "exact", "name": "other"}]}
+        lab.eval("--limit", "2")
+        lab.spec |= {"trials": 1, **final, "prompt": "Say: {{ question }}"}
+        lab.eval()
+        lab.spec |= final
+        plan = lab.plan()
+        assert sum(plan["lenders"].values()) == 2
+        assert "trials 2 → 1" in plan["reasons"] and "prompt changed" not in plan["reasons"]
+
     def test_a_first_run_has_no_reasons(self, lab: Lab) -> None:
         assert lab.plan()["reasons"] == []
 

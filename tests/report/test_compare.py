@@ -7,7 +7,6 @@ import json
 import random
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from holdfast.report.paired import gaps, holm, mcnemar, paired_difference, sign_flip
@@ -19,6 +18,7 @@ from tests.support.specs import command
 if TYPE_CHECKING:
     from pathlib import Path
 
+np = LazyModule("numpy")
 stats = LazyModule("scipy.stats")
 
 # Statistics
@@ -96,6 +96,11 @@ def test_the_paired_interval_is_numpys_with_trials_averaged_first() -> None:
     assert (difference.mean, difference.low, difference.high) == pytest.approx((differences.mean(), low, high))
     power = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
     assert difference.detectable == pytest.approx(power * stats.sem(differences))
+
+
+def test_an_interval_ends_where_scores_do() -> None:
+    difference = paired_difference({"a": [1.0], "b": [1.0]}, {"a": [0.0], "b": [0.5]})
+    assert difference is not None and (difference.low, difference.high) == (-1.0, 1.0)
 
 
 def test_differences_without_spread_have_no_interval_and_nothing_shared_has_no_difference() -> None:

@@ -133,6 +133,33 @@ class TestScores:
         assert run.metrics.passed == pytest.approx(1 / 3)
         assert run.score == pytest.approx(2 / 3)
 
+    def test_a_grader_of_weight_0_is_reported_and_decides_nothing(self, evaluate: Any) -> None:
+        run = evaluate("a", "b", "ab", graders=[text("has a", "a"), {**text("has b", "b"), "weight": 0}])
+        assert [(entry["status"], entry["score"]) for entry in run.results()] == [
+            ("passed", 1.0),
+            ("failed", 0.0),
+            ("passed", 1.0),
+        ]
+        assert run.metrics.graders["has b"].score == run.metrics.passed == run.metrics.score == pytest.approx(2 / 3)
+        assert run.metrics.overall.passed == 2
+
+    def test_a_trial_that_only_graders_of_weight_0_check_is_skipped(self, evaluate: Any) -> None:
+        run = evaluate("a", "b", graders=[{**text("has a", "a"), "weight": 0}])
+        assert [(entry["status"], entry["score"]) for entry in run.results()] == [("skipped", None)] * 2
+        assert (run.metrics.coverage, run.metrics.passed, run.metrics.graders["has a"].passed) == (1, None, 1)
+
+    def test_an_error_of_a_grader_of_weight_0_leaves_the_trial_pending(self, evaluate: Any, tmp_path: Path) -> None:
+        picky = {"type": "python", "name": "picky", "function": f"{tmp_path}/agent.py:picky", "weight": 0}
+        assert not evaluate("a", "b", graders=[text("t", "a"), picky]).finished
+
+    def test_the_report_of_an_earlier_version_is_shown_as_it_was_written(self, evaluate: Any) -> None:
+        keys = {"graders": [text("has a", "a"), {**text("has b", "b"), "weight": 0}]}
+        path = evaluate("a", "b", **keys).path / "metrics.json"
+        report = json.loads(path.read_text())
+        path.write_text(json.dumps({**report, "passed": 0.0, "overall": {**report["overall"], "passed": 0}}))
+        again = evaluate("a", "b", **keys)
+        assert (again.metrics.passed, again.metrics.overall.passed) == (0.0, 0)
+
     def test_trials_are_counted_apart_and_together(self, evaluate: Any) -> None:
         run = evaluate("a", "b", trials=3, graders=[text("last", "3")])
         last = run.metrics.graders["last"]

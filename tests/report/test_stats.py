@@ -7,7 +7,6 @@ import math
 import random
 from typing import Any
 
-import numpy
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from holdfast.report.tally import Tally, UsageTally
 from holdfast.store.records import Usage
 from tests.support.lazy import LazyModule
 
+numpy = LazyModule("numpy")
 stats = LazyModule("scipy.stats")
 
 counts = st.integers(1, 400).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))

@@ -13,4 +13,6 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith(("_", "pytest")):  # pytest looks for its marks in everything that a test module has
+            raise AttributeError(name)
         return getattr(import_module(self._name), name)

@@ -351,10 +351,11 @@ class TestDryRun:
         rows: list[dict[str, Any]] = [
             {"id": "prompt", "context": "c" * 100, "endings": [" a" * 10] * 4, "answer": 0},
             {"id": "own", "context": "not sent", "endings": own, "answer": 0},
+            {"id": "rolling", "context": "not sent", "endings": [{"text": "z" * 80, "rolling": True}], "answer": 0},
         ]
         path = likelihood_eval(tmp_path, None, samples=rows)
         planned = json.loads(holdfast("eval", path, "--dry-run", "--json", cwd=tmp_path).stdout)["preview"]
-        assert planned["tokens"] == (4 * (100 + 20) + 300 + 100) / 4
+        assert planned["tokens"] == (4 * (100 + 20) + 300 + 100 + 80) / 4
         assert planned["continuations"] == [{"text": " a" * 10, "context": None, "rolling": False}] * 4
 
     def test_the_first_sample_is_shown_with_its_continuations_and_the_right_one_marked(self, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ grading need neither lm-eval nor the data.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -185,7 +186,9 @@ def _run_compiler(name: str, request: Mapping[str, Any], rows: Path, report: Cal
             raise UsageError(f"cannot compile the benchmark {name}: {answer['error']}", remedy=answer["remedy"])
         errors.seek(0)
         last = next((line.strip() for line in reversed(errors.read().splitlines()) if line.strip()), "no message")
-    raise UsageError(f"cannot compile the benchmark {name}: {last[:400]}")
+    is_full = os.strerror(errno.ENOSPC) in last
+    remedy = f"Free some disk space for {rows.parent.parent}, or set HOLDFAST_HOME to a folder elsewhere."
+    raise UsageError(f"cannot compile the benchmark {name}: {last[:400]}", remedy=remedy if is_full else None)
 
 
 def make_document(benchmark: Benchmark, block: BenchmarkBlock, compiled: Compiled, *, chat: bool) -> dict[str, Any]:

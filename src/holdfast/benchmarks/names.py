@@ -1,8 +1,10 @@
-"""Benchmarks by name: what `names.yaml` knows of them, and the names of lm-eval."""
+"""Benchmarks by name: what `names.toml` knows of them, and the names of lm-eval."""
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -10,7 +12,6 @@ from typing import Any, Final, Literal
 from holdfast.benchmarks import native
 from holdfast.benchmarks.cache import entries_of
 from holdfast.benchmarks.index import overlay_index, read_index
-from holdfast.spec.document import read_document
 
 LM_EVAL: Final = "lm-eval/"
 """what stands before a name that means lm-eval's own settings"""
@@ -46,6 +47,15 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
+class About:
+    """A short description of a task, or of a family of names."""
+
+    measures: str
+    metric: str | None = None
+    """the metric that is the score"""
+
+
+@dataclass(frozen=True)
 class DatasetFacts:
     """A dataset of the Hugging Face hub."""
 
@@ -55,18 +65,31 @@ class DatasetFacts:
 
 @dataclass(frozen=True)
 class Table:
-    """The content of `names.yaml`."""
+    """The content of `names.toml`."""
 
     benchmarks: dict[str, Benchmark]
     datasets: dict[str, DatasetFacts]
     harnesses: dict[str, list[str]]
     """names that need another harness, with the harnesses that have them"""
+    about: dict[str, About]
+    """by task, or by a glob that a family of names matches"""
+
+    def family(self, name: str) -> str | None:
+        """Return the glob of the family that a name belongs to, the most specific one."""
+        return max((glob for glob in self.about if "*" in glob and fnmatchcase(name, glob)), key=len, default=None)
+
+    def about_name(self, benchmark: Benchmark) -> About | None:
+        """Return what is known of a benchmark."""
+        about = self.about.get(benchmark.task.removesuffix("-sample"))
+        if about is None and (family := self.family(benchmark.name)) is not None:
+            about = self.about[family]
+        return about
 
 
 @cache
 def table() -> Table:
     """Read the table."""
-    data = read_document(Path(__file__).with_name("names.yaml")).data
+    data = tomllib.loads(Path(__file__).with_name("names.toml").read_text())
     rows = {**data["benchmarks"], **{name: {} for name in data["unchanged"]}}
     benchmarks = {name: Benchmark(name, name, api=None, provider="native") for name in native.names()}
     benchmarks |= {
@@ -86,7 +109,8 @@ def table() -> Table:
         for name in names:
             harnesses.setdefault(name, []).append(harness)
     datasets = {name: DatasetFacts(**facts) for name, facts in data["datasets"].items()}
-    return Table(benchmarks, datasets, harnesses)
+    about = {task: About(**facts) for task, facts in data["about"].items()}
+    return Table(benchmarks, datasets, harnesses, about)
 
 
 def find_listed(name: str) -> Benchmark | None:

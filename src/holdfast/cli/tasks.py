@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ def command() -> None:
 @click.option("--all", "every", is_flag=True, help="Also list all tasks, groups and tags of lm-eval.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def list_tasks(glob: str, every: bool, as_json: bool) -> int:
-    """List the benchmarks that GLOB matches [default: all of the table].
+    """List the benchmarks that GLOB matches [default: all of the table], with the metric that is the score.
 
     \b
     holdfast tasks ls 'mmlu*'
@@ -50,13 +51,10 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return 0
-    width = max((len(row["name"]) for row in rows), default=0)
-    for row in rows:
-        details = [str(row["from"])]
-        if row.get("shots") is not None:
-            details.append(f"{row['shots']} examples")
-        details += [str(row[key]) for key in ("api", "primary") if row.get(key)]
-        click.echo(f"{row['name']:<{width}}  {', '.join(details)}")
+    cells = [_cells(row) for row in (_with_families(rows) if glob == "*" and not every else rows)]
+    widths = [max((len(row[column]) for row in cells), default=0) for column in range(2)]
+    for name, metric, details in cells:
+        click.echo(f"{name:<{widths[0]}}  {metric:<{widths[1]}}  {details}".rstrip())
     if not rows:
         click.echo(f"no benchmark matches {glob!r}", err=True)
     if installed_version() is None:
@@ -66,7 +64,34 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
     return 0
 
 
+def _with_families(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with one instead of those of each family, such as the translations of MMLU."""
+    from holdfast.benchmarks.names import table
+
+    families = Counter(table().family(row["name"]) for row in rows)
+    shown: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        family = table().family(row["name"])
+        if family is None:
+            shown[row["name"]] = row
+        else:
+            shown.setdefault(family, {**row, "name": f"{family} ({families[family]})", "api": None})
+    return list(shown.values())
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the name, the metric and everything else of a benchmark for a line of the list."""
+    details = [row["measures"]] if row.get("measures") else []
+    if row.get("shots") is not None:
+        details.append(f"{row['shots']} examples")
+    details += ["chat"] if row.get("api") == "chat" else []
+    return row["name"], row.get("metric") or "", " · ".join([*details, str(row["from"])])
+
+
 def _summary(benchmark: Benchmark) -> dict[str, Any]:
+    from holdfast.benchmarks.names import table
+
+    about = table().about_name(benchmark) if benchmark.listed else None
     return {
         "name": benchmark.name,
         "from": benchmark.origin,
@@ -74,6 +99,8 @@ def _summary(benchmark: Benchmark) -> dict[str, Any]:
         "shots": benchmark.shots,
         "api": benchmark.api if benchmark.listed else None,
         "primary": benchmark.primary,
+        "metric": benchmark.primary or (about and about.metric),
+        "measures": about and about.measures,
     }
 
 

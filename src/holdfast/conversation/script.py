@@ -75,12 +75,11 @@ def evaluate_continuations(formula: str, sample: Sample) -> tuple[Continuation, 
     values = _evaluate(formula, sample, "continuations")
     if not isinstance(values, list | tuple) or not values:
         raise _unfit(sample, f"continuations give {values!r:.80}, not a list of texts")
-    return tuple(_continuation(value, sample) for value in values)
+    return tuple([Continuation(value) if isinstance(value, str) else _pair(value, sample) for value in values])
 
 
-def _continuation(value: Any, sample: Sample) -> Continuation:
-    if isinstance(value, str):
-        return Continuation(value)
+def _pair(value: Any, sample: Sample) -> Continuation:
+    """Return a continuation that has a context of its own, or none."""
     if not isinstance(value, dict) or not value.keys() <= {"text", "context", "rolling"} or "text" not in value:
         raise _unfit(sample, f"a continuation is {value!r:.80}, not a text or a mapping with `text` and `context`")
     text, context, rolling = value["text"], value.get("context"), value.get("rolling", False)

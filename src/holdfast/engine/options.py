@@ -40,5 +40,7 @@ class Options:
     """write the transcripts to samples.jsonl when the run is over"""
     output_path: Path | None = None
     """a folder for the results and transcripts when the run is over"""
+    noted: set[str] = field(default_factory=set)
+    """notices about evals that were shown: the runs of a suite have many in common"""
     command: str = ""
     """what to type to resume the run"""

@@ -351,13 +351,20 @@ def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan
 
 
 def report_notices(run: Session) -> None:
-    """Report warnings about an eval file; before a run, also code that no key covers and graders without rows."""
+    """Report warnings about an eval file; before a run, also code that no key covers and graders without rows.
+
+    Each is shown once, and is in the run.log of every run that it concerns.
+    """
     spec = run.spec
     messages = [*spec.notices]
     if run.finished is None:
         messages += [*unseen_code(spec), *run.identity.idle_notices]
     for message in messages:
-        run.notice(message)
+        if message in run.options.noted:
+            run.log.write(f"notice {message}")
+        else:
+            run.options.noted.add(message)
+            run.notice(message)
 
 
 def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], None]) -> Loaded:

@@ -5,9 +5,11 @@ For metrics that Holdfast does not compute itself. The code runs in processes of
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.errors import AttemptError
 from holdfast.graders.pool import NoAnswer, Pool
@@ -17,6 +19,17 @@ from holdfast.spec.benchmark_grader_schema import LmEvalGrader
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.origin import Origin
+
+
+@dataclass
+class _Shared:
+    """The processes of all these graders of a run: a task may have a dozen metrics, and lm-eval is slow to import."""
+
+    pool: Pool = field(default_factory=lambda: Pool("../benchmarks/grading.py", size=2))
+    users: int = 0
+
+
+_running: Final[dict[asyncio.AbstractEventLoop, _Shared]] = {}
 
 
 class LmEval(WaitingGrader):
@@ -35,7 +48,6 @@ class LmEval(WaitingGrader):
                 f"grades with lm-eval {block.version}, and {installed} is installed",
                 f"pip install lm-eval=={block.version}, or run the eval again to compile it with {installed}.",
             )
-        self._pool = Pool("../benchmarks/grading.py", size=2)
 
     @classmethod
     def identity(cls, block: LmEvalGrader, origin: Origin) -> dict[str, Any]:
@@ -46,8 +58,16 @@ class LmEval(WaitingGrader):
                 identity["version"] = version("lm-eval")
         return identity
 
+    async def __aenter__(self) -> Self:
+        self._shared = _running.setdefault(asyncio.get_running_loop(), _Shared())
+        self._shared.users += 1
+        return self
+
     async def __aexit__(self, *_: object) -> None:
-        await self._pool.close()
+        self._shared.users -= 1
+        if not self._shared.users:
+            del _running[asyncio.get_running_loop()]
+            await self._shared.pool.close()
 
     async def judge(self, case: Case) -> Verdict:
         """Return the metric as the score where it is between 0 and 1, and in the details in any case."""
@@ -61,7 +81,7 @@ class LmEval(WaitingGrader):
         else:
             question["responses"] = [case.output.output]
         try:
-            answer = await self._pool.ask(question, self.block.timeout)
+            answer = await self._shared.pool.ask(question, self.block.timeout)
         except NoAnswer as error:
             raise AttemptError(
                 "timeout" if error.late else "grader", f"lm-eval's task {self.block.task}: {error}", retry=False

@@ -79,9 +79,21 @@ def plan_with_reuse(
     plan = make_plan(identity.survey, identity.work, index, borrowed)
     if index.outputs or plan.complete:
         return borrowed, plan
-    nearest = next((pair for pair in candidates if pair[1].name == identity.spec.name), None)
-    reasons = () if nearest is None else tuple(_reasons(identity, *nearest))
-    return borrowed, replace(plan, reasons=reasons)
+    named_alike = [run for run in candidates if run[1].name == identity.spec.name]
+    if not named_alike:
+        return borrowed, plan
+    # Where several share as much, the first is the nearest one.
+    nearest = max(
+        named_alike, key=lambda run: (plan.lenders.get(run_label(run[0], runs_dir), 0), _likeness(identity, run))
+    )
+    return borrowed, replace(plan, reasons=tuple(_reasons(identity, *nearest)))
+
+
+def _likeness(identity: RunIdentity, run: OtherRun) -> int:
+    """Return a number that is higher the less has changed since a run."""
+    manifest = run[1]
+    same_rows = manifest.fingerprints.dataset == identity.survey.digest
+    return same_rows - len(identity_changes(manifest.identity, identity.contents, same_rows=same_rows))
 
 
 def run_label(rundir: RunDir, runs_dir: Path) -> str:

@@ -22,9 +22,12 @@ MOST_ROWS: Final = 64
 
 
 def breakdown_tables(metrics: Metrics, width: int) -> Iterator[tuple[Table, int]]:
-    """Yield a table of the benchmark, then one for each field of `by`, each with the number of rows left out."""
-    if metrics.benchmark is not None:
-        rows = _benchmark_rows(metrics, metrics.benchmark)
+    """Yield a table of the benchmark, then one for each field of `by`, each with the number of rows left out.
+
+    A benchmark of one task has no table where the graders' scores are its numbers already.
+    """
+    rows = [] if metrics.benchmark is None else _benchmark_rows(metrics, metrics.benchmark)
+    if len({row.name for row in rows}) > 1 or any(not _is_score(row, metrics.graders) for row in rows):
         yield _benchmark_table(rows[:MOST_ROWS], width), max(0, len(rows) - MOST_ROWS)
     for field in metrics.by:
         if field != TASK_FIELD or metrics.benchmark is None:  # the benchmark's own table has its tasks
@@ -56,6 +59,15 @@ def _field_table(metrics: Metrics, field: str, width: int) -> Table:
             )
         )
     return fit_table(columns, rows, width, title=f"by {field}")
+
+
+def _is_score(row: _BenchmarkRow, graders: Mapping[str, GraderMetrics]) -> bool:
+    return any(name in graders and graders[name].score == row.value for name in _grader_names(row.metric, row.filter))
+
+
+def _grader_names(metric: str, filter_name: str) -> tuple[str, str]:
+    """Return the names that the grader of a metric may have."""
+    return f"{metric},{filter_name}", metric
 
 
 class _BenchmarkRow(NamedTuple):
@@ -146,7 +158,7 @@ def _interval(
     for task in tasks:
         graders = metrics.graders if by_task is None else by_task[task].graders if task in by_task else {}
         # A grader that some tasks have in a form of their own is called METRIC@TASK.
-        names = [name for name in graders if name.partition("@")[0] in (f"{metric},{filter_name}", metric)]
+        names = [name for name in graders if name.partition("@")[0] in _grader_names(metric, filter_name)]
         if len(names) != 1:
             return None, None
         parts.append(graders[names[0]])

@@ -19,7 +19,7 @@ from holdfast.plan.plan import verdict_key
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
 from holdfast.report.breakdown import RowsTally
 from holdfast.report.notices import without_verdicts
-from holdfast.report.stats import quantile
+from holdfast.report.stats import pass_at_k, quantile
 from holdfast.report.tally import UsageTally
 from holdfast.report.verdicts import JudgedOutput, grading_rules, judge_output
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
-    from holdfast.spec.benchmark_tasks import BenchmarkTasks
+    from holdfast.report.verdicts import Judged
+    from holdfast.spec.benchmark_tasks import BenchmarkTasks, TaskMetric
     from holdfast.store.index import Index, OutputRef
     from holdfast.store.metrics import BenchmarkMetrics
     from holdfast.store.rundir import RunDir
@@ -253,6 +254,9 @@ class _BenchmarkScores:
         for metric in [] if task is None else task.metrics:
             if (grader := self._graders.get(metric.grader or "")) is None:
                 continue
+            if metric.k is not None:
+                self._add_pass_at(name, metric, [trial.judged.verdicts.get(grader) for trial in trials])
+                continue
             if uses_values(metric):
                 values = [self._value(grader, trial, panel) for trial in trials]
             else:
@@ -262,6 +266,13 @@ class _BenchmarkScores:
                 # A sample counts once. Values that are not scores cannot be averaged: the first stands for the sample.
                 value = present[0] if uses_values(metric) or len(present) == 1 else math.fsum(present) / len(present)
                 self._values.setdefault((name, metric.key), []).append(value)
+
+    def _add_pass_at(self, task: str, metric: TaskMetric, verdicts: Sequence[Judged | None]) -> None:
+        assert metric.k is not None
+        scored = [verdict for verdict in verdicts if verdict is not None and verdict.score is not None]
+        if len(scored) >= metric.k:
+            passes = sum(verdict.status == "passed" for verdict in scored)
+            self._values.setdefault((task, metric.key), []).append(pass_at_k(len(scored), passes, metric.k))
 
     def _value(self, grader: int, trial: _Trial, panel: Panel) -> Any:
         """Return the value in the details of a grader's verdict on a trial."""

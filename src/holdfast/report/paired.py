@@ -57,7 +57,8 @@ def paired_difference(first: Mapping[str, Sequence[float]], second: Mapping[str,
         return Difference(len(differences), mean, None, None, None)  # no spread was seen, which is not certainty
     stderr = math.sqrt(spread / len(differences))
     half = t95(len(differences) - 1) * stderr
-    return Difference(len(differences), mean, mean - half, mean + half, stderr)
+    # Scores are from 0 to 1. With few samples, Student's interval would promise differences that cannot be.
+    return Difference(len(differences), mean, max(-1.0, mean - half), min(1.0, mean + half), stderr)
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

@@ -90,9 +90,13 @@ def _characters(prompts: Prompts) -> int:
     messages = sum(len(str(message["content"])) for message in prompts.opening) + len(prompts.texts[0])
     if not prompts.continuations:
         return messages
-    return sum(
-        len(each.text) + (messages if each.context is None else len(each.context)) for each in prompts.continuations
-    )
+    return sum(len(each.text) + _context_characters(each, messages) for each in prompts.continuations)
+
+
+def _context_characters(continuation: Continuation, prompt: int) -> int:
+    if continuation.rolling:  # such a text stands alone
+        return 0
+    return prompt if continuation.context is None else len(continuation.context)
 
 
 def preview(identity: RunIdentity, plan: Plan) -> Preview:

@@ -30,7 +30,6 @@ from holdfast.report.table import plan_as_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rich.console import Console
     from rich.table import Table
 
     from holdfast.plan.identity import RunIdentity
@@ -298,13 +297,9 @@ def print_plan(name: str, planned: Sequence[tuple[Cell, RunIdentity, RunDir, Pla
     ]
     rows.append((f"{format_count(len(planned), 'run')}", "", *(f"{totals[field]:,}" for field in fields)))
     console.print(fit_table(columns, rows, console.width, title=name))
-    for cell, identity, rundir, plan in planned:
-        _print_details(console, cell, identity, rundir, plan)
-
-
-def _print_details(console: Console, cell: Cell, identity: RunIdentity, rundir: RunDir, plan: Plan) -> None:
-    console.print(f"{cell.name}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
-    for reason in plan.reasons:
-        console.print(f"  {reason}", soft_wrap=True)
-    for notice in identity.idle_notices:
-        console.print(Text(f"  note: {notice}", style="yellow"), soft_wrap=True)
+    for cell, _, rundir, plan in planned:
+        console.print(f"{cell.name}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
+        for reason in plan.reasons:
+            console.print(f"  {reason}", soft_wrap=True)
+    for notice in dict.fromkeys(notice for _, identity, _, _ in planned for notice in identity.idle_notices):
+        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)

@@ -68,23 +68,27 @@ def combine_verdicts(
 ) -> tuple[GradeStatus, float | None]:
     """Return status and score of a trial: passed when every grader passes, the weighted mean of those at the end.
 
-    A checkpoint that fails makes the trial fail, whatever the graders at the end say; a checkpoint that ended the
-    conversation leaves it a score of 0. A verdict of None is still to come.
+    Graders of weight 0 are reported and decide nothing. A checkpoint that fails makes the trial fail, whatever the
+    graders at the end say; a checkpoint that ended the conversation leaves it a score of 0, also one of weight 0. A
+    verdict of None is still to come.
     """
-    passed, cut_short, scored = True, False, False
+    passed, scored, cut_short, objected = True, False, False, False
     weights: list[float] = []
     weighted: list[float] = []
     for place, verdict in zip(places, verdicts, strict=True):
         if verdict is None or verdict.status == "error":
             return "error", None
-        passed = passed and verdict.status != "failed"
+        objected = objected or verdict.status == "failed"
         cut_short = cut_short or (verdict.status == "not_reached" and place.turn is None)
+        if place.block.weight == 0:
+            continue
+        passed = passed and verdict.status != "failed"
         if verdict.score is not None:
             scored = True
             if place.turn is None:
                 weights.append(place.block.weight)
                 weighted.append(place.block.weight * verdict.score)
-    if cut_short and not passed:
+    if cut_short and objected:
         return "failed", 0.0
     if not scored:
         return "skipped", None

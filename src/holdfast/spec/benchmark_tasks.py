@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ class TaskMetric(Struct, frozen=True, kw_only=True):
     filter: str = "none"
     aggregation: str = "mean"
     higher_is_better: bool | None = True
+    k: int | None = None
+    """set for pass@k: how likely at least one of so many trials passes"""
 
     @property
     def key(self) -> str:
@@ -91,6 +94,20 @@ def benchmark_tasks(eval_data: Mapping[str, Any]) -> BenchmarkTasks | None:
     metadata = eval_data.get("metadata")
     block = metadata.get("benchmark") if isinstance(metadata, dict) else None
     try:
-        return msgspec.convert(block, BenchmarkTasks)
+        tasks = msgspec.convert(block, BenchmarkTasks)
     except msgspec.ValidationError:
         return None
+    trials = eval_data.get("trials", 1)
+    if not isinstance(trials, int) or trials < 2:
+        return tasks
+    listed = {name: replace(task, metrics=[*_up_to(trials, task.metrics)]) for name, task in tasks.tasks.items()}
+    return replace(tasks, tasks=listed)
+
+
+def _up_to(trials: int, metrics: list[TaskMetric]) -> Iterator[TaskMetric]:
+    """Yield metrics, and after pass@1 also pass@k for each k up to the number of trials."""
+    for metric in metrics:
+        yield metric
+        if metric.k == 1:
+            for k in range(2, trials + 1):
+                yield replace(metric, metric=metric.metric.replace("1", str(k)), k=k)

@@ -37,7 +37,8 @@ class GraderBlock(Block):
     name: str = ""
     """Name in reports. Default: the type. `overall`, `score`, `passed`, `coverage` and `target` are reserved."""
     weight: float = Field(default=1.0, ge=0)
-    """Weight in the trial's overall score."""
+    """Weight in the trial's overall score. A grader of weight 0 is reported, and changes neither the score of a trial
+    nor whether it passes."""
     threshold: float | None = Field(default=None, ge=0, le=1)
     """Minimum score to pass. The default depends on the type."""
     where: str | None = None

@@ -25,7 +25,7 @@ def vacuous_checks(spec: Eval) -> Iterator[str]:
             yield f"{spec.document.where(location)}: {warning}"
     if spec.graders and all(block.weight == 0 for block in spec.graders):
         where = spec.document.where(("graders",))
-        yield f"{where}: every grader has weight 0, so trials have no overall score"
+        yield f"{where}: every grader has weight 0, so trials have no overall score and none passes"
 
 
 def _of_grader(block: GraderBlock) -> Iterator[str]:

@@ -143,7 +143,7 @@ class RunLease:
     def _sign(self) -> None:
         pid = os.getpid()
         holder = Holder(os.uname().nodename, pid, time.time(), self._finishing, start_token(pid))
-        note = self._info.with_suffix(f".{pid}")
+        note = self._info.with_name(f".{self._info.name}.{pid}.tmp")
         try:
             status = self._path.stat()
             self._identity = status.st_dev, status.st_ino

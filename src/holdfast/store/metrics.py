@@ -156,7 +156,7 @@ class Metrics(Struct, frozen=True, kw_only=True):
     score: float | None
     """mean over the trials of the weighted mean over their graders"""
     passed: float | None
-    """share of the trials that pass every grader"""
+    """share of the trials that pass every grader of a weight above 0"""
     graders: dict[str, GraderMetrics] = field(name="metrics")
     """statistics by grader, described below"""
     overall: GraderMetrics | None

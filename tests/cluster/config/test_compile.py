@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.benchmarks.native import SAMPLES
 from holdfast.cluster.config.compile import compile_launch
 from holdfast.cluster.config.render import compiled_sections, compiled_yaml
 from holdfast.cluster.config.schema import DeploymentBlock
@@ -711,3 +712,19 @@ def test_benchmarks_are_asked_for_the_served_checkpoint_unless_the_server_names_
     message = refused(folder, "unnamed", "deployment.checkpoint_path=null")
     assert "deployment.served_model_name: must be given: it is the model that benchmarks ask the server for" in message
     assert "names no model to measure; name it with -m MODEL" in refused(folder, "unnamed", "deployment.type=none")
+
+
+def test_the_folder_of_datasets_is_that_of_a_benchmark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(folder / "home"))
+    write(
+        folder / "config" / "copied.yaml",
+        "execution: {type: slurm}\ndeployment: {type: generic, command: serve, served_model_name: m}\n"
+        "evaluation: {tasks: [{name: humaneval, dataset_dir: data}]}\n",
+    )
+    rows = folder / "config" / "data" / "test.jsonl"
+    message = refused(folder, "copied")
+    assert f"{rows.parent}: no rows of the split 'test'" in message
+    write(rows, (SAMPLES / "humaneval.jsonl").read_text())
+    launch = launched(folder, "copied", "BIG")
+    assert [task.spec.dataset.path for task in launch.tasks if task.spec.dataset] == [[str(rows)]]
+    assert not any("dataset_dir" in notice for notice in launch.notices)

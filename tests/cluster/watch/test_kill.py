@@ -93,6 +93,21 @@ def test_a_foreign_job_that_reuses_a_recorded_id_stays_alive(slurm: Cluster, inv
         slurm.here.check(["scancel", f"--name={name}", job])
 
 
+def test_a_job_that_stops_because_of_the_mark_counts_as_stopped(
+    slurm: Cluster, invocation: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, name = running(invocation, slurm), str(JobName(invocation.id, 0, "main"))
+
+    def mark(transport: Transport, directory: str, why: str) -> None:
+        write_stop(transport, directory, why)
+        slurm.here.check(["scancel", job])  # stands for a job that reads the mark before it is cancelled
+        wait_for_job(Slurm(slurm.here), name, lambda state: not state.active)
+
+    monkeypatch.setattr("holdfast.cluster.watch.kill.write_stop", mark)
+    ended, remain = kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1)
+    assert remain == [] and [name in shown for shown in ended] == [True]
+
+
 def test_one_task_can_be_ended_alone(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     running(invocation, slurm, 0)
     running(invocation, slurm, 1)

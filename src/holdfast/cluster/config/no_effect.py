@@ -179,8 +179,7 @@ def _image_rules(tree: Tree, referenced: frozenset[str], executor: ExecutorRules
 def _task_rules(tree: Tree) -> Iterator[Rule]:
     numbers = [f"evaluation.tasks.{number}" for number in range(_task_count(tree))]
     for place in numbers:
-        why = f"{NO_CONTAINER.why}; write overrides: {{dataset.path: …}}"
-        yield from ((f"{place}.{name}", why) for name in ("dataset_dir", "dataset_mount_path"))
+        yield f"{place}.dataset_mount_path", f"{NO_CONTAINER.why}; write overrides: {{dataset.path: …}}"
     if tree.get("deployment", "type") != "none":
         for place in ("evaluation", *numbers):
             for name in ("nemo_evaluator_config", "config"):

@@ -369,7 +369,8 @@ class TaskBlock(Block):
     config: dict[str, Any] | None = None
     """Older name of `nemo_evaluator_config`."""
     dataset_dir: str | None = None
-    """No effect: the evaluation runs in no container. Use `overrides: {dataset.path: …}`."""
+    """Folder with the datasets of a benchmark, on the machine that submits: its `benchmark.data`. No effect on eval
+    files: use `overrides: {dataset.path: …}`."""
     dataset_mount_path: str = "/datasets"
     """No effect: the evaluation runs in no container."""
     pre_cmd: str | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from holdfast.cluster.config.legacy import MOVED_IN_TASKS, adapter_overrides, move_keys
+from holdfast.cluster.config.marks import NO_CONTAINER
 from holdfast.cluster.config.provenance import Tree
 from holdfast.cluster.config.schema import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
 from holdfast.cluster.config.servers import api_root
@@ -187,6 +188,7 @@ class TaskReader:
         derived = [
             *self._target_overrides(block, api_endpoint, location, is_benchmark=is_benchmark),
             *self._param_overrides(config.config.params, values, is_benchmark=is_benchmark),
+            *self._data_overrides(block, location, is_benchmark=is_benchmark),
             *adapter_overrides(values, ("target", "api_endpoint", "adapter_config"), self.findings),
         ]
         written: list[Override] = [
@@ -310,6 +312,16 @@ class TaskReader:
                 message = "has no effect on benchmarks, which Holdfast asks itself"
                 self.findings.notice(values, (*location, "extra", name), message)
         return overrides
+
+    def _data_overrides(self, block: TaskBlock, location: Location, *, is_benchmark: bool) -> list[Override]:
+        """Return the override for the datasets of a benchmark; those of an eval file are named there."""
+        if block.dataset_dir is None:
+            return []
+        if is_benchmark:
+            return [(("benchmark", "data"), str(self.folder / block.dataset_dir))]
+        message = f"no effect here, because {NO_CONTAINER.why}; write overrides: {{dataset.path: …}}"
+        self.findings.notice(self.tree, (*location, "dataset_dir"), message)
+        return []
 
     def _read_document(self, path: Path) -> Document | None:
         try:

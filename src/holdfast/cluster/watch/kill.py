@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.watch.find import Subject
+    from holdfast.cluster.watch.status import Files
 
 PATIENCE: Final = 90.0
 """seconds that jobs have to end: Slurm gives them half a minute after the signal"""
@@ -51,10 +52,14 @@ def kill(
         raise UsageError(
             f"{subject.name} is an invocation of {files.invocation.user}", remedy="Only they can cancel its jobs."
         )
+    try:
+        before = _live_jobs(subject, files)
+    except Unreachable:  # the mark matters more than their number
+        before = []
     marked = subject.directory if subject.task is None else TaskFolder(subject.directory, subject.task).path
     write_stop(subject.transport, marked, why)
     try:
-        return _end_jobs(subject, patience, poll, say)
+        return _end_jobs(subject, before, patience, poll, say)
     except Unreachable as error:
         raise Unreachable(
             f"{error.message}; jobs that start from now on will not continue it, "
@@ -63,12 +68,15 @@ def kill(
         ) from None
 
 
-def _end_jobs(subject: Subject, patience: float, poll: float, say: Callable[[str], None]) -> Killed:
+def _end_jobs(
+    subject: Subject, before: list[JobState], patience: float, poll: float, say: Callable[[str], None]
+) -> Killed:
+    """Cancel jobs until there are none; those `before` the mark that are gone by then have stopped because of it."""
     cancelled: dict[tuple[str, str], str] = {}
     end = time.monotonic() + patience
     while True:
         files = read_files(subject.transport, subject.directory)
-        live = [state for state in jobs_of(subject.transport, files) if state.active and _is_selected(subject, state)]
+        live = _live_jobs(subject, files)
         fresh = [state for state in live if (state.name, state.handle) not in cancelled]
         fresh.sort(key=lambda state: state.state != "pending")  # a successor, before the job fails that it waits for
         if fresh:
@@ -82,10 +90,15 @@ def _end_jobs(subject: Subject, patience: float, poll: float, say: Callable[[str
     # A job that was being submitted when the mark was set is adopted, or disowned, which it learns at its start.
     find_executor(files.invocation.executor).settle(Ledger(subject.transport, subject.directory))
     remain = {(state.name, state.handle) for state in live}
+    stopped = {(state.name, state.handle): _describe(state) for state in before} | cancelled
     return Killed(
-        [shown for key, shown in cancelled.items() if key not in remain],
+        [shown for key, shown in stopped.items() if key not in remain],
         [shown for key, shown in cancelled.items() if key in remain],
     )
+
+
+def _live_jobs(subject: Subject, files: Files) -> list[JobState]:
+    return [state for state in jobs_of(subject.transport, files) if state.active and _is_selected(subject, state)]
 
 
 def _is_selected(subject: Subject, state: JobState) -> bool:

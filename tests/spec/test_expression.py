@@ -1,0 +1,25 @@
+"""Expressions over a row's fields."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.spec.template import Undefined, expression
+
+
+@pytest.mark.parametrize("name", ["choices", "range", "self"])
+def test_a_name_alone_is_the_field_of_that_name(name: str) -> None:
+    value = ["a", "b"]
+    assert expression(name)({name: value}) is value
+    assert expression(f"({name})")({name: value}) is value
+
+
+def test_a_field_that_a_row_lacks_is_undefined() -> None:
+    assert isinstance(expression("choices").value({}), Undefined)
+    assert expression("choices")({}) is None
+    assert expression("choices").names == {"choices"}
+
+
+def test_a_word_of_the_language_is_no_field() -> None:
+    assert expression("true")({"true": "no"}) is True
+    assert expression("none").names == frozenset()

@@ -1,0 +1,32 @@
+"""Folders that all processes of a test run share: the first that needs one fills it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from filelock import FileLock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    FillOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture(scope="session")
+def fill_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> FillOnce:
+    """Return a function that takes a name and what fills a folder, and returns the filled folder of that name."""
+    base = tmp_path_factory.getbasetemp()
+    base = base if worker_id == "master" else base.parent
+
+    def fill(name: str, make: Callable[[Path], object]) -> Path:
+        folder, finished = base / name, base / f"{name}.filled"
+        with FileLock(base / f"{name}.lock"):
+            if not finished.exists():
+                folder.mkdir()
+                make(folder)
+                finished.touch()
+        return folder
+
+    return fill
