@@ -103,6 +103,7 @@ def draw_timeline(timeline: Timeline, write: Writer) -> Iterator[RenderableType]
     yield from _heading(timeline)
     if timeline.facts.error:
         yield write.block(timeline.facts.error, 0, "yellow")
+    yield from _complaints(timeline, write, 1)
     for message in timeline.opening:
         yield from _message(message, write)
     for turn in timeline.turns:
@@ -338,6 +339,11 @@ def draw_failure(timeline: Timeline, write: Writer, lines: int) -> Iterator[Rend
             yield write.labelled(label, _first_lines(text, lines), style)
     if facts.error:
         yield write.block(_first_lines(facts.error, lines), 4, "yellow")
+    yield from _complaints(timeline, write, lines)
+
+
+def _complaints(timeline: Timeline, write: Writer, lines: int) -> Iterator[RenderableType]:
+    """Draw the verdicts that did not pass, each in so many lines."""
     verdicts = [verdict for turn in timeline.turns if turn.checkpoint for verdict in turn.checkpoint.verdicts]
     for verdict in (*verdicts, *timeline.graders):
         if verdict.status in ("failed", "error") or (verdict.status == "pending" and verdict.attempts):
