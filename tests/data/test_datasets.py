@@ -511,3 +511,46 @@ def test_a_field_of_any_size_fits_into_csv(tmp_path: Path) -> None:
 def test_every_documented_ending_has_a_reader() -> None:
     assert set(readers._FORMATS) == {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
     assert set(readers._FORMATS.values()) == set(readers._READERS)
+
+
+class TestFindingOneSample:
+    @pytest.mark.parametrize("near", [0.0, 0.5, 1.0])
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {},
+            {"id": "n"},
+            {"limit": 4},
+            {"offset": 3},
+            {"where": "n != '2'"},
+            {"ids": ["r1", "r7"]},
+            {"shuffle": 3},
+            {"limit": 5, "shuffle": 3},
+        ],
+        ids=str,
+    )
+    def test_it_is_the_sample_that_reading_all_of_them_gives(
+        self, tmp_path: Path, keys: dict[str, Any], near: float
+    ) -> None:
+        (tmp_path / "d.jsonl").write_bytes(as_jsonl(ROWS))
+        selected = {sample.id: sample for sample in dataset(tmp_path, **keys)}
+        for name in [*(row["id"] for row in ROWS), *(row["n"] for row in ROWS), "question 1", "r"]:
+            match = dataset(tmp_path, **keys).find(name, near)
+            expected = selected.get(name)
+            assert (match and match[:3]) == (expected and expected[:3])
+
+    @pytest.mark.parametrize("style", [{}, {"ensure_ascii": False}, {"separators": (",", ":")}, {"indent": None}])
+    def test_names_of_any_form_are_found(self, tmp_path: Path, style: dict[str, Any]) -> None:
+        names = [7, 17, "Bär", 'a"b', "tab\t", "x/y", "日本"]
+        rows = [{"id": name, "q": "7 and 17"} for name in names]
+        (tmp_path / "d.jsonl").write_text("".join(json.dumps(row, **style) + "\n" for row in rows), "utf-8")
+        for name in names:
+            match = dataset(tmp_path).find(str(name))
+            assert match is not None and match.fields["id"] == name
+
+    def test_other_formats_and_rows_without_an_id_are_found(self, tmp_path: Path) -> None:
+        (tmp_path / "d.csv").write_bytes(as_csv(ROWS))
+        assert dataset(tmp_path, "d.csv").find("r3").fields["q"] == "question 3"
+        (tmp_path / "d.jsonl").write_bytes(as_jsonl([{"q": "one"}, {"q": "two"}]))
+        (first, second) = dataset(tmp_path)
+        assert dataset(tmp_path).find(second.id) == second != first

@@ -57,6 +57,33 @@ class TestOneTrial:
             assert RunView(RunDir(run)).trial(trial.output.sample, trial.output.trial) == trial
         assert {trial.output.sample for trial in trials} >= {'s"1\n', "1"}
 
+    def test_places_make_it_faster_and_never_wrong(self, tmp_path: Path, provider: Server) -> None:
+        run = Lab(tmp_path, provider, rows=rows(30), spec={"trials": 2}).eval().run
+        trials = list(RunView(RunDir(run)).trials())
+        for number, trial in enumerate(trials):
+            name = trial.output.sample, trial.output.trial
+            right = RunView(RunDir(run)).trial(*name, line=trial.line, near=number / len(trials))
+            wrong = RunView(RunDir(run)).trial(*name, line=trials[number - 1].line, near=1 - number / len(trials))
+            assert right == wrong == trial
+
+    def test_of_verdicts_that_were_given_again_the_latest_counts(self, tmp_path: Path, provider: Server) -> None:
+        lab = Lab(tmp_path, provider, rows=rows(4))
+        (tmp_path / "mood.py").write_text(
+            "from pathlib import Path\n"
+            "def mood(output):\n"
+            "    words = Path(__file__).with_name('words.txt').read_text()\n"
+            "    return {'score': 1.0, 'feedback': words}\n"
+        )
+        lab.spec["graders"].append({"type": "python", "name": "mood", "function": "mood.py:mood"})
+        (tmp_path / "words.txt").write_text("fine")
+        run = lab.eval().run
+        (tmp_path / "words.txt").write_text("better")
+        lab.do("grade", run, "--again")
+        trials = list(RunView(RunDir(run)).trials())
+        assert [trial.grades[-1].feedback for trial in trials] == ["better"] * 4
+        for trial in trials:
+            assert RunView(RunDir(run)).trial(trial.output.sample, 1, line=trial.line) == trial
+
     def test_there_is_none_for_other_names_and_numbers(self, run: Path) -> None:
         view = RunView(RunDir(run))
         assert [view.trial("te", 1), view.trial("tea", 2), view.trial("tea", 0), view.trial("", 1)] == [None] * 4

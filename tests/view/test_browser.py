@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -249,7 +249,7 @@ def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer, name:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_accessible_in_both_schemes(browser: Browser, shown: Viewer, name: str, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe")
-    options = {"color_scheme": scheme, "bypass_csp": True}  # axe is a script of its own
+    options: dict[str, Any] = {"color_scheme": scheme, "bypass_csp": True}  # axe is a script of its own
     path = addresses(shown)[name]
     context = browser.new_context(**options)
     try:

@@ -298,6 +298,7 @@ def test_a_trial_is_found_by_sample_and_number(finished: JournaledRun) -> None:
     columns = open_again(finished)
     for sample, row in enumerate(ROWS):
         assert columns.find(row["id"], 2) == sample * TRIALS + 1
+        assert len(set(columns.table["id_starts"][sample * TRIALS : (sample + 1) * TRIALS])) == 1
     assert columns.find("s", 1) is None
     assert columns.find("s0", 3) is None
 

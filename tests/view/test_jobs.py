@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -72,7 +72,7 @@ def test_a_cluster_that_does_not_answer_says_nothing_about_its_jobs(tmp_path: Pa
         assert "As of" in html
 
 
-def answered(shown: Viewer, path: str) -> dict | None:
+def answered(shown: Viewer, path: str) -> dict[str, Any] | None:
     """Return a page once the cluster has been asked."""
     page = shown.json(path)
     return None if page["asking"] else page

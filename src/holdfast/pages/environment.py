@@ -84,8 +84,10 @@ def pretty(value: Any) -> str:
 
 
 def _spell_out(value: Any) -> Any:
-    """Spell out control characters, which would be invisible or reorder a line."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Spell out control characters, which would be invisible or reorder a line; also those in joined texts."""
+    if isinstance(value, Markup):
+        return Markup(printable(value))  # noqa: S704 - what is spelled out is no markup
+    return printable(value) if isinstance(value, str) else value
 
 
 def _when(seconds: float) -> str:

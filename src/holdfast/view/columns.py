@@ -31,7 +31,7 @@ from holdfast.store.index import read_error_head
 from holdfast.store.lines import LineRef
 from holdfast.store.rundir import RunDir
 from holdfast.view.fields import read_field
-from holdfast.view.recorded import RecordedNotes, Recorder, StaleColumnsError, read_everything
+from holdfast.view.recorded import JournalReader, RecordedNotes, StaleColumnsError, read_everything
 from holdfast.view.reported import read_reported
 from holdfast.view.search import TextHits
 from holdfast.view.table import STATUSES, RowStatus, TrialTable, field_column, score_column, status_column
@@ -39,7 +39,7 @@ from holdfast.view.table import STATUSES, RowStatus, TrialTable, field_column, s
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.view.snapshot import Snapshot
+    from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
 """gets the share of the work that is done, from 0 to 1"""
@@ -117,12 +117,14 @@ class Columns:
         """grows whenever a row changes"""
         self.snapshots: dict[tuple[str, str, int], Snapshot] = {}
         """answers to the latest queries, by query, order and generation"""
+        self.counts: dict[tuple[int, int, tuple[str, ...]], dict[str, list[Facet]]] = {}
+        """latest counts, by generation, rows and fields"""
         self.view = RunView(rundir)
         self.table = TrialTable(())
         self._folder = folder
         self._path = folder / "columns"
         self._notes = ColumnNotes("everything", [], [])
-        self._recorder: Recorder | None = None
+        self._recorder: JournalReader | None = None
         self._unsaved = 0
         self._searches: dict[tuple[str, int], TextHits] = {}
         self._refreshing = Lock()
@@ -150,7 +152,9 @@ class Columns:
         """Return the row number of a trial."""
         with self.lock:
             trials = self.table["trial"]
-            return next((row for row in self.table.rows_of(sample) if trials[row] == trial), None)
+            rows = [row for row in self.table.rows_of(sample) if trials[row] == trial]
+            self.table.release()
+            return rows[0] if rows else None
 
     def line(self, row: int) -> LineRef | None:
         """Return the place of a row's output; None if there is none."""
@@ -235,7 +239,7 @@ class Columns:
             return False
         recorder = None
         if notes.recorded is not None:
-            recorder = Recorder(self.view, stored, notes.recorded)
+            recorder = JournalReader(self.view, stored, notes.recorded)
             try:
                 if notes.dataset != self._dataset_stamp():
                     return False
@@ -247,7 +251,7 @@ class Columns:
         self._use(stored, notes, recorder)
         return True
 
-    def _use(self, table: TrialTable, notes: ColumnNotes, recorder: Recorder | None) -> None:
+    def _use(self, table: TrialTable, notes: ColumnNotes, recorder: JournalReader | None) -> None:
         with self.lock:
             self.table, self._notes, self._recorder = table, notes, recorder
 
@@ -278,7 +282,7 @@ class Columns:
         table, recorder = read_reported(self.view, notes.dataset, progress), None
         if table is None:
             try:
-                recorder = Recorder(self.view)
+                recorder = JournalReader(self.view)
                 recorder.grow(progress)
                 table = recorder.table
                 notes.kind, notes.journals, notes.recorded = "recorded", [], recorder.notes
@@ -348,7 +352,9 @@ def open_columns(rundir: RunDir, home: Path, progress: Progress | None = None) -
 def read_rows(columns: Columns, numbers: Iterable[int]) -> list[TrialRow]:
     """Return rows as lists show them, with the beginnings of their answers."""
     with columns.lock:
-        return [_read_row(columns, row) for row in numbers]
+        rows = [_read_row(columns, row) for row in numbers]
+        columns.table.release()
+        return rows
 
 
 def _read_row(columns: Columns, row: int) -> TrialRow:

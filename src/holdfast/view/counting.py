@@ -88,6 +88,7 @@ def count_rows(view: RunView, columns: Columns) -> TrialsTally:
     missing = Counter(status for place, status in zip(table["at"], table["status"], strict=True) if not place)
     for code, count in missing.items():
         tally.missing[_STATUS[code - 1]] += count
+    table.release()
     return tally
 
 

@@ -104,6 +104,7 @@ class Watch:
         self._lock = threading.Lock()
         self._last: LiveNumbers | None = None
         self._next = 0.0
+        self._reported: dict[str, Any] | None = None
         self._measured: tuple[int, dict[str, Any]] | None = None
         """by the generation of the columns, what takes a while to add up"""
 
@@ -128,13 +129,24 @@ class Watch:
         with columns.lock:
             counted = _count(columns.table)
             numbers = LiveNumbers(run=self._run, status=status, generation=columns.generation, **counted)
-            if status != "running":  # its report has the other numbers
-                return numbers
+            if status != "running":
+                return msgspec.structs.replace(numbers, **self._report(status))
             if self._measured is None or self._measured[0] != columns.generation:
                 self._measured = columns.generation, _measure(columns.table)
             pace = _pace(columns.table, time.time())
         eta = (numbers.total - numbers.done) / pace if pace else None
         return msgspec.structs.replace(numbers, rate=pace, eta=eta, **self._measured[1])
+
+    def _report(self, status: Status) -> dict[str, Any]:
+        """Return the numbers of the report, which is read once."""
+        if status != "finished":
+            self._reported = None
+        elif self._reported is None:
+            with suppress(HoldfastError, OSError):
+                metrics = self._rundir.read_metrics()
+                if metrics is not None and metrics.overall is not None:
+                    self._reported = {"score": metrics.score, "low": metrics.overall.low, "high": metrics.overall.high}
+        return self._reported or {}
 
 
 def _count(table: TrialTable) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class _Reader(NamedTuple):
         return (self.mark.read - self.begun) / self.size
 
 
-class Recorder:
+class JournalReader:
     """Reads the journals of a run into a table."""
 
     def __init__(self, view: RunView, table: TrialTable | None = None, notes: RecordedNotes | None = None) -> None:

@@ -182,6 +182,7 @@ class TextSearch:
             table = columns.table
             job = _Job(text, [str(columns.rundir.path / file) for file in table.files], len(table))
             data = msgspec.json.encode(job) + b"\n" + bytes(table["at"]) + bytes(table["length"])
+            table.release()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "holdfast.view.search"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

@@ -41,6 +41,7 @@ _SEVERITY: Final = ("not_reached", "skipped", "passed", "ungraded", "failed", "e
 """of the statuses of a checkpoint's graders the last one counts for the checkpoint"""
 _KEPT_BYTES: Final = 16 << 20
 """of snapshots that are kept for further pages"""
+_KEPT_COUNTS: Final = 8
 
 
 class Snapshot(NamedTuple):
@@ -307,6 +308,9 @@ def facets(columns: Columns, snapshot: Snapshot, fields: Sequence[str] = ()) -> 
     for name in fields:
         columns.field(name)
     with columns.lock:
+        key = columns.generation, snapshot.mask, tuple(fields)
+        if key in columns.counts:
+            return columns.counts[key]
         table = columns.table
         result = {"status": _count_statuses(table, snapshot, "")}
         for name in [*checkpoints(table), *table.graders]:
@@ -317,7 +321,10 @@ def facets(columns: Columns, snapshot: Snapshot, fields: Sequence[str] = ()) -> 
             values, codes = columns.field(name)
             result[name] = _count_values(name, values, codes, snapshot)
         table.release()
-        return {name: counted for name, counted in result.items() if counted}
+        while len(columns.counts) >= _KEPT_COUNTS:
+            del columns.counts[next(iter(columns.counts))]
+        counts = columns.counts[key] = {name: counted for name, counted in result.items() if counted}
+        return counts
 
 
 def _count_statuses(table: TrialTable, snapshot: Snapshot, name: str) -> list[Facet]:

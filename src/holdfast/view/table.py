@@ -12,7 +12,6 @@ import os
 import sys
 from array import array
 from bisect import bisect_left
-from itertools import accumulate
 from struct import Struct as Layout
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -204,10 +203,13 @@ class TrialTable:
     def extend(self, samples: list[str], trials: list[int], keys: list[str]) -> None:
         """Append many trials by sample, number and key. Their other columns are to be filled, or padded."""
         columns = self._columns
-        encoded = [sample.encode("utf-8", "surrogatepass") for sample in samples]
-        starts = accumulate([len(text) + 1 for text in encoded], initial=len(columns["ids"]))
-        columns["id_starts"].extend(array("Q", list(starts)[:-1]))
-        columns["ids"].frombytes(_SEPARATOR.join([*encoded, b""]))
+        starts, ids = columns["id_starts"], columns["ids"]
+        last, start = (self.id_at(len(self) - 1), starts[-1]) if len(self) else (None, 0)
+        for sample in samples:
+            if sample != last:  # the trials of a sample share its id
+                last, start = sample, len(ids)
+                ids.frombytes(sample.encode("utf-8", "surrogatepass") + _SEPARATOR)
+            starts.append(start)
         columns["trial"].extend(array("I", trials))
         digits = "".join([key[7:] for key in keys])
         is_usual = len(digits) == 32 * len(keys) and set(digits) <= _HEX_DIGITS  # much faster than one by one

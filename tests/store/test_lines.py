@@ -1,0 +1,66 @@
+"""Lines of a file found by what they contain, or by their time, without reading the others."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.store import lines
+from holdfast.store.lines import count_lines, find_lines, first_line_since, is_sound, seal, search
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+texts = st.lists(st.text(st.sampled_from("ab "), max_size=12), max_size=40)
+
+
+@given(texts, st.text(st.sampled_from("ab "), min_size=1, max_size=3), st.integers(-5, 700), st.booleans())
+def test_every_line_that_contains_the_words_is_found_once_wherever_the_search_begins(
+    tmp_path_factory: pytest.TempPathFactory, content: list[str], words: str, start: int, torn: bool
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "file"
+    data = "".join(f"{line}\n" for line in content) + ("aaabbb" if torn else "")
+    path.write_text(data)
+    hits = dict(find_lines(path, words.encode(), start))
+    offsets = [sum(len(line) + 1 for line in content[:number]) for number in range(len(content))]
+    expected = {offset: line.encode() for offset, line in zip(offsets, content, strict=True) if words in line}
+    assert hits == expected
+    assert len(list(find_lines(path, words.encode(), start))) == len(expected)
+    assert count_lines(path, b"never") == len(content)
+
+
+def test_windows_cut_no_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_WINDOW", 7)
+    path = tmp_path / "file"
+    path.write_text("".join(f"{'x' * number}needle\n" for number in range(20)))
+    assert len(list(find_lines(path, b"needle"))) == 20
+    assert count_lines(path, b"needle") == 0 and count_lines(path, b"xneedle") == 1
+
+
+def test_damaged_lines_and_missing_files_give_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    sound = seal(b'{"key":"a"}')
+    path.write_bytes(sound + sound.replace(b'"a"', b'"b"') + sound[:-1])
+    assert [is_sound(line.data) for line in search(path, b'"key"')] == [True]
+    assert list(find_lines(tmp_path / "none", b"x")) == [] and count_lines(tmp_path / "none", b"x") == 0
+    (tmp_path / "empty").touch()
+    assert list(find_lines(tmp_path / "empty", b"x")) == []
+
+
+@given(st.lists(st.integers(0, 1000), max_size=60), st.integers(-10, 1010))
+def test_the_first_line_since_a_moment_is_at_or_after_the_place(
+    tmp_path_factory: pytest.TempPathFactory, times: list[int], moment: int
+) -> None:
+    path = tmp_path_factory.mktemp("times") / "file"
+    path.write_text("".join(json.dumps({"time": time, "fill": "x" * 4000}) + "\n" for time in sorted(times)))
+    offset = first_line_since(path, moment, lambda line: float(json.loads(line)["time"]))
+    before = path.read_bytes()[:offset].splitlines()
+    assert offset == 0 or path.read_bytes()[offset - 1 : offset] == b"\n"
+    assert all(json.loads(line)["time"] < moment for line in before)
+    earlier = sum(time < moment for time in times)
+    assert (earlier - len(before)) * 4030 <= 2 * lines._NEAR, "and it is near"
