@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -274,3 +277,49 @@ def test_every_page_fits_a_narrow_and_a_wide_window(browser: Browser, shown: Vie
     for width in WIDTHS.values():
         with opened(browser, shown, path, viewport={"width": width, "height": 700}) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@contextmanager
+def elsewhere(html: str) -> Iterator[str]:
+    """Serve a page of another site: to a browser, `localhost` and `127.0.0.1` are two."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(html.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as site:
+        Thread(target=site.serve_forever, daemon=True).start()
+        yield f"http://localhost:{site.server_port}/"
+        site.shutdown()
+
+
+def test_another_site_gets_nothing_but_its_links_can_be_followed(browser: Browser, shown: Viewer) -> None:
+    run = runs_of(shown, "shop")[0]
+    site = f"""<!doctype html><title>elsewhere</title>
+        <img src="{shown.base}/static/icon.svg"><iframe src="{shown.base}/"></iframe>
+        <a id="link" href="{shown.base}/run/{run}">look</a>
+        <script>fetch("{shown.base}/index.json", {{mode: "no-cors", credentials: "include"}}).catch(() => 0)
+        .finally(() => document.body.append("asked"))</script>"""
+    context = browser.new_context()
+    try:
+        page = context.new_page()
+        page.goto(f"{shown.base}/open?key={shown.key}")
+        page = context.new_page()
+        answers: dict[str, int] = {}
+        page.on("response", lambda response: answers.setdefault(response.url, response.status))
+        with elsewhere(site) as address:
+            page.goto(address)
+            page.get_by_text("asked").wait_for()
+        asked = {url: status for url, status in answers.items() if url.startswith(shown.base)}
+        assert set(asked.values()) == {403}, asked
+        page.locator("#link").click()
+        page.wait_for_url(f"{shown.base}/run/{run}")
+        assert "agent.py:reply" in page.locator("h1").inner_text()
+    finally:
+        context.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from rich.padding import Padding
 from rich.rule import Rule
+from rich.table import Table
 from rich.text import Text
 
 from holdfast.display.format import byte_count, dollars, duration, latency, printable, share
@@ -69,6 +70,16 @@ class Writer:
             return Text(indent(shown, " " * margin, lambda _: True), style)
         return Padding(Text(shown, style), (0, 0, 0, margin))
 
+    def labelled(self, label: str, text: str, style: str = "") -> RenderableType:
+        """Draw a text behind a mark, so that the lines after the first begin where the first one does."""
+        if not self._terminal:
+            return Text(f"  {label} " + printable(text).replace("\n", "\n    "), style)
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_column(width=3)
+        grid.add_column()
+        grid.add_row(Text(f"  {label}", style), Text(printable(text).expandtabs(4), style))
+        return grid
+
     def rule(self, *parts: tuple[str, str], character: str = "─") -> RenderableType:
         """Draw a line across the screen with a title."""
         title = Text(no_wrap=True, overflow="ellipsis")
@@ -92,6 +103,7 @@ def draw_timeline(timeline: Timeline, write: Writer) -> Iterator[RenderableType]
     yield from _heading(timeline)
     if timeline.facts.error:
         yield write.block(timeline.facts.error, 0, "yellow")
+    yield from _complaints(timeline, write, 1)
     for message in timeline.opening:
         yield from _message(message, write)
     for turn in timeline.turns:
@@ -322,20 +334,23 @@ def draw_failure(timeline: Timeline, write: Writer, lines: int) -> Iterator[Rend
     score = "" if facts.score is None else f"  {share(facts.score)}"
     yield Text()
     yield Text.assemble((word, colour), "  ", (f"{printable(timeline.sample, '')}{number}", "bold"), score)
-    for text, label in ((_question(timeline), "?"), (_answer(timeline), "→")):
+    for text, label, style in ((_question(timeline), "?", "bright_black"), (_answer(timeline), "→", "")):
         if text:
-            yield write.block(
-                f"{label} {_first_lines(text, lines)}".replace("\n", "\n  "), 2, "bright_black" if label == "?" else ""
-            )
+            yield write.labelled(label, _first_lines(text, lines), style)
     if facts.error:
         yield write.block(_first_lines(facts.error, lines), 4, "yellow")
+    yield from _complaints(timeline, write, lines)
+
+
+def _complaints(timeline: Timeline, write: Writer, lines: int) -> Iterator[RenderableType]:
+    """Draw the verdicts that did not pass, each in so many lines."""
     verdicts = [verdict for turn in timeline.turns if turn.checkpoint for verdict in turn.checkpoint.verdicts]
     for verdict in (*verdicts, *timeline.graders):
         if verdict.status in ("failed", "error") or (verdict.status == "pending" and verdict.attempts):
             feedback = verdict.feedback or (verdict.attempts[-1].message if verdict.attempts else "")
             shape, colour = _MARKS["error" if verdict.status == "pending" else verdict.status]
             words = _first_lines(feedback, lines)
-            yield write.block(f"{shape} {verdict.name}{': ' if words else ''}{words}", 2, colour)
+            yield write.labelled(shape, f"{verdict.name}{': ' if words else ''}{words}", colour)
 
 
 def _question(timeline: Timeline) -> str:
