@@ -265,7 +265,7 @@ class Columns:
         self.build(progress)
 
     def _build_in_helper(self, progress: Progress) -> bool:
-        command = [sys.executable, "-m", "holdfast.view.columns", self.rundir.path, self._folder]
+        command = [sys.executable, "-m", "holdfast.view.columns", str(self.rundir.path), str(self._folder)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             try:

@@ -301,7 +301,7 @@ class JournalReader:
 
     def _has_all_verdicts(self, row: int, key: bytes) -> bool:
         """Return True if all verdicts on a trial that were read are still in memory."""
-        seen = self.table["seen"][row]
+        seen: int = self.table["seen"][row]
         return seen != _ALL_SEEN and seen == len(self._verdicts.get(key, ()))
 
     def _is_complete(self, row: int) -> bool:

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ from holdfast.view.table import split_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import BufferedReader
 
     from holdfast.view.columns import Columns
     from holdfast.view.table import TrialTable
@@ -191,18 +192,17 @@ class TextSearch:
 
     def __iter__(self) -> Iterator[int]:
         process = self._process
-        assert process.stdout is not None
+        stdout = cast("BufferedReader", process.stdout)
         try:
-            while chunk := process.stdout.read1(1 << 16):
-                while len(chunk) % 4:
-                    chunk += process.stdout.read(4 - len(chunk) % 4)
-                yield from memoryview(chunk).cast("I")
+            while chunk := stdout.read1(1 << 16):
+                chunk += stdout.read(-len(chunk) % 4)
+                yield from memoryview(chunk[: len(chunk) // 4 * 4]).cast("I")  # the last one may be cut off
             if process.wait():
                 raise OSError(f"the search for a text ended with exit code {process.returncode}")
         finally:
             self.stop()
             self._sender.join()
-            process.stdout.close()
+            stdout.close()
 
     def stop(self) -> None:
         """End the helper process."""
