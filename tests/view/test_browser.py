@@ -312,7 +312,7 @@ def test_another_site_gets_nothing_but_its_links_can_be_followed(browser: Browse
         page.goto(f"{shown.base}/open?key={shown.key}")
         page = context.new_page()
         answers: dict[str, int] = {}
-        page.on("response", lambda response: answers.setdefault(response.url, response.status))
+        page.on("response", lambda response: answers.update({response.url: response.status}))
         with elsewhere(site) as address:
             page.goto(address)
             page.get_by_text("asked").wait_for()
