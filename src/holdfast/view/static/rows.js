@@ -89,5 +89,6 @@ function cellTexts(row, shape) {
 /** @param {Verdict | undefined} verdict @returns {[string, string]} */
 function verdictText(verdict) {
   if (!verdict) return ["", "n"];
-  return [verdict[1] === null ? words(verdict[0]) : share(verdict[1]), `n verdict ${verdict[0]}`];
+  const text = verdict[0] === "not_reached" ? "–" : words(verdict[0]);
+  return [verdict[1] === null ? text : share(verdict[1]), `n verdict ${verdict[0]}`];
 }
