@@ -137,8 +137,9 @@ class Site:
             if future is None or (future.done() and future.exception() is not None):
                 future = self._builders.submit(open_columns, rundir, self.home, partial(self._note_share, run))
             self._columns[run] = future
-            if len(self._columns) > _KEPT_RUNS:
-                self._columns.pop(next(iter(self._columns))).cancel()
+            evicted = self._columns.pop(next(iter(self._columns))) if len(self._columns) > _KEPT_RUNS else None
+        if evicted is not None:
+            _close_columns(evicted)
         return future.result(wait)
 
     def _note_share(self, run: str, done: float) -> None:
@@ -188,9 +189,17 @@ class Site:
         self.ending.set()
 
     def close(self) -> None:
-        """Start no more work."""
+        """Start no more work, and keep what was read of runs."""
         for pool in (self._threads, self._builders, self._askers):
             pool.shutdown(wait=False, cancel_futures=True)
+        for future in self._columns.values():
+            _close_columns(future)
+
+
+def _close_columns(future: Future[Columns]) -> None:
+    """Close the columns of a run; where they are still being built, that is left out or goes on for nothing."""
+    if not future.cancel() and future.done() and future.exception() is None:
+        future.result().close()
 
 
 def problem_page(error: HoldfastError) -> tuple[ProblemPage, int]:
