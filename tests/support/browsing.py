@@ -38,6 +38,7 @@ def opened(browser: Browser, viewer: Viewer, path: str = "/", **options: Any) ->
     elsewhere.
     """
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    context.set_default_timeout(300_000)  # a loaded machine is slow, not wrong
     page = context.new_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(f"script: {error}"))

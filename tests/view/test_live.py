@@ -132,14 +132,15 @@ def test_a_page_follows_a_run_that_is_killed_and_resumed(browser: Browser, tmp_p
             badge = page.locator("h1 .badge")
             assert badge.inner_text() == "running"
             page.locator(".virtual tbody a[href]").first.wait_for()
-            before = page.locator("[data-count]").inner_text()
+            count = page.locator("[data-count]")
             news = page.locator("[data-news] button")
             news.wait_for()
-            assert re.fullmatch(r"[\d,]+ new", news.inner_text())
-            assert page.locator("[data-count]").inner_text() == before  # nothing moves until it is asked for
+            before, first = count.inner_text(), news.inner_text()
+            assert re.fullmatch(r"[\d,]+ new", first)
+            wait_for(lambda: news.inner_text() != first, "more news")
+            assert count.inner_text() == before  # nothing moves until it is asked for
             news.click()
-            page.locator("[data-news]").wait_for(state="hidden")
-            assert page.locator("[data-count]").inner_text() != before
+            wait_for(lambda: count.inner_text() != before, "the new rows")
             listed = overview.locator(f"tr[data-run='{run}']")
             progress = listed.locator("[data-live=progress]").inner_text()
             overview.locator("[data-live=progress]").filter(has_not_text=progress).wait_for()
