@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> JournaledRun:
 
 
 def shown(columns: Columns) -> dict[tuple[str, int], Any]:
-    """What columns say of each trial."""
+    """Return each trial as columns have it."""
     rows = read_rows(columns, range(columns.rows))
     trials = {
         (row.sample, row.trial): (
@@ -56,7 +56,7 @@ def shown(columns: Columns) -> dict[tuple[str, int], Any]:
 
 
 def expected(run: JournaledRun) -> dict[tuple[str, int], Any]:
-    """What `RunView.everything` says of each trial."""
+    """Return each trial as `RunView.everything` has it."""
     view = RunView(run.rundir)
     return dict(_trials(view))
 

@@ -40,7 +40,7 @@ class GraderRow(Struct, frozen=True, kw_only=True):
 
 
 class Changes(Struct, frozen=True):
-    """What differs from the nearest earlier run of the eval."""
+    """Differences from the nearest earlier run of the eval."""
 
     run: str
     target: str

@@ -77,7 +77,7 @@ class FunnelStep(Struct, frozen=True, kw_only=True):
 
 
 class ActivityBin(Struct, frozen=True):
-    """What happened in a span of time."""
+    """Outputs and failed attempts in a span of time."""
 
     start: float
     """seconds since the epoch"""

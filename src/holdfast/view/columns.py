@@ -93,7 +93,7 @@ _answer: Final = msgspec.json.Decoder(_Answer)
 
 
 class ColumnNotes(msgspec.Struct):
-    """What a stored table was made of. Whatever has changed since makes it stale."""
+    """The files and rules that a stored table was made from. A change in any of them makes it stale."""
 
     kind: Literal["reported", "recorded", "everything"]
     """from the report, from journals that may grow, or from everything at once, which is the slowest"""

@@ -52,7 +52,7 @@ _LOCAL_PATH = re.compile(r"/(?![/\\])[!-~]*")
 
 @dataclass(frozen=True)
 class AccessRules:
-    """What a request must have to be answered."""
+    """The conditions under which a request is answered."""
 
     key: str
     names: frozenset[str] = LOOPBACK

@@ -68,7 +68,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class Board:
-    """What was heard of one subject, asked again in a thread when it is looked at and old."""
+    """The last answer to a question, asked again in a thread when a page needs it and it is old."""
 
     def __init__(self, ask: Callable[[], _Answer]) -> None:
         self._ask = ask

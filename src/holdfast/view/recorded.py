@@ -58,7 +58,7 @@ class JournalMark(msgspec.Struct):
 
 
 class RecordedNotes(msgspec.Struct):
-    """What a table of journals was made of."""
+    """The journals that a table was made from."""
 
     journals: list[JournalMark] = []
     panels: list[tuple[tuple[int, ...], list[int], list[int]]] = []
@@ -75,7 +75,7 @@ _grade: Final = msgspec.json.Decoder(_KeyedGrade)
 
 
 class StaleColumnsError(Exception):
-    """What was read before does not hold any more, or does not tell enough: the columns have to be built again."""
+    """The columns no longer match the journals, or lack what is needed: they have to be built again."""
 
 
 class _Reader(NamedTuple):

@@ -59,7 +59,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictLink(msgspec.Struct, frozen=True):
-    """What a checkpoint or a grader came to."""
+    """The result of a checkpoint or a grader."""
 
     href: str
     name: str
@@ -84,7 +84,7 @@ class TrialPage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> list[VerdictLink]:
-        """What each checkpoint and each grader at the end came to, for links to them."""
+        """The results of all checkpoints and of the graders at the end, for links to them."""
         bands = [turn.checkpoint for turn in self.timeline.turns if turn.checkpoint is not None]
         checkpoints = [VerdictLink(f"#checkpoint-{band.turn}", f"after turn {band.turn}", band.state) for band in bands]
         graders = [VerdictLink("#graders", each.name, each.status, each.score) for each in self.timeline.graders]

@@ -46,7 +46,7 @@ _TEXT_KEYS: Final = (b'"content":', b'"output":', b'"text":', b'"arguments":')
 
 
 class _Job(msgspec.Struct):
-    """What the helper searches: `at` and `length` of the rows follow as raw arrays."""
+    """A search for the helper process; `at` and `length` of the rows follow as raw arrays."""
 
     text: str
     files: list[str]
