@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import AttemptError, ConfigError, UsageError
+from holdfast.spec.providers import endpoint_of
 from holdfast.targets.balancer import Balancer, client_of
 from holdfast.targets.build import build_target
-from holdfast.targets.endpoints import base_urls
 from tests.support.breaking import assert_each_once, assert_same_numbers, kept
 from tests.support.running import Server, holdfast, run_dir, server, write_eval
 from tests.support.specs import load, who
@@ -188,9 +188,9 @@ class TestKeys:
 
 def test_a_variable_may_hold_several_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_URL", "http://a:1/v1,http://b:2/v1/")
-    assert base_urls("${JUDGE_URL}") == ["http://a:1/v1", "http://b:2/v1"]
-    assert base_urls(["${JUDGE_URL}", "http://a:1/v1"]) == ["http://a:1/v1", "http://b:2/v1"]
-    assert base_urls("http://a/v1?x=1,2") == ["http://a/v1?x=1,2"], "which is written out, and one"
+    assert endpoint_of("m", base_url="${JUDGE_URL}").urls == ["http://a:1/v1", "http://b:2/v1"]
+    assert endpoint_of("m", base_url=["${JUDGE_URL}", "http://a:1/v1"]).urls == ["http://a:1/v1", "http://b:2/v1"]
+    assert endpoint_of("m", base_url="http://a/v1?x=1,2").urls == ["http://a/v1?x=1,2"], "which is written out, and one"
 
 
 def test_a_url_may_be_the_environments(tmp_path: Path, provider: Server) -> None:

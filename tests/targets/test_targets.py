@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 import holdfast
+from holdfast.dialects.types import TokenCounts
 from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.schema import Price
 from holdfast.store.records import Usage
@@ -177,6 +178,7 @@ class TestModel:
             "content": None,
             "tool_calls": [{"id": "1"}],
             "reasoning_content": "hm",
+            "extra": 1,
         }
 
     def test_the_address_may_come_from_the_environment(self, evaluate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -683,17 +685,19 @@ def test_environment_of_tests_has_no_keys_of_the_user() -> None:
 class TestPrices:
     def test_the_table_has_a_date_and_can_be_replaced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         built_in = Prices("openai/gpt-4o", {})
-        assert built_in.usage(1_000_000, 0).cost == 2.5 and re.fullmatch(r"\d{4}-\d\d", built_in.date or "")
+        assert built_in.usage(TokenCounts(input=1_000_000, output=0)).cost == 2.5 and re.fullmatch(
+            r"\d{4}-\d\d", built_in.date or ""
+        )
         mine = tmp_path / "prices.json"
         mine.write_text('{"date": "2031-01", "models": {"gpt-4o": [1, 2]}}')
         monkeypatch.setenv("HOLDFAST_PRICES", str(mine))
         prices = Prices("openai/gpt-4o", {})
-        assert (prices.usage(0, 1_000_000).cost, prices.date) == (2, "2031-01")
+        assert (prices.usage(TokenCounts(input=0, output=1_000_000)).cost, prices.date) == (2, "2031-01")
         assert not Prices("gpt-4.1", {}).known
 
     def test_prices_of_the_eval_file_go_first_and_have_no_date(self) -> None:
         prices = Prices("gpt-4o", {"gpt-4o": Price(input=7, output=0)})
-        assert (prices.usage(1_000_000, 0).cost, prices.date) == (7, None)
+        assert (prices.usage(TokenCounts(input=1_000_000, output=0)).cost, prices.date) == (7, None)
 
     def test_a_table_that_cannot_be_read_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOLDFAST_PRICES", str(tmp_path / "gone.json"))

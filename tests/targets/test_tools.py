@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 import pytest
 
 from holdfast import evaluate
+from holdfast.dialects.chat import join_tool_call
 from holdfast.errors import ConfigError
-from holdfast.targets.model import join_tool_call
 from holdfast.targets.tools import ToolContext, function_tool
 from tests.support.breaking import kept
 from tests.support.lab import Lab
@@ -383,7 +383,7 @@ def test_a_model_without_tools_has_the_key_it_had_before_there_were_any(lab: Lab
         ({"tools": [{"mcp": {"command": ["x"], "url": "http://x"}}]}, "either a `command` or a `url`"),
         ({"tools": [{"mcp": {"command": ["x"], "env": {"API_KEY": "sk-1"}}}]}, "keys are not written into files"),
         ({"tools": [{"python": "t.py:f", "only": ["f"]}]}, "`only` picks among the tools of an mcp server"),
-        ({"tools": [{"python": "t.py:f"}], "api": "completions"}, "tools need `api: chat`"),
+        ({"tools": [{"python": "t.py:f"}], "api": "completions"}, "cannot call tools with `api: completions`"),
         ({"tools": [{"python": "t.py:f"}], "max_steps": 0}, "max_steps"),
         ({"tools": [{"python": "t.py:missing"}]}, "has no function 'missing'"),
         ({"tools": [{"python": "t.py:f"}, {"python": "t.py:f"}]}, "two tools called 'f'"),

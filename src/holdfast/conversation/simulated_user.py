@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.errors import AttemptError
 from holdfast.functions import Function, function_source, load_function, user_error
+from holdfast.spec.providers import identity_of_model
 from holdfast.spec.template import RENDER_ERRORS, Template, expression
 from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices
@@ -71,7 +72,9 @@ def responder_identity(spec: Eval) -> dict[str, Any] | None:
     block = spec.responder
     if block is None:
         return None
-    identity = block.model_dump(exclude={"base_url", "api_key_env"})
+    identity = block.model_dump(exclude={"base_url", "api_key_env", "api"})
+    if block.model is not None:
+        identity = identity_of_model(identity, block)
     if block.python is not None:
         where = spec.document.where(("responder", "python"))
         name, source = function_source(block.python, spec.folder, where, spec.functions)

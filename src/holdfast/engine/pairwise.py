@@ -179,7 +179,7 @@ def _judge(document: Document, folder: Path) -> tuple[PromptGrader, dict[str, An
     problems += [Problem(document.where((key,)), meaningless) for key in sorted(_OF_GRADERS & document.data.keys())]
     if problems or block is None:
         raise ConfigError(problems)
-    return block.model_copy(update={"api_key_env": block.api_key_env or "OPENAI_API_KEY"}), others
+    return block, others
 
 
 def _answers(run: RunDir) -> dict[tuple[str, int], _Answer]:
@@ -213,7 +213,7 @@ def _add(
 def _spec(
     block: PromptGrader, others: dict[str, Any], rows: list[dict[str, Any]], judge: Document, folder: Path
 ) -> Eval:
-    target = block.model_dump(include={"model", "base_url", "api_key_env", "params"}, exclude_none=True)
+    target = block.model_dump(include={"model", "base_url", "api_key_env", "api", "params"}, exclude_none=True)
     data = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "pairwise",

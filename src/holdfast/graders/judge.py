@@ -15,6 +15,7 @@ from holdfast.graders.tool_calls import calls_in_messages
 from holdfast.graders.types import Verdict, WaitingGrader, message_text
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.load_graders import with_judge, with_rubric
+from holdfast.spec.providers import identity_of_model
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Judge(WaitingGrader):
     @classmethod
     def identity(cls, block: PromptGrader, origin: Origin) -> dict[str, Any]:
         """Leave out where the judge is asked."""
-        return {key: value for key, value in block.identity().items() if key not in ("base_url", "api_key_env")}
+        return identity_of_model(block.identity(), block)
 
     @classmethod
     def threshold(cls, block: PromptGrader) -> float:

@@ -143,8 +143,8 @@ def _names(case: Case, text: str, *, timed: bool) -> dict[str, Any]:
     return {
         "output": text,
         "sample": dict(case.sample.fields),
-        "messages": output.messages,
-        "transcript": output.messages,
+        "messages": case.messages,
+        "transcript": case.messages,
         "tool_calls": [
             {"name": call.name, "arguments": call.arguments if call.raw is None else call.raw, "result": call.result}
             for call in calls or ()

@@ -111,7 +111,7 @@ class PythonCheck(WaitingGrader):
         offered = {
             "output": text,
             "sample": fields,
-            "messages": [dict(message) for message in case.output.messages],
+            "messages": [dict(message) for message in case.messages],
             "solution_str": text,
             "extra_info": fields,
         }

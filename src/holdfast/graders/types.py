@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
+from holdfast.dialects.reading import visible
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -57,9 +59,14 @@ class Case(msgspec.Struct, frozen=True):
             texts.append(self.output.output)  # HTTP workflows may give an answer that is in no message
         return "\n\n".join(filter(None, texts))
 
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as graders see it: without reasoning, and without what only the model's server can read."""
+        return visible(self.output.messages)
+
     def fields(self) -> dict[str, Any]:
         """Return the variables of a grader's templates: the row's fields, `output` and `messages`."""
-        return {**self.sample.fields, "output": self.output.output, "messages": self.output.messages}
+        return {**self.sample.fields, "output": self.output.output, "messages": self.messages}
 
 
 def message_text(message: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.conversation.script import Script
+from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError
 from holdfast.graders.likelihood import expected_positions
 from holdfast.plan.identity import installed_code
@@ -124,7 +125,7 @@ def preview(identity: RunIdentity, plan: Plan) -> Preview:
     cost = prices_of = None
     if isinstance(spec.target, ModelTarget):
         prices = Prices(spec.target.model, spec.prices)
-        cost, prices_of = prices.usage(tokens, 0).cost, prices.date
+        cost, prices_of = prices.usage(TokenCounts(input=tokens, output=0)).cost, prices.date
     return Preview(
         first.id,
         first.where,

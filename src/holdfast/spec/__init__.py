@@ -18,6 +18,7 @@
 `text_metric_schema` schemas of text metrics
 `tool_grader_schema` schemas of graders of tool calls
 `file_grader_schema` schemas of graders of files and by programs
+`providers`      where models are found by the prefix of their name
 `vacuous`        warnings about checks that can hardly fail
 `expected`       expected values of a row: one text, or alternatives
 `numbers`        numbers as people and models write them

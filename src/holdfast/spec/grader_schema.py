@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings
+from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
@@ -360,6 +360,8 @@ class PromptGrader(GraderBlock):
     """URL of the judge, or a list of URLs. `${NAME}` takes it from the environment. Not part of the key."""
     api_key_env: str | None = None
     """Environment variable that holds the judge's API key. Not part of the key."""
+    api: Api | None = None
+    """API of the judge, as for the target. Default: that of the judge's provider, or the target's."""
     params: dict[str, Any] = {"temperature": 0}
     """Parameters sent with each request. A reply has at most 4,096 tokens unless `max_tokens` or
     `max_completion_tokens` is set here."""
@@ -375,8 +377,8 @@ class PromptGrader(GraderBlock):
 
     checks: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
     templates: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
-    later: ClassVar[tuple[str, ...]] = ("where", "prompt", "range", "continue_session", "mode")
-    inherited: ClassVar[tuple[str, ...]] = ("model", "base_url", "api_key_env")
+    later: ClassVar[tuple[str, ...]] = ("where", "prompt", "range", "continue_session", "mode", "api")
+    inherited: ClassVar[tuple[str, ...]] = ("model", "base_url", "api_key_env", "api")
 
     @model_validator(mode="after")
     def _range_is_ordered(self) -> Self:

@@ -8,6 +8,7 @@ from holdfast.errors import ConfigError, Problem
 from holdfast.spec.fingerprint import file_inside
 from holdfast.spec.grader_schema import RUBRIC_FILES, TAKEN_NAMES, GraderBlock, PromptGrader
 from holdfast.spec.plugins import Registry
+from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.validation import validate_block
 
@@ -150,8 +151,7 @@ def with_judge(grader: PromptGrader, document: Document, location: Location, pro
         )
         problems.append(Problem(document.where(location), message))
         return grader
-    inherited = _same_endpoint(grader.model, grader.base_url, grader.api_key_env, target)
-    return grader.model_copy(update=inherited)
+    return grader.model_copy(update=_endpoint(grader, target))
 
 
 def with_player(responder: ResponderBlock | None, document: Document, problems: list[Problem]) -> ResponderBlock | None:
@@ -164,19 +164,22 @@ def with_player(responder: ResponderBlock | None, document: Document, problems: 
         message = "needs a `model` that plays the user; on the command line: responder.model=MODEL"
         problems.append(Problem(document.where(("responder",)), message))
         return responder
-    return responder.model_copy(
-        update=_same_endpoint(responder.model, responder.base_url, responder.api_key_env, target)
-    )
+    return responder.model_copy(update=_endpoint(responder, target))
 
 
-def _same_endpoint(
-    model: str | None, base_url: str | list[str] | None, api_key_env: str | None, target: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the model and endpoint of a judge or a simulated user; the defaults are the target's."""
-    name = model or target["model"]
-    inherits = "model" in target and not is_embedded(name) and not is_embedded(str(target["model"]))
+def _endpoint(block: PromptGrader | ResponderBlock, target: dict[str, Any]) -> dict[str, Any]:
+    """Return the model and endpoint of a judge or a simulated user; the defaults are the target's.
+
+    A model of its own, with the prefix of a provider, is asked there.
+    """
+    name = block.model or str(target["model"])
+    if "model" not in target or is_embedded(name) or is_embedded(str(target["model"])):
+        return {"model": name}
+    if block.model is not None and has_provider(name, target.get("base_url")):
+        return {"model": name}
     return {
         "model": name,
-        "base_url": base_url or (target.get("base_url") if inherits else None),
-        "api_key_env": api_key_env or (target.get("api_key_env") if inherits else None) or "OPENAI_API_KEY",
+        "base_url": block.base_url or target.get("base_url"),
+        "api_key_env": block.api_key_env or target.get("api_key_env"),
+        "api": block.api or (target.get("api") if block.base_url is None else None),
     }

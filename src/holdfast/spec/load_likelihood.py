@@ -25,7 +25,7 @@ def likelihood_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
     if not isinstance(target, ModelTarget):
         yield ("continuations",), "only a model has likelihoods: use a `model` as target, or leave out `continuations`"
         return
-    if target.api == "chat":
+    if target.api != "completions":
         yield (
             ("target", "api"),
             "likelihoods are of plain text, without a chat template: set `api: completions`",

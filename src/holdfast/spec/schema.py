@@ -97,6 +97,11 @@ Strings = Annotated[list[str], BeforeValidator(_as_list)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
 """texts, none of them empty; a single text stands for a list of one"""
 BaseUrl = Annotated[str | list[str], AfterValidator(_urls)]
+
+Api = Literal["chat", "responses", "messages", "gemini", "completions"]
+"""an API of models"""
+
+ReasoningHistory = Literal["auto", "all", "last", "none"]
 """where a model is served: one URL, or several, of which each request goes to the least busy one"""
 Formula = Annotated[str, AfterValidator(_bare)]
 """an expression over the row, also where it is written in braces like a template"""
@@ -301,18 +306,21 @@ class LikelihoodBlock(Block):
 
 
 class ModelTarget(TargetBlock):
-    """A model behind an OpenAI-compatible API, or the embedded one."""
+    """A model behind an API, or the embedded one."""
 
     model: str = Field(min_length=1)
-    """Name of the model. `local/smollm2-135m` is the embedded model, which Holdfast starts on this machine and stops
-    with the run."""
+    """Name of the model, with its provider's prefix where no `base_url` is given: see [models](models.md).
+    `local/smollm2-135m` is the embedded model, which Holdfast starts on this machine and stops with the run."""
     base_url: BaseUrl | None = None
     """URL of the API, or a list of URLs that serve the same model. `${NAME}` takes one URL, or several separated by
-    commas, from the environment. Default: `$OPENAI_BASE_URL`, else OpenAI's API."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the API key. Keys are never written into files."""
-    api: Literal["chat", "completions"] = "chat"
-    """Which API to call."""
+    commas, from the environment. Default: that of the model's provider; for names without a provider
+    `$OPENAI_BASE_URL`, else OpenAI's API."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key. Keys are never written into files. Default: the provider's usual
+    one; `OPENAI_API_KEY` for names without a provider."""
+    api: Api | None = None
+    """Which API to call: `chat`, `responses`, `messages`, `gemini` or `completions`. Default: the provider's; `chat`
+    for names without a provider."""
     params: dict[str, Any] = {}
     """Parameters sent with each request, such as `temperature`, `max_tokens`, `stop` or `seed`."""
     params_from: Formula | None = None
@@ -320,6 +328,9 @@ class ModelTarget(TargetBlock):
     precedence over `params`."""
     stream: bool = False
     """Stream the reply and record the time to its first token."""
+    reasoning_history: ReasoningHistory = "auto"
+    """Which of its earlier reasoning the model gets back: what its API asks for (`auto`), `all`, that of the current
+    turn (`last`), or `none`. Part of the key."""
     identity: Literal["name", "url"] = "name"
     """What identifies the model: its `name` alone, or its name together with the `url`, so that another `base_url`
     counts as another model."""
@@ -337,8 +348,8 @@ class ModelTarget(TargetBlock):
 
     @model_validator(mode="after")
     def _tools_need_chat(self) -> Self:
-        if self.tools and self.api != "chat":
-            raise ValueError("tools need `api: chat`")
+        if self.tools and self.api == "completions":
+            raise ValueError("a model cannot call tools with `api: completions`")
         return self
 
     @property
@@ -518,6 +529,8 @@ class ResponderBlock(Block):
     """URL of the model that plays the user, or a list of URLs. Default: the target's."""
     api_key_env: str | None = None
     """Environment variable that holds the API key. Default: the target's."""
+    api: Api | None = None
+    """API of that model, as for the target. Default: the target's, or that of the model's provider."""
     params: dict[str, Any] = {"temperature": 0}
     """Parameters sent with each request."""
     version: str | None = None

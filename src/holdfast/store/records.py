@@ -35,6 +35,12 @@ class Usage(Struct, frozen=True):
     """number of requests"""
     cost: float | None = None
     """dollars; null is unknown"""
+    cache_read_tokens: int | UnsetType = UNSET
+    """only if the server reports them: input tokens read from its cache"""
+    cache_write_tokens: int | UnsetType = UNSET
+    """only if the server reports them: input tokens written to its cache"""
+    reasoning_tokens: int | UnsetType = UNSET
+    """only if the server reports them: output tokens spent on reasoning"""
 
     @property
     def tokens(self) -> int | None:
@@ -50,11 +56,19 @@ class Usage(Struct, frozen=True):
             _add(self.output_tokens, other.output_tokens),
             self.requests + other.requests,
             _add(self.cost, other.cost),
+            _add_reported(self.cache_read_tokens, other.cache_read_tokens),
+            _add_reported(self.cache_write_tokens, other.cache_write_tokens),
+            _add_reported(self.reasoning_tokens, other.reasoning_tokens),
         )
 
 
 def _add(first: Number | None, second: Number | None) -> Number | None:
     return None if first is None or second is None else first + second
+
+
+def _add_reported(first: int | UnsetType, second: int | UnsetType) -> int | UnsetType:
+    """Add counts of which only some calls report any."""
+    return second if first is UNSET else first if second is UNSET else first + second
 
 
 NO_USAGE: Final = Usage(0, 0, 0, 0.0)

@@ -7,7 +7,7 @@
 `model_server` the paths of a model's server, and how many requests are in flight
 `client`    the HTTP client that all share, and the meaning of its failures
 `sse`       server-sent events, parsed as they arrive
-`balancer`  a client for several servers of one model, and `endpoints`, their URLs
+`balancer`  a client for several servers of one model
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `cores`     the number of cores that the process may use
 `python`    a Python function, or an object that is opened and closed

@@ -8,14 +8,17 @@ first so many that the context has alone.
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from holdfast.dialects.completions import plain_text
+from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.schema import is_embedded
 from holdfast.store.records import NO_USAGE
-from holdfast.targets.model import Model, plain_text
+from holdfast.targets.model import Model
 from holdfast.targets.tokenizer import LocalTokenizer
 from holdfast.targets.types import Reply, most_likely
 
@@ -88,11 +91,11 @@ class LikelihoodModel(Model):
         return [f"{self._rows_cut} {rows} cut on the left (likelihood.truncate: left): {limit}"]
 
     async def _open(self, opening: AsyncExitStack) -> None:
-        from holdfast.targets.client import bearer
         from holdfast.targets.model_server import Gate, ModelServer  # aiohttp takes long to import
 
         urls = await self._base_urls(opening)
-        server = ModelServer(urls, bearer(self.block.api_key_env), self._key_hint, opening)
+        headers = self._dialect.headers(os.environ.get(self.endpoint.key_env))
+        server = ModelServer(urls, headers, self._key_hint, opening)
         self._gate = Gate(lambda: self._limit())
         await self._probe(server)
 
@@ -194,7 +197,7 @@ class LikelihoodModel(Model):
             cut = sum(span.cut for span in spans)
             likelihoods.append({**entry, "cut": cut} if cut else entry)
             for score in own:
-                usage += self._prices.usage(score.sent, score.received)
+                usage += self._prices.usage(TokenCounts(input=score.sent, output=score.received))
         text = turn.continuations[most_likely([entry["logprob"] for entry in likelihoods])].text
         message = {"role": "assistant", "content": text, "likelihoods": likelihoods}
         return Reply(text=text, messages=[message], usage=usage)

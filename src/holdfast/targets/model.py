@@ -1,32 +1,35 @@
-"""A model behind an OpenAI-compatible API."""
+"""A model behind an API, in whatever dialect."""
 
 from __future__ import annotations
 
 import os
 import time
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.errors import AttemptError, ConfigError, Problem
+from holdfast.dialects import dialect_of
+from holdfast.dialects.types import ModelRequest
+from holdfast.errors import AttemptError, ConfigError, Fault, Problem
+from holdfast.spec.providers import endpoint_of, provider_of
 from holdfast.spec.redact import shown_url
 from holdfast.spec.schema import ModelTarget, is_embedded
 from holdfast.targets.embedded import check_embedded, serve
-from holdfast.targets.endpoints import DEFAULT_BASE_URL, base_urls
 from holdfast.targets.prices import Prices
 from holdfast.targets.tokenizer import tokenizer_identity
 from holdfast.targets.tools import Toolbox, answer, tools_identity
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
 
+    from holdfast.dialects.types import Answer
     from holdfast.spec.grader_schema import PromptGrader
     from holdfast.spec.origin import Origin
     from holdfast.spec.schema import ResponderBlock
-    from holdfast.store.records import Usage
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
     from holdfast.targets.types import Calls, Message, Turn
@@ -42,6 +45,8 @@ class Model(Target):
         self.block = block
         self._prices = prices
         self._tools = tools
+        self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
+        self._dialect = dialect_of(self.endpoint.api)
         self._client: Client | Balancer | None = None
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
@@ -62,14 +67,20 @@ class Model(Target):
     @classmethod
     def identity(cls, block: ModelTarget, origin: Origin) -> dict[str, Any]:
         """Leave out where the model is asked, unless `identity: url` is set."""
-        identity = block.model_dump(include={"model", "api", "params", "version"})
+        provider, name = provider_of(block.model, block.base_url)
+        api = block.api or provider.api
+        identity = {"model": name, "api": api, "params": block.params, "version": block.version}
         if origin.spec.continuations is not None:
             del identity["params"]  # they are about replies
             identity |= likelihood_identity(block, origin)
         elif block.params_from is not None:
             identity["params_from"] = block.params_from
+        if block.reasoning_history != "auto":
+            identity["reasoning_history"] = block.reasoning_history
         if block.identity == "url":
-            urls = sorted(shown_url(url) for url in base_urls(block.base_url, ""))
+            endpoint = endpoint_of(block.model, block.api, block.base_url)
+            default = block.base_url is None and endpoint.needs_key
+            urls = [""] if default else sorted(shown_url(url) for url in endpoint.urls)
             identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
         if block.tools:
             identity |= {"tools": tools_identity(block.tools, origin.spec), "max_steps": block.max_steps}
@@ -82,17 +93,18 @@ class Model(Target):
         asked = ModelTarget(
             model=block.model,
             base_url=block.base_url,
-            api_key_env=block.api_key_env or "OPENAI_API_KEY",
+            api_key_env=block.api_key_env,
+            api=block.api,
             params=block.params,
         )
         return cls(asked, prices, where=where)
 
     def _check_key(self, where: str) -> None:
-        name = self.block.api_key_env
-        if DEFAULT_BASE_URL in base_urls(self.block.base_url) and not os.environ.get(name):
+        name = self.endpoint.key_env
+        if self.endpoint.needs_key and not os.environ.get(name):
             raise ConfigError(
                 [Problem(where, f"no API key: {name} is not set")],
-                remedy=f"export {name}=…, or point base_url there (or OPENAI_BASE_URL) at your server.",
+                remedy=f"export {name}=…, or point base_url there at your server.",
             )
 
     async def __aenter__(self) -> Self:
@@ -104,20 +116,20 @@ class Model(Target):
     async def _base_urls(self, opening: AsyncExitStack) -> list[str]:
         if is_embedded(self.block.model):
             return [await opening.enter_async_context(serve(self.block.model))]
-        return base_urls(self.block.base_url)
+        return self.endpoint.urls
 
     @property
     def _key_hint(self) -> str:
-        name = self.block.api_key_env
+        name = self.endpoint.key_env
         return f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
 
     async def _open(self, opening: AsyncExitStack) -> None:
         urls = await self._base_urls(opening)
-        path = "/chat/completions" if self.block.api == "chat" else "/completions"
+        path = self._dialect.path(self.endpoint.model, stream=self.block.stream)
         from holdfast.targets.balancer import client_of  # aiohttp takes long to import
-        from holdfast.targets.client import bearer
 
-        client = client_of([url + path for url in urls], bearer(self.block.api_key_env), self._key_hint)
+        headers = self._dialect.headers(os.environ.get(self.endpoint.key_env))
+        client = client_of([url + path for url in urls], headers, self._key_hint)
         self._client = await opening.enter_async_context(client)
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
@@ -150,88 +162,58 @@ class Model(Target):
         async def ask() -> Any:
             return msgspec.to_builtins(await self.complete(messages, more))
 
-        request = {"model": self.block.model, **self.block.params, **more, "messages": messages}
+        request = {"model": self.endpoint.model, **self.block.params, **more, "messages": messages}
         return msgspec.convert(await calls.model(request, ask), Reply)
 
-    async def complete(self, messages: list[Message], more: Mapping[str, Any] | None = None) -> Reply:
+    async def complete(self, messages: list[Message], more: Mapping[str, Any] = MappingProxyType({})) -> Reply:
         """Return the model's answer to a conversation; `more` is sent beside the target's parameters."""
+        params = {**self.block.params, **more}
+        return await self.ask(
+            ModelRequest(
+                model=self.endpoint.model,
+                messages=messages,
+                tools=params.pop("tools", ()),
+                params=params,
+                stream=self.block.stream,
+                reasoning_history=self.block.reasoning_history,
+            )
+        )
+
+    async def ask(self, request: ModelRequest) -> Reply:
+        """Send a request and return the model's answer."""
         assert self._client is not None
-        body: dict[str, Any] = {"model": self.block.model, **self.block.params, **(more or {})}
-        if self.block.api == "chat":
-            body["messages"] = messages
-        else:
-            body["prompt"] = plain_text(messages)
-        if self.block.stream:
-            body["stream"] = True
-            body.setdefault("stream_options", {"include_usage": True})
-            return await self._streamed(self._client.stream(body))
-        return self._whole(await self._client.post(body))
-
-    def _whole(self, data: Any) -> Reply:
+        body, first = self._dialect.encode(request), None
         try:
-            choice = data["choices"][0]
-            message = choice["message"] if self.block.api == "chat" else {"content": choice["text"]}
-            content = message.get("content")
-            stop = choice.get("finish_reason") or "stop"
-            usage = self._usage(data.get("usage"))
-            check_choice(choice)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise AttemptError("bad_reply", f"the reply has no answer in it: {str(data)[:200]}") from error
-        if not isinstance(message.get("tool_calls") or [], list):
-            raise AttemptError("bad_reply", f"not tool calls: {str(message)[:200]}")
-        text = "" if content is None else content  # the model only thought, or only calls tools
-        if not isinstance(text, str):
-            raise AttemptError("bad_reply", f"the answer is not a text: {str(message)[:200]}")
-        # Beside tool calls, null is sent back as null: some servers refuse an empty text there.
-        reply: Message = {"role": "assistant", "content": content if message.get("tool_calls") else text}
-        if self.block.api == "chat":
-            reply |= {key: message[key] for key in ("tool_calls", "reasoning_content") if message.get(key)}
-        return Reply(text=text, messages=[reply], usage=usage, stop=str(stop))
-
-    async def _streamed(self, events: AsyncIterator[Any]) -> Reply:
-        started, first = time.monotonic(), None
-        parts: list[str] = []
-        calls: dict[int, dict[str, Any]] = {}
-        stop, usage = None, None
-        async for event in events:
-            try:
-                usage = event.get("usage") or usage
-                for choice in event.get("choices") or []:
-                    check_choice(choice)
-                    delta = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-                    if delta.get("content"):
-                        first = time.monotonic() - started if first is None else first
-                        parts.append(delta["content"])
-                    for piece in delta.get("tool_calls") or []:
-                        join_tool_call(calls, piece)
-                    stop = choice.get("finish_reason") or stop
-            except (AttributeError, TypeError) as error:
-                raise AttemptError("bad_reply", f"not an event of a completion: {str(event)[:200]}") from error
-        if stop is None:
-            raise AttemptError("bad_reply", "the stream ended before the answer was complete")
-        text = "".join(parts)
-        message: Message = {"role": "assistant", "content": text if parts or not calls else None}
-        if calls:
-            message["tool_calls"] = [calls[number] for number in sorted(calls)]
+            if request.stream:
+                answer, first = await self._streamed(body)
+            else:
+                answer = self._dialect.read(await self._client.post(body))
+        except (AttemptError, Fault) as error:
+            raise self._explained(error) from error
         return Reply(
-            text=text,
-            messages=[message],
-            usage=self._usage(usage),
-            stop=stop,
+            text=answer.text,
+            messages=[answer.message],
+            usage=self._prices.usage(answer.tokens),
+            stop=answer.stop,
             first_token=first,
         )
 
-    def _usage(self, data: Any) -> Usage:
-        counts = data if isinstance(data, dict) else {}
-        sent, received = counts.get("prompt_tokens"), counts.get("completion_tokens")
-        return self._prices.usage(
-            sent if isinstance(sent, int) else None, received if isinstance(received, int) else None
-        )
+    async def _streamed(self, body: dict[str, Any]) -> tuple[Answer, float | None]:
+        """Return a streamed answer, and the seconds until its first token."""
+        assert self._client is not None
+        started, first = time.monotonic(), None
+        reader = self._dialect.reader()
+        async for event in self._client.stream(body):
+            if reader.feed(event) and first is None:
+                first = time.monotonic() - started
+        return reader.finish(), first
 
-
-def plain_text(messages: list[Message]) -> str:
-    """Return a conversation as the prompt of a completion."""
-    return "\n\n".join(str(message["content"]) for message in messages)
+    def _explained(self, error: AttemptError | Fault) -> AttemptError | Fault:
+        """Make a refusal that every request will meet a Fault, with the line to write."""
+        line = self._dialect.explain(error)
+        if line is None:
+            return error
+        return Fault("rejected", error.message, remedy=line, status=error.status)
 
 
 def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:
@@ -242,24 +224,3 @@ def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:
     if block.tokenizer is not None:
         identity["tokenizer"] = tokenizer_identity(block.tokenizer, origin)
     return identity
-
-
-def check_choice(choice: dict[str, Any]) -> None:
-    """Raise AttemptError where a router reports a failure of its server instead of an answer, or inside one."""
-    if choice.get("error") or choice.get("finish_reason") == "error":
-        error = choice.get("error")
-        message = (error.get("message") if isinstance(error, dict) else error) or "no reason given"
-        raise AttemptError("server", f"the answer ends with an error: {message}"[:300])
-
-
-def join_tool_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
-    """Add a piece of a tool call, as streams have them, to its earlier pieces."""
-    number = piece.get("index")
-    if number is None:  # some servers omit the index: a new name is a new call
-        number = len(calls) - 1 if calls and not (piece.get("function") or {}).get("name") else len(calls)
-    call = calls.setdefault(number, {"type": "function", "function": {"name": "", "arguments": ""}})
-    if piece.get("id"):
-        call["id"] = piece["id"]
-    function = piece.get("function") or {}
-    for key in ("name", "arguments"):
-        call["function"][key] += function.get(key) or ""

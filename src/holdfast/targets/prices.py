@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import UNSET
 
 from holdfast.errors import UsageError
 from holdfast.store.records import Usage
@@ -19,6 +20,7 @@ from holdfast.store.records import Usage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from holdfast.dialects.types import TokenCounts
     from holdfast.spec.schema import Price
 
 _BUILT_IN: Final = Path(__file__).with_name("prices.json")
@@ -62,11 +64,19 @@ class Prices:
         """True where a budget in dollars can be enforced."""
         return self._rates is not None
 
-    def usage(self, input_tokens: int | None, output_tokens: int | None, requests: int = 1) -> Usage:
+    def usage(self, tokens: TokenCounts, requests: int = 1) -> Usage:
         """Return tokens with their cost, which is unknown where the price or the tokens are."""
         cost = None
         if self._rates == (0.0, 0.0):
             cost = 0.0
-        elif self._rates is not None and input_tokens is not None and output_tokens is not None:
-            cost = (input_tokens * self._rates[0] + output_tokens * self._rates[1]) / 1e6
-        return Usage(input_tokens, output_tokens, requests, cost)
+        elif self._rates is not None and tokens.input is not None and tokens.output is not None:
+            cost = (tokens.input * self._rates[0] + tokens.output * self._rates[1]) / 1e6
+        return Usage(
+            tokens.input,
+            tokens.output,
+            requests,
+            cost,
+            cache_read_tokens=tokens.cache_read or UNSET,
+            cache_write_tokens=tokens.cache_write or UNSET,
+            reasoning_tokens=UNSET if tokens.reasoning is None else tokens.reasoning,
+        )

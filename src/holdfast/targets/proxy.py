@@ -16,12 +16,14 @@ import msgspec
 from aiohttp import web
 from msgspec import UnsetType
 
+from holdfast.dialects.chat import check_choice
+from holdfast.dialects.reading import count
+from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError, Fault
+from holdfast.spec.providers import endpoint_of
 from holdfast.store.records import ProxiedResponse, Usage
 from holdfast.targets.balancer import client_of
 from holdfast.targets.client import bearer
-from holdfast.targets.endpoints import base_urls
-from holdfast.targets.model import check_choice
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Proxy:
     """The server; one for a run."""
 
     def __init__(self, block: CommandTarget | PythonTarget, prices: Mapping[str, Price]) -> None:
-        self._upstream = base_urls(block.base_url)
+        self._upstream = endpoint_of("", None, block.base_url).urls
         self._key_env = block.api_key_env
         self._prices = prices
         self._trials: dict[str, Calls] = {}
@@ -136,7 +138,7 @@ class Proxy:
         received = counts.get("completion_tokens", counts.get("output_tokens"))
         if received is None and sent is not None and counts.get("total_tokens") == sent:
             received = 0  # embeddings
-        return prices.usage(sent if isinstance(sent, int) else None, received if isinstance(received, int) else None)
+        return prices.usage(TokenCounts(input=count(sent), output=count(received)))
 
 
 class _Answer:

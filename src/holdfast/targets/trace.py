@@ -238,7 +238,7 @@ def _messages(response: Any) -> list[Message]:
 
 def _joined(events: Iterable[Any]) -> list[Message]:
     """Return the messages of a stream."""
-    from holdfast.targets.model import join_tool_call
+    from holdfast.dialects.chat import join_tool_call
 
     answers: dict[int, dict[int, dict[str, Any]]] = {}
     for event in events:

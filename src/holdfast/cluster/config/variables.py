@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.providers import OPENAI
 from holdfast.spec.redact import looks_secret
 from holdfast.spec.schema import ModelTarget, ResponderBlock, is_embedded, urls_of
-from holdfast.targets.endpoints import DEFAULT_BASE_URL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -141,8 +141,8 @@ def check_api_keys(
         served = serves and (block is target or block.base_url == target_url)
         if served or name in passed or not looks_secret(name):
             continue
-        urls = urls_of(block.base_url) or [environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL]
-        needed = any(url.rstrip("/") == DEFAULT_BASE_URL for url in urls)
+        urls = urls_of(block.base_url) or [environ.get("OPENAI_BASE_URL") or OPENAI.base_url]
+        needed = any(url.rstrip("/") == OPENAI.base_url for url in urls)
         if not needed and not environ.get(name):
             continue
         why = f"needs {name}, which the job does not have" if needed else f"{name} is set here, and not in the job"

@@ -1,0 +1,22 @@
+"""Dialects: the APIs of models, one module each.
+
+`types`        what a dialect is
+`reading`      what the dialects have in common
+`media`        images, audio and files in messages
+`refusals`     refusals that every request would meet
+`chat`         OpenAI's chat completions, which most servers speak
+`completions`  plain completions of a text
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from holdfast.dialects.types import Api, Dialect
+
+
+def dialect_of(api: Api) -> Dialect:
+    """Return the dialect that `api:` names."""
+    return cast("Dialect", import_module(f"holdfast.dialects.{api}").DIALECT)

@@ -1,0 +1,95 @@
+"""Plain completions of a text, as base models have them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.dialects.chat import check_choice, read_tokens
+from holdfast.dialects.reading import STOPPED_EARLY, no_answer, not_an_event, with_raw
+from holdfast.dialects.types import Answer, Dialect, StreamReader
+from holdfast.errors import AttemptError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.dialects.types import Message, ModelRequest
+
+
+class _Completions(Dialect):
+    api = "completions"
+
+    def path(self, model: str, *, stream: bool) -> str:
+        return "/completions"
+
+    def encode(self, request: ModelRequest) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": request.model, **request.params, "prompt": plain_text(request.messages)}
+        if request.max_tokens is not None:
+            body.setdefault("max_tokens", request.max_tokens)
+        if request.stream:
+            body["stream"] = True
+            body.setdefault("stream_options", {"include_usage": True})
+        return body
+
+    def read(self, reply: Any) -> Answer:
+        try:
+            choice = reply["choices"][0]
+            check_choice(choice)
+            return _answer(choice["text"], choice, reply.get("usage"))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise no_answer(reply) from error
+
+    def reader(self) -> StreamReader:
+        return _CompletionsReader()
+
+    def conversation(self, body: Any) -> list[Message]:
+        prompt = body.get("prompt") if isinstance(body, dict) else None
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
+
+
+class _CompletionsReader(StreamReader):
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._choice: dict[str, Any] = {}
+        self._usage: Any = None
+
+    @property
+    def ended(self) -> bool:
+        return self._choice.get("finish_reason") is not None
+
+    def feed(self, event: Any) -> bool:
+        try:
+            self._usage = event.get("usage") or self._usage
+            texts = []
+            for choice in event.get("choices") or ():
+                check_choice(choice)
+                self._choice |= {key: value for key, value in choice.items() if value is not None}
+                texts.append(choice.get("text") or "")
+            self._text += texts
+        except (AttributeError, TypeError) as error:
+            raise not_an_event(event) from error
+        return any(texts)
+
+    def finish(self) -> Answer:
+        if not self.ended:
+            raise AttemptError("bad_reply", STOPPED_EARLY)
+        return _answer("".join(self._text), self._choice, self._usage)
+
+
+def _answer(text: Any, choice: dict[str, Any], usage: Any) -> Answer:
+    if not isinstance(text, str):
+        raise AttemptError("bad_reply", f"the answer is not a text: {str(choice)[:200]}")
+    beside = {
+        key: value
+        for key, value in choice.items()
+        if key not in ("index", "text", "finish_reason") and value is not None
+    }
+    message = with_raw({"role": "assistant", "content": text}, "completions", beside)
+    return Answer(message=message, tokens=read_tokens(usage), stop=str(choice.get("finish_reason") or "stop"))
+
+
+def plain_text(messages: Sequence[Message]) -> str:
+    """Return a conversation as the prompt of a completion."""
+    return "\n\n".join(str(message["content"]) for message in messages)
+
+
+DIALECT: Final = _Completions()

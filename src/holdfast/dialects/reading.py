@@ -1,0 +1,72 @@
+"""What the dialects have in common: counts, reasons of ending, and which reasoning goes back to a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import AttemptError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from holdfast.dialects.types import Message, ReasoningHistory
+
+STOPPED_EARLY: Final = "the stream ended before the answer was complete"
+
+_HIDDEN: Final = frozenset(("reasoning", "reasoning_content", "reasoning_details", "raw"))
+"""keys of a message that neither graders nor simulated users see"""
+
+
+def count(value: Any) -> int | None:
+    """Return a number of tokens; None where the server sent something else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def no_answer(reply: Any) -> AttemptError:
+    """Return the error for a reply in which there is no answer."""
+    return AttemptError("bad_reply", f"the reply has no answer in it: {str(reply)[:200]}")
+
+
+def not_an_event(event: Any) -> AttemptError:
+    """Return the error for an event that the API does not have."""
+    return AttemptError("bad_reply", f"not an event of a reply: {str(event)[:200]}")
+
+
+def failed_reply(error: Any) -> AttemptError:
+    """Return the error for a failure that a server reports instead of an answer, or inside one."""
+    message = (error.get("message") if isinstance(error, dict) else error) or "no reason given"
+    return AttemptError("server", f"the answer ends with an error: {message}"[:300])
+
+
+def with_raw(message: Message, api: str, reply: Mapping[str, Any]) -> Message:
+    """Add what the server sent beside a message."""
+    return {**message, "raw": {"api": api, "reply": dict(reply)}} if reply else message
+
+
+def raw_of(message: Message, api: str) -> Mapping[str, Any] | None:
+    """Return what a server of the same API sent with a message; None for messages from elsewhere."""
+    raw = message.get("raw")
+    return raw["reply"] if isinstance(raw, dict) and raw.get("api") == api else None
+
+
+def keeps_reasoning(
+    messages: Sequence[Message], history: ReasoningHistory, *, default: ReasoningHistory
+) -> Iterator[bool]:
+    """Yield for each message whether its reasoning goes back to the model; `default` is what `auto` means."""
+    policy = default if history == "auto" else history
+    last_user = max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+    for at in range(len(messages)):
+        yield policy == "all" or (policy == "last" and at > last_user)
+
+
+def reasoning_text(message: Message) -> str:
+    """Return the reasoning of a message as text, whatever its server calls it; empty where there is none."""
+    return next((text for key in ("reasoning", "reasoning_content") if isinstance(text := message.get(key), str)), "")
+
+
+def visible(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation without reasoning and without what only the server that sent it can read."""
+    return [
+        message if _HIDDEN.isdisjoint(message) else {key: value for key, value in message.items() if key not in _HIDDEN}
+        for message in messages
+    ]

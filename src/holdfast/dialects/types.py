@@ -1,0 +1,128 @@
+"""What a dialect is: how a request to a model is written, and how its reply is read.
+
+Conversations have one form everywhere in Holdfast, that of OpenAI's chat API with two additions. A message of the model
+may have `reasoning`, its thoughts as text, and `raw`, what the server sent and the other keys do not hold. A dialect
+writes conversations in the form of its API, and reads replies into this form.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from holdfast.errors import AttemptError, Fault
+    from holdfast.spec.schema import Api, ReasoningHistory
+
+Message = dict[str, Any]
+"""a message of a conversation: `role`, `content`, `tool_calls`, `tool_call_id`, `reasoning`, `raw`"""
+
+
+class ModelRequest(Struct, frozen=True, kw_only=True):
+    """A request to a model, before it is written in a dialect."""
+
+    model: str
+    messages: Sequence[Message]
+    params: Mapping[str, Any] = MappingProxyType({})
+    """sent as they are, except for `reasoning`, which each dialect translates"""
+    tools: Sequence[dict[str, Any]] = ()
+    """definitions in the form of OpenAI's chat API"""
+    schema: Mapping[str, Any] | None = None
+    """JSON Schema of the reply"""
+    max_tokens: int | None = None
+    """limit of the reply, for callers that need one whatever `params` says; `params` takes precedence"""
+    stream: bool = False
+    reasoning_history: ReasoningHistory = "auto"
+    load: Callable[[str], bytes] | None = None
+    """returns the content of a file that a message names by its digest"""
+
+
+class TokenCounts(Struct, frozen=True, kw_only=True):
+    """Counts of tokens, as the server reports them. None is unknown."""
+
+    input: int | None = None
+    """all tokens of the prompt, cached ones included"""
+    output: int | None = None
+    """all tokens of the reply, reasoning included"""
+    cache_read: int = 0
+    """of `input`: read from the provider's cache"""
+    cache_write: int = 0
+    """of `input`: written to it"""
+    reasoning: int | None = None
+    """of `output`: spent on reasoning"""
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """A reply of a model."""
+
+    message: Message
+    """in the form of conversations"""
+    tokens: TokenCounts = TokenCounts()
+    stop: str = "stop"
+    """`stop`, `length`, `tool_calls` or `content_filter` where the API has a word for it, else the API's own word"""
+
+    @property
+    def text(self) -> str:
+        """The reply's text, empty where the model only thought or called tools."""
+        return self.message.get("content") or ""
+
+
+class StreamReader:
+    """Puts the events of one streamed reply together."""
+
+    def feed(self, event: Any) -> bool:
+        """Take the next event; return True where it holds a part of the answer's text.
+
+        Raises AttemptError for an event that reports a failure, or is none of the API's.
+        """
+        raise NotImplementedError
+
+    @property
+    def ended(self) -> bool:
+        """Whether the event that ends the answer has come."""
+        raise NotImplementedError
+
+    def finish(self) -> Answer:
+        """Return the whole answer; raise AttemptError where the stream ended before it did."""
+        raise NotImplementedError
+
+
+class Dialect:
+    """An API of models. Has no state: one object serves all targets, judges and proxies."""
+
+    api: ClassVar[Api]
+    volatile: ClassVar[tuple[str, ...]] = ()
+    """fields of a request that clients change on every start, as `metadata.user_id` or `input[].id`; a recorded call
+    is found without them"""
+
+    def path(self, model: str, *, stream: bool) -> str:
+        """Return the path of a request, which follows the base URL."""
+        raise NotImplementedError
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        """Return the headers that authenticate a request, and those that the API requires beside them."""
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def encode(self, request: ModelRequest) -> dict[str, Any]:
+        """Return the body of a request."""
+        raise NotImplementedError
+
+    def read(self, reply: Any) -> Answer:
+        """Read a whole reply; raise AttemptError where there is no answer in it."""
+        raise NotImplementedError
+
+    def reader(self) -> StreamReader:
+        """Return a reader for one streamed reply."""
+        raise NotImplementedError
+
+    def explain(self, error: AttemptError | Fault) -> str | None:
+        """Return the line to write in the eval file, for a refusal that every request will meet; else None."""
+        return None
+
+    def conversation(self, body: Any) -> list[Message]:
+        """Return the conversation that a request of somebody else's program contains; what is not known is left out."""
+        raise NotImplementedError
