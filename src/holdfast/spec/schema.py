@@ -560,7 +560,7 @@ class MessageBlock(Block):
     role: Literal["system", "user", "assistant"]
     """Who says it. The last message is the user's."""
     content: str | list[str | PartBlock]
-    """Template of the text, or a list of texts and files: see [messages](models.md#messages-with-files)."""
+    """Template of the text, or a list of texts and files: see [messages](conversations.md#messages-and-files)."""
 
     def templated(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         """Yield the templates of the message with their locations in it."""
@@ -807,7 +807,7 @@ class EvalFields(Block):
     """Template of the first user message."""
     messages: Annotated[list[MessageBlock], Field(min_length=1)] | Formula | None = None
     """Messages up to the target's first reply, instead of `prompt`: a list of mappings with `role` and `content`, or an
-    expression over the row that returns such a list: see [messages with files](models.md#messages-with-files)."""
+    expression over the row that returns such a list: see [messages and files](conversations.md#messages-and-files)."""
     continuations: Formula | None = None
     """Expression over the row that returns texts, or mappings with a `text` and a `context` of its own, or with a
     `text` and `rolling: true`. Instead of replying, the model says how likely each text is after the prompt: see
