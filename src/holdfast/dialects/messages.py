@@ -141,6 +141,8 @@ class _MessagesReader(StreamReader):
                 raise failed_reply(event.get("error"))
             case "message_start":
                 self._reply = dict(event["message"])
+            case "message":  # of a server that does not stream
+                self._reply, self._blocks, self._ended = event, dict(enumerate(event["content"])), True
             case "content_block_start":
                 self._blocks[event["index"]] = dict(event["content_block"])
             case "content_block_delta":
@@ -269,9 +271,8 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, dict):
         return tool  # one of the API's own, such as web search
-    names = {"parameters": "input_schema"}
-    empty = {"input_schema": {"type": "object", "properties": {}}}
-    return empty | {names.get(key, key): value for key, value in function.items()}
+    rest = {key: value for key, value in function.items() if key != "parameters"}
+    return {**rest, "input_schema": function.get("parameters") or {"type": "object", "properties": {}}}
 
 
 def _written(request: ModelRequest) -> tuple[str | list[Block], list[Message]]:
