@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     Load = Callable[[str], bytes] | None
 
 VERSION: Final = "2023-06-01"
+"""the version that all servers know; that of 2026-10-21 takes the sampling parameters from models that have them"""
 MAX_TOKENS: Final = 16_384
 """limit of a reply where `params` has none, since the API requires one; beside `reasoning.tokens` it is added to them.
 Outputs depend on it and their keys do not show it: it must not change."""

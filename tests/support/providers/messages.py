@@ -32,11 +32,13 @@ class _Messages(Wire):
     def check(self, asked: Asked) -> None:
         if not path_of(asked).endswith("/v1/messages"):
             raise Refused("Not found", 404)
-        if "x-api-key" not in asked.headers:
+        if asked.headers.keys().isdisjoint(("x-api-key", "authorization")):
             raise Refused("x-api-key header is required", 401)
-        if asked.headers.get("anthropic-version") != "2023-06-01":
+        version, body = asked.headers.get("anthropic-version"), asked.body
+        if version not in ("2023-06-01", "2026-10-21"):
             raise Refused("anthropic-version: header is required")
-        body = asked.body
+        if version == "2026-10-21" and not body.keys().isdisjoint(("temperature", "top_p", "top_k")):
+            raise Refused("temperature, top_p and top_k are not supported in this version")
         for key in body:
             if key not in _KNOWN:
                 raise Refused(f"{key}: Extra inputs are not permitted")
