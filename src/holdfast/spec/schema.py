@@ -524,6 +524,10 @@ class Price(Block):
     """US dollars per million input tokens."""
     output: float = Field(ge=0)
     """US dollars per million output tokens."""
+    cache_read: float | None = Field(default=None, ge=0)
+    """US dollars per million input tokens that are read from the provider's cache. Default: those of `input`."""
+    cache_write: float | None = Field(default=None, ge=0)
+    """US dollars per million input tokens that are written to it. Default: those of `input`."""
 
 
 FILE_KINDS = ("image", "audio", "file")
