@@ -106,7 +106,7 @@ class _Grouped(click.Command):
 @click.option(
     "--concurrency",
     type=Concurrency(),
-    help="Maximum number of requests in flight, or auto [default: 64; 4 for the embedded model].",
+    help="Maximum number of requests in flight, or auto [default: auto for models on the internet, else 64].",
 )
 @click.option(
     "--fresh", "--force", is_flag=True, help="Archive the earlier run and start from scratch, reusing nothing."
