@@ -7,6 +7,7 @@
 `chat`         OpenAI's chat completions, which most servers speak
 `completions`  plain completions of a text
 `messages`     Anthropic's Messages
+`responses`    OpenAI's Responses API
 `clouds`       Anthropic's Messages as clouds offer them
 """
 
