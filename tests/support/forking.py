@@ -182,8 +182,9 @@ def serve(holdfast: int, lm_eval: int) -> None:
     _run_a_command()
     gc.collect()
     gc.freeze()  # no fork needs to look through all that, and to copy it by doing so
-    if os.fork():
+    if other := os.fork():
         _accept(socket.socket(fileno=holdfast), ())
+        os.waitpid(other, 0)
     else:
         _accept(socket.socket(fileno=lm_eval), _NEEDED_BY_LM_EVAL)
 
@@ -260,7 +261,7 @@ def _become(module: str, arguments: list[str], cwd: str, env: dict[str, str], ne
     sys.path[0] = cwd
     tempfile.tempdir = None  # that of the variables
     sys.argv = ["-m", *arguments]
-    subprocess.Popen = ForkedIfPossible  # type: ignore[assignment]
+    subprocess.Popen = ForkedIfPossible
     if module != "holdfast":
         sys.modules.pop(module, None)  # it is __main__
     os._exit(_run(module))
