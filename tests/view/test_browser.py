@@ -218,11 +218,7 @@ def addresses(shown: Viewer) -> dict[str, str]:
     }
 
 
-PAGES = ["runs", "jobs", "run", "trials", "trial", "compare", "beside", "several", "grid", "missing"]
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer, name: str) -> None:
+def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer) -> None:
     texts = {
         "runs": "agent.py:reply",
         "jobs": "No job was submitted",
@@ -235,48 +231,45 @@ def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer, name:
         "grid": "agent.py:reply",
         "missing": "no run 'ffff'",
     }
-    with_status = {"missing": 404}
-    path = addresses(shown)[name]
     context = browser.new_context(java_script_enabled=False)
     try:
         page = context.new_page()
         page.goto(f"{shown.base}/open?key={shown.key}")
-        response = page.goto(shown.base + path)
-        assert response.status == with_status.get(name, 200)
-        assert texts[name] in page.locator("main").inner_text()
+        for name, path in addresses(shown).items():
+            response = page.goto(shown.base + path)
+            assert response.status == (404 if name == "missing" else 200), name
+            assert texts[name] in page.locator("main").inner_text(), name
     finally:
         context.close()
 
 
-@pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_accessible_in_both_schemes(browser: Browser, shown: Viewer, name: str, scheme: str) -> None:
+def test_every_page_is_accessible_in_both_schemes(browser: Browser, shown: Viewer, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe")
     options: dict[str, Any] = {"color_scheme": scheme, "bypass_csp": True}  # axe is a script of its own
-    path = addresses(shown)[name]
     context = browser.new_context(**options)
     try:
         page = context.new_page()
         page.goto(f"{shown.base}/open?key={shown.key}")
-        page.goto(shown.base + path)
-        serious = [
-            (finding["id"], [node["html"] for node in finding["nodes"]])
-            for finding in axe.Axe().run(page).response["violations"]
-            if finding["impact"] in ("serious", "critical")
-        ]
-        assert serious == []
+        for name, path in addresses(shown).items():
+            page.goto(shown.base + path)
+            serious = [
+                (finding["id"], [node["html"] for node in finding["nodes"]])
+                for finding in axe.Axe().run(page).response["violations"]
+                if finding["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], name
     finally:
         context.close()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_fits_a_narrow_and_a_wide_window(browser: Browser, shown: Viewer, name: str) -> None:
-    path = addresses(shown)[name]
-    if name == "missing":  # which the browser's console reports
-        pytest.skip("its content is that of any short page")
-    for width in WIDTHS.values():
-        with opened(browser, shown, path, viewport={"width": width, "height": 700}) as page:
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_every_page_fits_a_narrow_and_a_wide_window(browser: Browser, shown: Viewer, width: int) -> None:
+    with opened(browser, shown, viewport={"width": width, "height": 700}) as page:
+        for name, path in addresses(shown).items():
+            if name != "missing":  # which the browser's console reports; its content is that of any short page
+                page.goto(shown.base + path)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
 @contextmanager
