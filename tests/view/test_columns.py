@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.store.rundir import RunDir
 from holdfast.view.columns import open_columns, read_rows, remove_least_used
+from holdfast.view.table import TrialTable, key_bytes, many_key_bytes
 from tests.view import journals
 from tests.view.journals import ROWS, TRIALS, JournaledRun, WriteBytes, WriteOutput, whole_trial
 
@@ -281,12 +282,51 @@ def test_a_lost_line_of_a_finished_run_is_noticed(finished: JournaledRun) -> Non
 
 def test_large_runs_are_built_by_helper_processes(finished: JournaledRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.view.columns._LARGE", 0)
-    monkeypatch.setattr("holdfast.view.reported._LARGE", 0)
     shares: list[float] = []
     columns = open_columns(finished.rundir, finished.folder / "home", shares.append)
     assert shares[-1] == 1.0
     assert same(shown(columns), expected(finished))
     assert columns.table.dataset is not None
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_helper_processes_share_the_outputs_of_large_runs(
+    finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, twice: bool
+) -> None:
+    if twice:
+        journal = finished.rundir.path / "outputs.jsonl"
+        journal.write_bytes(journal.read_bytes() * 2)
+        finished.report()
+    monkeypatch.setattr("holdfast.view.outputs._LARGE", 0)
+    monkeypatch.setattr("holdfast.view.outputs._CHUNK", 500)
+    columns = open_again(finished)
+    assert columns.table.notes["kind"] == "reported"
+    assert same(shown(columns), expected(finished))
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/bin/echo"])
+def test_a_helper_process_that_fails_costs_only_time(
+    finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr("holdfast.view.outputs._LARGE", 0)
+    monkeypatch.setattr("holdfast.view.outputs._CHUNK", 500)
+    monkeypatch.setattr("sys.executable", program)
+    assert same(shown(open_again(finished)), expected(finished))
+
+
+@given(st.lists(st.lists(st.sampled_from(["", "a", "é", "a\nb", "\udc80"]), max_size=4), max_size=4))
+def test_sample_ids_come_back_as_they_were(batches: list[list[str]]) -> None:
+    table = TrialTable(())
+    for batch in batches:
+        table.extend(batch, [1] * len(batch), [f"sha256:{number:032x}" for number in range(len(batch))])
+    samples = [sample for batch in batches for sample in batch]
+    assert [table.id_at(row) for row in range(len(table))] == samples
+    assert all(list(table.rows_of(sample)) == [r for r, s in enumerate(samples) if s == sample] for sample in samples)
+
+
+@given(st.lists(st.sampled_from(["sha256:" + "0a" * 16, "sha256:" + "FF" * 16, "sha256:" + " 0" * 16, "", "x" * 39])))
+def test_keys_are_the_same_one_by_one_and_together(keys: list[str]) -> None:
+    assert many_key_bytes(keys) == b"".join(map(key_bytes, keys))
 
 
 def test_columns_are_shown_where_nothing_can_be_stored(finished: JournaledRun) -> None:

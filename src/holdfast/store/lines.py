@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from bisect import bisect_left
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _TAIL = len(b',"sum":"0123456789abcdef"}')
 _WINDOW: Final = 8 << 20
 """bytes that are searched at once, so that other threads of the process are not kept waiting"""
+_BLOCK: Final = 1 << 20
+"""bytes that are read at once"""
 _NEAR: Final = 1 << 16
 """bytes to which a position is narrowed down; they are searched faster than halved further"""
 
@@ -75,6 +78,54 @@ class Line(NamedTuple):
     sound: bool
     whole: bool
     """False for a last line that has no newline"""
+
+
+class LineBlock(NamedTuple):
+    """Whole lines of a journal file that follow each other, unchecked."""
+
+    offset: int
+    data: bytes
+    """may go on behind the last of the lines"""
+    starts: list[int]
+    ends: list[int]
+    """where lines begin in the data, and where their newlines are"""
+
+    def all_sound(self) -> bool:
+        """True if every line is whole and unchanged; much faster than looking at one after the other."""
+        data = self.data
+        bounds = zip(self.starts, self.ends, strict=True)
+        sums = '"},"sum":"'.join([xxh3_64_hexdigest(data[start : end - _TAIL]) for start, end in bounds])
+        return b"".join([data[end - _TAIL : end] for end in self.ends]) == b',"sum":"%b"}' % sums.encode()
+
+    def lines(self) -> list[bytes]:
+        """Return the lines, without their newlines."""
+        return [self.data[start:end] for start, end in zip(self.starts, self.ends, strict=True)]
+
+
+def read_blocks(path: Path, start: int, stop: int) -> Iterator[LineBlock]:
+    """Yield the whole lines of a journal file that begin between two offsets, many at once."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        offset, size = max(0, start - 1), _BLOCK  # a line begins at `start` only if a newline is before it
+        skip = start > 0
+        while offset < stop and (data := os.pread(fd, size, offset)):
+            ends, place = [], data.find(b"\n")
+            while place >= 0:
+                ends.append(place)
+                place = data.find(b"\n", place + 1)
+            if not ends:
+                if len(data) < size:
+                    return  # the last line is not finished
+                size *= 2  # a line that is longer than a block
+                continue
+            starts = [0, *[end + 1 for end in ends[:-1]]]
+            count = bisect_left(starts, stop - offset)
+            block = LineBlock(offset, data, starts[skip:count], ends[skip:count])
+            if block.starts:
+                yield block
+            offset, size, skip = offset + ends[-1] + 1, _BLOCK, False
+    finally:
+        os.close(fd)
 
 
 def scan(path: Path, start: int = 0) -> Iterator[Line]:
