@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -57,11 +58,21 @@ def test_blocks_between_any_offsets_hold_every_whole_line_once(
 
 
 def test_windows_cut_no_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_WINDOW", 7)
+    monkeypatch.setattr(lines, "_BLOCK", 7)
+    monkeypatch.setattr(lines, "_FIRST_STEP", 2)
     path = tmp_path / "file"
     path.write_text("".join(f"{'x' * number}needle\n" for number in range(20)))
     assert len(list(find_lines(path, b"needle"))) == 20
     assert count_lines(path, b"needle") == 0 and count_lines(path, b"xneedle") == 1
+
+
+def test_a_file_may_be_truncated_while_it_is_searched(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes((b"x" * 9_999 + b"\n") * 1_000)
+    found = find_lines(path, b"x\n", 4_000_000)
+    assert next(found) == (4_000_000, b"x" * 9_999)
+    os.truncate(path, 15_000)
+    assert list(found) == [(0, b"x" * 9_999)]
 
 
 def test_damaged_lines_and_missing_files_give_nothing(tmp_path: Path) -> None:

@@ -381,8 +381,15 @@ def _read_row(columns: Columns, row: int) -> TrialRow:
         stop=table.values["stop"][table["stop"][row]],
         stopped=table["stopped"][row] or None,
         error=_read_error(columns, table["error_at"][row]),
-        preview="" if line is None else _answer.decode(line.read()).output[:_PREVIEW],
+        preview="" if line is None else _preview(line),
     )
+
+
+def _preview(line: LineRef) -> str:
+    try:
+        return _answer.decode(line.read()).output[:_PREVIEW]
+    except msgspec.DecodeError:
+        return ""  # the journal has been repaired, which the next look at it notices
 
 
 def _number(value: float) -> float | None:
