@@ -157,6 +157,8 @@ class TrialTable:
         self._codes: dict[str, dict[str, int]] = {}
         self._mapped: mmap.mmap | None = None
         """the file of a stored table"""
+        self._ids: tuple[mmap.mmap, int, int] | None = None
+        """where the ids are in it"""
 
     def __len__(self) -> int:
         return len(self._columns["trial"])
@@ -283,16 +285,18 @@ class TrialTable:
 
     def rows_of(self, sample: str) -> Iterator[int]:
         """Yield the rows of a sample."""
-        blob = bytes(self._columns["ids"])
         starts = self._columns["id_starts"]
         needle = _SEPARATOR + sample.encode("utf-8", "surrogatepass") + _SEPARATOR
-        place = blob.find(needle)
+        where: bytes | mmap.mmap
+        where, begin, end = self._ids or (bytes(self._columns["ids"]), 0, len(self._columns["ids"]))
+        place = where.find(needle, begin, end)
         while place >= 0:
-            row = bisect_left(starts, place + 1)
-            while row < len(starts) and starts[row] == place + 1:
+            start = place - begin + 1
+            row = bisect_left(starts, start)
+            while row < len(starts) and starts[row] == start:
                 yield row
                 row += 1
-            place = blob.find(needle, place + 1)
+            place = where.find(needle, place + 1, end)
 
     def release(self) -> None:
         """Give the memory of a stored table back; its pages are mapped again when they are needed."""
@@ -306,7 +310,7 @@ class TrialTable:
                 column: array[Any] = array(memoryview(view).format)
                 column.frombytes(bytes(view))
                 self._columns[name] = column
-            self._mapped = None
+            self._mapped = self._ids = None
 
     def save(self, path: Path) -> None:
         """Store the table, in one step. It is a cache: nothing is synced, and the checksum tells what was lost."""
@@ -364,6 +368,8 @@ class TrialTable:
         table.notes, table.dataset = header.notes, header.dataset
         table._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         mapped: Any = memoryview(table._mapped)[start + length :]
+        _, offset, size = header.columns["ids"]
+        table._ids = table._mapped, start + length + offset, start + length + offset + size
         table._columns = {
             name: mapped[offset : offset + size].cast(code) if size else array(code)
             for name, (code, offset, size) in header.columns.items()
