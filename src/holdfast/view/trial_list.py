@@ -292,11 +292,13 @@ def neighbours(site: Site, run: str, sample: str, trial: int, asked: Mapping[str
         columns = site.columns(run, _PATIENCE)
         columns.refresh()
         row = columns.find(sample, trial)
+        if row is None:
+            return None
         rows = _snapshot(site, columns, run, query, sort).rows
-        place = rows.index(row) if sort else bisect_left(rows, row or 0)
+        place = rows.index(row) if sort else bisect_left(rows, row)
     except (TimeoutError, QueryError, ValueError):
         return None
-    if row is None or place == len(rows) or rows[place] != row:
+    if place == len(rows) or rows[place] != row:
         return None
 
     def address(number: int) -> str | None:
