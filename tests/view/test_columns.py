@@ -65,7 +65,8 @@ def expected(run: JournaledRun) -> dict[tuple[str, int], Any]:
 def _trials(view: RunView) -> Iterator[tuple[tuple[str, int], Any]]:
     for trial in view.everything():
         if not isinstance(trial, GradedTrial):
-            yield (trial.sample, trial.trial), ("pending", None, {}, *[None] * 5, "", None, "", trial.error)
+            status = "error" if trial.error else "pending"
+            yield (trial.sample, trial.trial), (status, None, {}, *[None] * 5, "", None, "", trial.error)
             continue
         output = trial.output
         graders: dict[str, Any] = {grade.grader: (grade.status, grade.score) for grade in trial.grades}
@@ -204,7 +205,7 @@ def test_a_stored_table_that_is_not_whole_is_built_again(finished: JournaledRun,
         "header": data[:60] + bytes([data[60] ^ 1]) + data[61:],
         "empty": b"",
         "foreign": b"PAR1" + data[4:],
-        "other format": data.replace(b"columns 1", b"columns 0", 1),
+        "other format": data.replace(b"columns 2", b"columns 1", 1),
     }
     path.write_bytes(broken[damage])
     assert shown(open_again(finished)) == wanted

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.store.index import Entry, Index, keep_output, read_output_head
 from holdfast.store.lines import LineRef
-from holdfast.view.facts import LastFailures, set_failure
+from holdfast.view.facts import LastFailures, set_failure, set_missing
 from holdfast.view.outputs import COLUMNS, NO_OUTPUT, column_of, known, output_files, place_and_length, reading_outputs
 from holdfast.view.table import CODES, TrialTable, field_column, score_column, split_place, status_column
 
@@ -178,8 +178,7 @@ class _Results:
         table, root = self.table, self._view.rundir.path
         if bytes(result.output) == b"null":
             self.present[row] = 0
-            table["status"][row] = CODES["pending"]
-            set_failure(table, row, self._failures.of_target.get(result.key), root)
+            set_missing(table, row, self._failures.of_target.get(result.key), root)
             return True
         failure = self._failures.of_graders.get(result.key)
         set_failure(table, row, failure, root)

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RowStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "ungraded"]
-"""`pending`: no output yet; `ungraded`: verdicts are still to come, and no attempt at them has failed"""
+"""`pending`: no output yet; `ungraded`: verdicts are still to come; `error` where an attempt at either has failed"""
 STATUSES: Final[tuple[RowStatus, ...]] = get_args(RowStatus)
 CODES: Final[dict[str, int]] = {status: code for code, status in enumerate(STATUSES, 1)}
 """numbers of the statuses in columns; 0 is a grader that does not look at the row"""
 NAN: Final = float("nan")
 """stands for unknown numbers, which fulfil no condition"""
 
-_MAGIC: Final = b"holdfast columns 1\n"
+_MAGIC: Final = b"holdfast columns 2\n"
 _FRAME: Final = Layout("<QQ")
 _FILE_SHIFT: Final = 48
 _KEY_LENGTH: Final = len("sha256:") + 32

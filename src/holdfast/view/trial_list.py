@@ -201,7 +201,7 @@ def _reported_row(number: int, trial: TrialResult) -> TrialRow:
         row=number,
         sample=trial.sample,
         trial=trial.trial,
-        status="pending" if trial.output is None else trial.status,
+        status=trial.status,
         score=trial.score,
         graders={name: (grade.status, grade.score) for name, grade in trial.grades.items()},
         turns=None,
