@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -333,6 +334,21 @@ def test_keys_are_the_same_one_by_one_and_together(keys: list[str]) -> None:
 def test_columns_are_shown_where_nothing_can_be_stored(finished: JournaledRun) -> None:
     (finished.folder / "home").write_text("a file is in the way")
     assert same(shown(open_again(finished)), expected(finished))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_full_disk_costs_only_the_cache(finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    if large:
+        monkeypatch.setattr("holdfast.view.columns._LARGE", 0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, limits[1]))  # to write more fails as on a full disk
+    try:
+        assert same(shown(open_again(finished)), expected(finished))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path for path in (finished.folder / "home").rglob("*") if path.is_file()] == []
+    assert same(shown(open_again(finished)), expected(finished))
+    assert cache_file(finished).exists()
 
 
 def test_a_trial_is_found_by_sample_and_number(finished: JournaledRun) -> None:
