@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.browsing import browser, opened
-from tests.support.running import holdfast, server, write_eval
+from tests.support.running import holdfast, server, wait_for, write_eval
 from tests.support.showcase import agent_run
 from tests.support.viewing import Viewer, viewer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.browser
@@ -187,6 +187,46 @@ def test_ticked_runs_are_compared_and_a_flip_is_seen_side_by_side(browser: Brows
         assert "milk costs 3." in words
         page.go_back()
         assert page.get_by_role("link", name="milk", exact=True).is_visible()
+
+
+def test_a_page_that_waits_loads_again_when_it_is_done(browser: Browser, shown: Viewer) -> None:
+    address = f"/run/{runs_of(shown, 'many')[0]}/trials"
+    module = '<script type="module" src="/static/wait.js"></script>'
+    share = "0.25"
+
+    def wait(route: Route) -> None:
+        response = route.fetch()
+        if not share:
+            return route.fulfill(response=response)
+        bar = f'<progress aria-label="Reading" data-wait value="{share}"></progress>'
+        page = response.text().replace("</head>", f"{module}</head>").replace("<h1>", f"{bar}<h1>")
+        return route.fulfill(response=response, body=page)
+
+    with opened(browser, shown) as page:
+        page.route(re.compile(f"{address}$"), wait)
+        page.goto(shown.base + address)
+        bar = page.locator("progress[data-wait]")
+        bar.wait_for()
+        share = "0.75"
+        wait_for(lambda: bar.evaluate("bar => bar.value") == 0.75, "the progress to move")
+        share = ""
+        bar.wait_for(state="detached")
+        assert len(rows(page)) > 0
+
+
+def test_a_hidden_tab_closes_its_stream_and_opens_it_again(browser: Browser, shown: Viewer) -> None:
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    streams = re.compile("/events/")
+    with opened(browser, shown) as page:
+        with page.expect_response(streams):
+            page.reload()
+        with page.expect_event("requestfailed", lambda request: streams.search(request.url) is not None):
+            page.evaluate(hide, True)
+        with page.expect_response(streams):
+            page.evaluate(hide, False)
 
 
 def test_the_keys_are_listed_and_none_works_where_text_is_typed(browser: Browser, shown: Viewer) -> None:
