@@ -17,7 +17,6 @@ from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.endpoints import DEFAULT_BASE_URL, base_urls
 from holdfast.targets.prices import Prices
 from holdfast.targets.tokenizer import tokenizer_identity
-from holdfast.targets.tools import Toolbox, answer, tools_identity
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.store.records import Usage
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
+    from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
 
 
@@ -56,7 +56,11 @@ class Model(Target):
             from holdfast.targets.likelihood import LikelihoodModel  # which few evals need
 
             return LikelihoodModel(block, Prices(block.model, origin.spec.prices), origin)
-        tools = Toolbox(block.tools, origin.spec) if block.tools else None
+        tools = None
+        if block.tools:
+            from holdfast.targets.tools import Toolbox  # which few evals need
+
+            tools = Toolbox(block.tools, origin.spec)
         return cls(block, Prices(block.model, origin.spec.prices), tools, origin.where("model"))
 
     @classmethod
@@ -72,6 +76,8 @@ class Model(Target):
             urls = sorted(shown_url(url) for url in base_urls(block.base_url, ""))
             identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
         if block.tools:
+            from holdfast.targets.tools import tools_identity
+
             identity |= {"tools": tools_identity(block.tools, origin.spec), "max_steps": block.max_steps}
         return identity
 
@@ -129,6 +135,8 @@ class Model(Target):
         """Ask for the next assistant message; call the tools it asks for, until it answers."""
         if self._tools is None:
             return await self.complete(turn.messages, turn.params)
+        from holdfast.targets.tools import answer
+
         assert turn.calls is not None
         tools = await self._tools.of(turn.calls)
         await self._tools.restore(tools, turn)
