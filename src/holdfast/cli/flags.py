@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+from msgspec.structs import replace
 
 from holdfast.cli.runs import command_line, runs_directory
 from holdfast.errors import UsageError
@@ -56,8 +57,7 @@ class Concurrency(click.ParamType["int | str"]):
         return self.fail(f"{value!r} is neither a number above 0 nor auto", param, ctx)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalFlags:
+class EvalFlags(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `holdfast eval`, each under the name of its flag unless it says otherwise."""
 
     named: str | None

@@ -10,13 +10,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 from msgspec import DecodeError
 from msgspec.json import decode, encode
 from xxhash import xxh3_64_intdigest
@@ -71,8 +71,7 @@ RowCheck = Callable[[Sample, Panel], Iterable[tuple["Location", str]]]
 """tells what is wrong with a row, and which key of the eval file says so"""
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True):
     """Result of reading the whole dataset once."""
 
     count: int
@@ -86,9 +85,9 @@ class Survey:
     """set if a new run is impossible: a list or an object would be sent as a text, or a row has no continuations"""
     typed: bytes = b""
     """a 1 for each sample whose HTTP request holds values other than texts; empty if there is none"""
-    shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
+    shapes: dict[tuple[tuple[str, ...], Panel], str] = {}
     """each set of fields that rows have, with the graders that apply, and the place of the first such row"""
-    groupings: Mapping[str, Grouping] = field(default_factory=dict, repr=False)
+    groupings: Mapping[str, Grouping] = {}
     """values of the fields by which results are broken down, by field"""
 
     def digest_at(self, position: int) -> bytes:
