@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NO_VALUE: Final = "(none)"
 """stands for the value of rows that lack the field, or hold null in it"""
+_NESTED: Final = (list, tuple, dict)
 _MOST_VALUES: Final = 10_000
 """a field with more different values is a text or an id, and breaks nothing down"""
 
@@ -66,7 +67,7 @@ class Groupings:
             value = fields.get(field)
             if field in fields:
                 self._present.add(field)
-            if isinstance(value, list | tuple | dict):
+            if isinstance(value, _NESTED):
                 kind = "a mapping" if isinstance(value, dict) else "a list"
                 self._problems.setdefault(field, f"{where}: {field!r} is {kind}, and results need one value per row")
                 value = None

@@ -82,7 +82,7 @@ def row_check(spec: Eval) -> RowCheck | None:
             yield ("continuations",), error.message
             return
         texts = [continuation.text for continuation in continuations]
-        if not all(continuation.text or continuation.rolling for continuation in continuations):
+        if "" in texts and not all(continuation.text or continuation.rolling for continuation in continuations):
             yield ("continuations",), f"{sample.where}: continuation {texts.index('')} is empty (the first is 0)"
         for number, location, block in graders:
             if number not in panel.graders or number in panel.unsure:
