@@ -14,13 +14,11 @@ from holdfast.benchmarks.progress import notes_to
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import export_results, run_and_report, run_locally
 from holdfast.cli.errors import show_note
-from holdfast.cli.export import ExporterName
-from holdfast.cli.flags import Concurrency, Duration, EvalFlags, Positive
+from holdfast.cli.flags import Concurrency, Duration, EvalFlags, ExporterName, Positive
 from holdfast.cli.runs import runs_dir_option
 from holdfast.display.choice import make_display
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
-from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
@@ -210,6 +208,7 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     """Run what one argument names: an eval, a suite file, or a cluster configuration."""
     from holdfast.formats import is_configuration, is_eval, is_suite, load_any
     from holdfast.spec.load import baseline_of
+    from holdfast.spec.overrides import parse_override
 
     if flags.run or flags.batch:
         return _launch(config, overrides, flags)
