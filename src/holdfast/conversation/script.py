@@ -6,7 +6,7 @@ System message, history, prompt and follow-ups; or, instead of follow-ups, the c
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import AttemptError
 from holdfast.spec.schema import ModelTarget
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.spec.load import Eval
     from holdfast.targets.types import Message
+
+
+_LIST: Final = (list, tuple)
 
 
 class Prompts(NamedTuple):
@@ -73,7 +76,7 @@ class Script:
 def evaluate_continuations(formula: str, sample: Sample) -> tuple[Continuation, ...]:
     """Return the continuations that a row contains. They are used as written, never as templates."""
     values = _evaluate(formula, sample, "continuations")
-    if not isinstance(values, list | tuple) or not values:
+    if not isinstance(values, _LIST) or not values:
         raise _unfit(sample, f"continuations give {values!r:.80}, not a list of texts")
     return tuple([Continuation(value) if isinstance(value, str) else _pair(value, sample) for value in values])
 
@@ -93,7 +96,7 @@ def _pair(value: Any, sample: Sample) -> Continuation:
 def _evaluate_history(formula: str, sample: Sample) -> list[Message]:
     """Return the messages that a row places before its prompt. They are used as written, never as templates."""
     values = _evaluate(formula, sample, "history")
-    if not isinstance(values, list | tuple):
+    if not isinstance(values, _LIST):
         raise _unfit(sample, f"history gives {values!r:.80}, not a list of messages")
     for value in values:
         fits = isinstance(value, dict) and value.keys() == {"role", "content"} and isinstance(value["content"], str)

@@ -68,6 +68,8 @@ class Sample(NamedTuple):
         return self.id == self.digest[7:19]
 
 
+Shape = tuple[tuple[str, ...], Panel]
+"""the names of a row's fields, and the graders that apply to it"""
 RowCheck = Callable[[Sample, Panel], Iterable[tuple["Location", str]]]
 """tells what is wrong with a row, and which key of the eval file says so"""
 
@@ -86,8 +88,8 @@ class Survey(msgspec.Struct, frozen=True):
     """set if a new run is impossible: a list or an object would be sent as a text, or a row has no continuations"""
     typed: bytes = b""
     """a 1 for each sample whose HTTP request holds values other than texts; empty if there is none"""
-    shapes: dict[tuple[tuple[str, ...], Panel], str] = {}
-    """each set of fields that rows have, with the graders that apply, and the place of the first such row"""
+    shapes: dict[Shape, str] = {}
+    """the place of the first row of each shape"""
     groupings: Mapping[str, Grouping] = {}
     """values of the fields by which results are broken down, by field"""
 
@@ -182,17 +184,18 @@ class Dataset:
         typed = bytearray()
         checks, conditions = _TemplateChecks(self._eval, check), Conditions(self._eval, stale)
         panels, groupings = Panels(conditions.everyone), Groupings(self._eval)
-        shapes: dict[tuple[tuple[str, ...], Panel], str] = {}
+        shapes: dict[Shape, str] = {}
         count = 0
         for sample in self:
             digests += bytes.fromhex(sample.digest[7:])
             ids.append(xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass")))
             panel = conditions.panel_for(sample.fields)
             panels.add(panel)
-            checks.look(sample, panel)
+            shape = tuple(sample.fields), panel
+            checks.look(sample, shape)
             groupings.add(sample.fields, sample.where)
-            if len(shapes) < _MOST_SHAPES:
-                shapes.setdefault((tuple(sample.fields), panel), sample.where)
+            if shape not in shapes and len(shapes) < _MOST_SHAPES:
+                shapes[shape] = sample.where
             typed.append(sample.typed)
             count += 1
         if count == 0:
@@ -385,23 +388,23 @@ class _TemplateChecks:
                 self._templates.append(_RowTemplate(location, partial(_evaluate, evaluate), evaluate.names, grader))
         self._doubtful = lru_cache(self._find_doubtful)
 
-    def look(self, sample: Sample, panel: Panel) -> None:
-        fields = sample.fields
-        incomplete, sent = self._doubtful(tuple(fields), panel)
+    def look(self, sample: Sample, shape: Shape) -> None:
+        incomplete, sent = self._doubtful(shape)
         for template in incomplete:
             self._try(sample, template)
         for template in sent:
-            if _any_nested(fields, template.needed):
+            if _any_nested(sample.fields, template.needed):
                 self._try(sample, template)
         if self._check is not None:
-            for location, message in self._check(sample, panel):
+            for location, message in self._check(sample, shape[1]):
                 self._unfit.setdefault(location, message)
 
-    def _find_doubtful(self, fields: tuple[str, ...], panel: Panel) -> tuple[list[_RowTemplate], list[_RowTemplate]]:
-        """Return the templates that lack a field in rows with these fields, and others that are sent.
+    def _find_doubtful(self, shape: Shape) -> tuple[list[_RowTemplate], list[_RowTemplate]]:
+        """Return the templates that lack a field in rows of this shape, and others that are sent.
 
-        Most datasets have a few sets of fields and many rows, so this is asked once for each set.
+        Most datasets have many rows of few shapes, so this is asked once for each.
         """
+        fields, panel = shape
         self.fields.update(fields)
         templates = [each for each in self._templates if each.grader is None or each.grader in panel.graders]
         for number in panel.unsure:

@@ -40,9 +40,14 @@ class Grouping:
         """The values, in the order in which they first occur."""
         return list(self._numbers)
 
-    def add(self, value: str) -> None:
-        """Add the value of the next row."""
-        self._rows.append(self._numbers.setdefault(value, len(self._numbers)))
+    def add(self, value: str) -> bool:
+        """Add the value of the next row; return True if no row before has it."""
+        numbers = self._numbers
+        is_new = value not in numbers
+        if is_new:
+            numbers[value] = len(numbers)
+        self._rows.append(numbers[value])
+        return is_new
 
     def number_at(self, position: int) -> int:
         """Return the number, among `values`, of the value of the row at a position."""
@@ -71,8 +76,7 @@ class Groupings:
                 kind = "a mapping" if isinstance(value, dict) else "a list"
                 self._problems.setdefault(field, f"{where}: {field!r} is {kind}, and results need one value per row")
                 value = None
-            grouping.add(as_text(value))
-            if len(grouping) > _MOST_VALUES:
+            if grouping.add(value if type(value) is str else as_text(value)) and len(grouping) > _MOST_VALUES:
                 message = f"{field!r} has more than {_MOST_VALUES:,} different values, which breaks nothing down"
                 raise ConfigError([Problem(self._where(field), message)])
 
