@@ -62,7 +62,7 @@ def explain(error: AttemptError | Fault) -> str | None:
     """Return the line to write, for a refusal by a model that takes other parameters or another API."""
     if error.status not in (400, 404, 422):
         return None
-    reason = re.sub(r"^\S+ answered \d+: ", "", error.message)  # not the URL, which names an API too
+    reason = re.sub(r"^https?://\S+ [^:]*: ", "", error.message)  # the address may name an API too
     for pattern, line in _LINES:
         if match := re.search(pattern, reason, re.IGNORECASE | re.DOTALL):
             return line.format(*match.groups())
