@@ -211,3 +211,23 @@ def test_files_in_messages(api: Api, stream: bool, tmp_path: Path) -> None:
     sent = json.dumps(ran.server.asked[0].body)
     assert b64encode(b"\x89PNG cat").decode() in sent and b64encode(b"%PDF notes").decode() in sent
     assert [part["type"] for part in ran.transcript()[0]["content"]] == ["text", "image", "file"]
+
+
+@apis
+@streamed
+def test_json_by_a_schema(api: Api, stream: bool, tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"take": {"type": "string"}},
+        "required": ["take"],
+        "additionalProperties": False,
+    }
+    (tmp_path / "reply.json").write_text(json.dumps(schema))
+    script = [Say('{"take": "yes"}')]
+    inline = run(api, script, target={"stream": stream, "schema": schema})
+    assert inline.server.refused == [] and inline.run.metrics.score == 1
+    assert '"take"' in json.dumps(inline.server.asked[0].body)
+    same = run(api, script, target={"stream": stream, "schema": "reply.json"})
+    assert same.run.path == inline.run.path and same.server.asked == [], "the same schema is the same request"
+    plain = run(api, script, target={"stream": stream})
+    assert plain.run.path != inline.run.path and '"take"' not in json.dumps(plain.server.asked[0].body)

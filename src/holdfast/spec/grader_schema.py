@@ -275,7 +275,7 @@ class JsonSchemaGrader(GraderBlock):
     templates: ClassVar[tuple[str, ...]] = ()
 
 
-class PythonGrader(TextBlock):
+class PythonGrader(GraderBlock):
     """Calls a Python function with the values that its parameters name."""
 
     type: Literal["python"]
@@ -284,6 +284,9 @@ class PythonGrader(TextBlock):
     expected: str | int | float | bool | None = None
     """Template of the expected value. Default: the row's field of the parameter's name, else its first field among
     `expected`, `answer`, `ground_truth`, `target` and `ideal`."""
+    transcript: Literal["last", "all", "reasoning"] = "last"
+    """What `output` is: the `last` reply, or `all` replies so far, joined by blank lines. With `reasoning` it is the
+    last reply, and `messages` have the model's `reasoning`."""
     params: dict[str, Any] = {}
     """Further keyword arguments."""
     version: str | None = None
@@ -362,14 +365,14 @@ class PromptGrader(GraderBlock):
     """Environment variable that holds the judge's API key. Not part of the key."""
     api: Api | None = None
     """API of the judge, as for the target. Default: that of the judge's provider, or the target's."""
-    params: dict[str, Any] = {"temperature": 0}
-    """Parameters sent with each request. A reply has at most 4,096 tokens unless `max_tokens` or
-    `max_completion_tokens` is set here."""
+    params: dict[str, Any] = {}
+    """Parameters sent with each request. A reply has at most 4,096 tokens unless a limit is set here."""
     range: tuple[float, float] | None = None
     """Lowest and highest score that the judge may give by the `rubric`, such as `[1, 10]`, mapped to 0 and 1. Default:
     0 to 1."""
-    transcript: Literal["last", "all"] = "last"
-    """What the judge sees: the `last` reply, or `all` of the conversation with its roles."""
+    transcript: Literal["last", "all", "reasoning"] = "last"
+    """What the judge sees: the `last` reply, `all` of the conversation with its roles, or the last reply with the
+    `reasoning` of the model before it."""
     continue_session: bool = False
     """Not supported: a judge never continues the target's session. Use `transcript: all`."""
     mode: Literal["independent", "pairwise"] = "independent"

@@ -337,6 +337,9 @@ class ModelTarget(TargetBlock):
     reasoning_history: ReasoningHistory = "auto"
     """Which of its earlier reasoning the model gets back: what its API asks for (`auto`), `all`, that of the current
     turn (`last`), or `none`. Part of the key."""
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="schema")
+    """JSON Schema of the replies, which the model is asked to follow: a mapping, or a `.json` file in the eval file's
+    folder. Part of the key. The grader [`json_schema`](graders-text.md#json_schema) checks what came of it."""
     identity: Literal["name", "url"] = "name"
     """What identifies the model: its `name` alone, or its name together with the `url`, so that another `base_url`
     counts as another model."""
@@ -356,6 +359,8 @@ class ModelTarget(TargetBlock):
     def _tools_need_chat(self) -> Self:
         if self.tools and self.api == "completions":
             raise ValueError("a model cannot call tools with `api: completions`")
+        if self.json_schema is not None and self.api == "completions":
+            raise ValueError("a model cannot be asked for JSON by a `schema` with `api: completions`")
         return self
 
     @property
@@ -596,7 +601,7 @@ class ResponderBlock(Block):
     """Environment variable that holds the API key. Default: the target's."""
     api: Api | None = None
     """API of that model, as for the target. Default: the target's, or that of the model's provider."""
-    params: dict[str, Any] = {"temperature": 0}
+    params: dict[str, Any] = {}
     """Parameters sent with each request."""
     version: str | None = None
     """Change this when the simulated user behaves differently from now on."""

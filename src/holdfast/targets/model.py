@@ -41,10 +41,18 @@ class Model(Target):
     schema = ModelTarget
     block: ModelTarget
 
-    def __init__(self, block: ModelTarget, prices: Prices, tools: Toolbox | None = None, where: str = "") -> None:
+    def __init__(
+        self,
+        block: ModelTarget,
+        prices: Prices,
+        tools: Toolbox | None = None,
+        where: str = "",
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
         self.block = block
         self._prices = prices
         self._tools = tools
+        self._schema = schema
         self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
         self._dialect = dialect_of(self.endpoint.api)
         self._client: Client | Balancer | None = None
@@ -62,7 +70,8 @@ class Model(Target):
 
             return LikelihoodModel(block, Prices(block.model, origin.spec.prices), origin)
         tools = Toolbox(block.tools, origin.spec) if block.tools else None
-        return cls(block, Prices(block.model, origin.spec.prices), tools, origin.where("model"))
+        prices, where = Prices(block.model, origin.spec.prices), origin.where("model")
+        return cls(block, prices, tools, where, _schema_of(block, origin))
 
     @classmethod
     def identity(cls, block: ModelTarget, origin: Origin) -> dict[str, Any]:
@@ -77,6 +86,8 @@ class Model(Target):
             identity["params_from"] = block.params_from
         if block.reasoning_history != "auto":
             identity["reasoning_history"] = block.reasoning_history
+        if block.json_schema is not None:
+            identity["schema"] = _schema_of(block, origin)
         if block.identity == "url":
             endpoint = endpoint_of(block.model, block.api, block.base_url)
             default = block.base_url is None and endpoint.needs_key
@@ -178,17 +189,19 @@ class Model(Target):
 
         `load` returns the content of a file that a message names by its digest.
         """
+        return await self.ask(self.request(messages, more, load=load, schema=self._schema))
+
+    def request(self, messages: list[Message], more: Mapping[str, Any], **fields: Any) -> ModelRequest:
+        """Return a request with the target's settings; `fields` are further ones of the request."""
         params = {**self.block.params, **more}
-        return await self.ask(
-            ModelRequest(
-                model=self.endpoint.model,
-                messages=messages,
-                tools=params.pop("tools", ()),
-                params=params,
-                stream=self.block.stream,
-                reasoning_history=self.block.reasoning_history,
-                load=load,
-            )
+        return ModelRequest(
+            model=self.endpoint.model,
+            messages=messages,
+            tools=params.pop("tools", ()),
+            params=params,
+            stream=self.block.stream,
+            reasoning_history=self.block.reasoning_history,
+            **fields,
         )
 
     async def ask(self, request: ModelRequest) -> Reply:
@@ -226,6 +239,11 @@ class Model(Target):
         if line is None:
             return error
         return Fault("rejected", error.message, remedy=line, status=error.status)
+
+
+def _schema_of(block: ModelTarget, origin: Origin) -> dict[str, Any] | None:
+    schema = block.json_schema
+    return origin.read_schema(schema) if isinstance(schema, str) else schema
 
 
 def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:
