@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.dialects import dialect_of
+from holdfast.dialects.clouds import dialect_at
 from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
-from holdfast.spec.providers import endpoint_of, provider_of
+from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
 from holdfast.spec.schema import ModelTarget, is_embedded
 from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.prices import Prices
+from holdfast.targets.signing import headers_of, signer_of
 from holdfast.targets.tokenizer import tokenizer_identity
 from holdfast.targets.tools import Toolbox, answer, tools_identity
 from holdfast.targets.types import Reply, Target
@@ -54,13 +55,14 @@ class Model(Target):
         self._tools = tools
         self._schema = schema
         self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
-        self._dialect = dialect_of(self.endpoint.api)
         self._client: Client | Balancer | None = None
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
             check_embedded(block.model, where)
         else:
-            self._check_key(where)
+            self._check_endpoint(where)
+        self._dialect = dialect_at(self.endpoint)
+        self._signer = signer_of(self.endpoint)
 
     @classmethod
     def build(cls, block: ModelTarget, origin: Origin) -> Model:
@@ -90,7 +92,7 @@ class Model(Target):
             identity["schema"] = _schema_of(block, origin)
         if block.identity == "url":
             endpoint = endpoint_of(block.model, block.api, block.base_url)
-            default = block.base_url is None and endpoint.needs_key
+            default = block.base_url is None and endpoint.hosted
             urls = [""] if default else sorted(shown_url(url) for url in endpoint.urls)
             identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
         if block.tools:
@@ -110,13 +112,21 @@ class Model(Target):
         )
         return cls(asked, prices, where=where)
 
-    def _check_key(self, where: str) -> None:
-        name = self.endpoint.key_env
-        if self.endpoint.needs_key and not os.environ.get(name):
-            raise ConfigError(
-                [Problem(where, f"no API key: {name} is not set")],
-                remedy=f"export {name}=…, or point base_url there at your server.",
-            )
+    def _check_endpoint(self, where: str) -> None:
+        """Raise ConfigError where the model cannot be asked, before anything is."""
+        if self.block.stream and self.endpoint.access == "aws" and self.endpoint.api == "messages":
+            message = f"{self.block.model} cannot be streamed: Bedrock has a format of its own for streams"
+            raise ConfigError([Problem(where, message)], remedy="Remove `stream: true` from target.")
+        unset = [name for name in self.endpoint.needs if not os.environ.get(name)]
+        if not unset:
+            return
+        exports = " ".join(f"{name}=…" for name in unset)
+        hint = suggest_prefix(self.block.model, self.block.base_url)
+        problem = "no API key: " if unset == [self.endpoint.key_env] else ""
+        raise ConfigError(
+            [Problem(where, f"{problem}{' and '.join(unset)} {'are' if len(unset) > 1 else 'is'} not set")],
+            remedy=hint or f"export {exports}, or point base_url there at your server.",
+        )
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:  # closes what was opened before a failure
@@ -132,6 +142,8 @@ class Model(Target):
     @property
     def _key_hint(self) -> str:
         name = self.endpoint.key_env
+        if self.endpoint.access == "gcp" or (self.endpoint.access == "aws" and not os.environ.get(name)):
+            return "Check the account's permissions for this model."
         return f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
 
     async def _open(self, opening: AsyncExitStack) -> None:
@@ -139,8 +151,9 @@ class Model(Target):
         path = self._dialect.path(self.endpoint.model, stream=self.block.stream)
         from holdfast.targets.balancer import client_of  # aiohttp takes long to import
 
-        headers = self._dialect.headers(os.environ.get(self.endpoint.key_env))
-        client = client_of([url + path for url in urls], headers, self._key_hint)
+        headers = headers_of(self.endpoint, self._dialect)
+        hint = suggest_prefix(self.block.model, self.block.base_url) or ""
+        client = client_of([url + path for url in urls], headers, self._key_hint, hint, self._signer)
         self._client = await opening.enter_async_context(client)
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
