@@ -163,6 +163,12 @@ class Model(Target):
 
     async def reply(self, turn: Turn) -> Reply:
         """Ask for the next assistant message; call the tools it asks for, until it answers."""
+        try:
+            return await self._reply(turn)
+        except (AttemptError, Fault) as error:
+            raise self.explained(error) from error
+
+    async def _reply(self, turn: Turn) -> Reply:
         if self._tools is None:
             return await self.complete(turn.messages, turn.params, turn.load)
         assert turn.calls is not None
@@ -221,13 +227,10 @@ class Model(Target):
         """Send a request and return the model's answer."""
         assert self._client is not None
         body, first = self._dialect.encode(request), None
-        try:
-            if request.stream:
-                answer, first = await self._streamed(body)
-            else:
-                answer = self._dialect.read(await self._client.post(body))
-        except (AttemptError, Fault) as error:
-            raise self._explained(error) from error
+        if request.stream:
+            answer, first = await self._streamed(body)
+        else:
+            answer = self._dialect.read(await self._client.post(body))
         return Reply(
             text=answer.text,
             messages=[answer.message],
@@ -246,7 +249,7 @@ class Model(Target):
                 first = time.monotonic() - started
         return reader.finish(), first
 
-    def _explained(self, error: AttemptError | Fault) -> AttemptError | Fault:
+    def explained(self, error: AttemptError | Fault) -> AttemptError | Fault:
         """Make a refusal that every request will meet a Fault, with the line to write."""
         line = self._dialect.explain(error)
         if line is None:
