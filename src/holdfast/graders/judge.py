@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from holdfast.canonical import digest
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.judge_model import JudgeModel, JudgeSession, is_refusal
 from holdfast.graders.replies import SHARE, Unreadable, boundary, read_checks, read_score
@@ -15,7 +16,7 @@ from holdfast.graders.text import render_text
 from holdfast.graders.tool_calls import calls_in_messages
 from holdfast.graders.types import Verdict, WaitingGrader, message_text
 from holdfast.spec.grader_schema import PromptGrader
-from holdfast.spec.load_graders import with_judge, with_rubric
+from holdfast.spec.load_graders import with_judges, with_rubric
 from holdfast.spec.providers import identity_of_model
 from holdfast.targets.prices import Prices
 
@@ -110,7 +111,8 @@ class Judge(WaitingGrader):
 
     def __init__(self, block: PromptGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        self._model = JudgeModel(block, Prices(block.model or "", origin.spec.prices), origin.where())
+        assert isinstance(block.model, str)
+        self._model = JudgeModel(block, Prices(block.model, origin.spec.prices), origin.where())
         self._with_opening = origin.spec.prompt is None
         """what stands before the prompt is a part of the conversation, and no example"""
 
@@ -120,11 +122,13 @@ class Judge(WaitingGrader):
     ) -> PromptGrader:
         """Read the rubric's file, and take the model and endpoint of the target where none is named."""
         block = with_rubric(block, document, location, folder, problems)
-        return with_judge(block, document, location, problems)
+        return with_judges(block, document, location, problems)
 
     @classmethod
     def identity(cls, block: PromptGrader, origin: Origin) -> dict[str, Any]:
-        """Leave out where the judge is asked."""
+        """Leave out where the judge is asked. Several judges are identified by their votes."""
+        if block.seats:
+            return {"type": "prompt", "votes": [digest(cls.identity(seat, origin)) for seat in block.seats]}
         return identity_of_model(block.identity(), block)
 
     @classmethod

@@ -27,7 +27,7 @@ class JudgeModel:
     """A judge's model, used by many gradings at once. Remembers which request fields its server rejects."""
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
-        assert block.model is not None
+        assert isinstance(block.model, str)
         self.name = block.model
         self._model = Model.of(block, prices, where)
         self._limit: dict[str, Any] = (

@@ -145,8 +145,8 @@ def boundary(*texts: str) -> str:
 
 def read_checks(reply: str) -> tuple[list[str], list[str]]:
     """Return the checks that passed and those that failed, each with its reason; raises Unreadable."""
-    found = [value for _, _, value in json_objects(without_thoughts(reply)) if "checks" in value]
-    checks = found[-1]["checks"] if len(found) == 1 else None
+    lists = [value["checks"] for _, _, value in json_objects(without_thoughts(reply)) if "checks" in value]
+    checks = lists[0] if len(lists) == 1 else None
     if not isinstance(checks, list) or not checks or not all(_is_check(check) for check in checks):
         raise Unreadable(f"gave no JSON object with `checks`: {reply[:200]!r}")
     verdicts: dict[bool, list[str]] = {True: [], False: []}

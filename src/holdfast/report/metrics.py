@@ -16,6 +16,7 @@ import msgspec
 from holdfast.data.dataset import dataset_changed
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import verdict_key
+from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
 from holdfast.report.breakdown import RowsTally
 from holdfast.report.notices import without_verdicts
@@ -95,6 +96,7 @@ class _Report:
             field: [(value, RowsTally(self._places, spec.trials)) for value in groupings[field].values]
             for field in spec.by
         }
+        self._agreement = {number: AgreementTally() for number, place in enumerate(self._places) if place.votes}
         self._usage, self._judges = UsageTally(), UsageTally()
         self._seconds = array("d")
         self._outputs = self._graded = 0
@@ -172,6 +174,8 @@ class _Report:
         for verdict in judged.verdicts.values():
             if verdict is not None and verdict.recorded is not None and verdict.recorded.usage is not None:
                 self._judges.add(verdict.recorded.usage)
+        for grader, tally in self._agreement.items():
+            tally.add([judged.verdicts.get(vote) for vote in self._places[grader].votes])
         return _Trial(number, key, ref, judged)
 
     def _by_grader(self, *, so_far: bool) -> dict[str, GraderMetrics]:
@@ -182,6 +186,7 @@ class _Report:
                 whole.grader_metrics(number),
                 rows=None if place.block.where is None else rows[number],
                 ungraded=whole.looked_at[number] - whole.decided(number) if so_far else None,
+                agreement=self._agreement[number].summary() if place.votes else None,
                 **rules[place.name]._asdict(),
             )
             for number, place in enumerate(self._places)

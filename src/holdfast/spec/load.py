@@ -113,7 +113,7 @@ class Eval:
         for name in self.target.templates:
             for text in texts(getattr(self.target, name)):
                 yield ("target", name), text, frozenset({"prompt", "messages", "trial"})
-        for location, grader in self.placed_graders():
+        for location, grader in self._written_graders():
             variables = frozenset({"output", "messages"} if isinstance(grader, PromptGrader) else ())
             for name in grader.templates:
                 for text in texts(getattr(grader, name, None)):
@@ -132,7 +132,7 @@ class Eval:
             yield ("workspace", "files"), self.workspace.files
         if isinstance(self.target, CommandTarget) and self.target.env is not None:
             yield ("target", "env"), self.target.env
-        for location, grader in self.placed_graders():
+        for location, grader in self._written_graders():
             if grader.where is not None:
                 yield (*location, "where"), grader.where
 
@@ -155,10 +155,15 @@ class Eval:
         blocks = [self.target, *(grader for _, grader in self.placed_graders()), self.responder]
         kinds = (ModelTarget, PromptGrader, ResponderBlock)
         names = (block.model for block in blocks if isinstance(block, kinds))
-        return list(dict.fromkeys(name for name in names if name))
+        return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
     def placed_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
-        """Yield every grader with its location, those of checkpoints first."""
+        """Yield every grader with its location, those of checkpoints first, and the votes of several judges."""
+        for location, grader in self._written_graders():
+            for block in grader.expanded():
+                yield location, block
+
+    def _written_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
         for place, checkpoint in enumerate(self.checkpoints):
             for number, grader in enumerate(checkpoint.graders):
                 yield ("checkpoints", place, "graders", number), grader
@@ -309,8 +314,13 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     if top is None:
         raise ConfigError(problems)
     problems.extend(_message_problems(top, document))
-    names = {grader.name for grader in graders}
-    names |= {f"checkpoint@{place.after_turn}/{grader.name}" for place in checkpoints for grader in place.graders}
+    names = {block.name for grader in graders for block in grader.expanded()}
+    names |= {
+        f"checkpoint@{place.after_turn}/{block.name}"
+        for place in checkpoints
+        for grader in place.graders
+        for block in grader.expanded()
+    }
     problems.extend(
         Problem(document.where(("gate", name)), problem)
         for name in top.gate

@@ -18,6 +18,19 @@ class Rule(NamedTuple):
 
     threshold: float | None
     weight: float
+    combine: str | None = None
+    """how the votes of several judges are combined"""
+
+
+class Agreement(Struct, frozen=True, kw_only=True):
+    """How far several judges agree."""
+
+    alpha: float | None
+    """Krippendorff's alpha of their scores: 1 is full agreement, 0 that of chance; null if all scores are the same"""
+    equal: float
+    """share of the outputs on which all of them pass, or all fail"""
+    outputs: int
+    """number of outputs with at least two scores"""
 
 
 class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,6 +70,11 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """threshold in the eval; null means that the grader itself decides"""
     weight: float | None = None
     """weight in the eval"""
+    combine: str | None = None
+    """only for several judges: how their votes are combined in the eval"""
+    agreement: Agreement | None = None
+    """only for several judges: how far they agree: `alpha`, Krippendorff's alpha of their scores, or null if all scores
+    are the same; `equal`, the share of the outputs on which all pass or all fail; and the number of `outputs`"""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraderMetrics:
@@ -74,7 +92,7 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 data |= {f"pass@{k}": share for k, share in value.items()}
             elif name == "totals":
                 data |= value
-            elif name not in Rule._fields:
+            elif name not in ("threshold", "weight"):
                 data[name] = value
         return data if self.weight is None else {**data, "threshold": self.threshold, "weight": self.weight}
 
@@ -210,7 +228,7 @@ class Metrics(Struct, frozen=True, kw_only=True):
     def rules(self) -> dict[str, Rule]:
         """Thresholds and weights that the report was made with, by grader."""
         return {
-            name: Rule(block.threshold, block.weight)
+            name: Rule(block.threshold, block.weight, block.combine)
             for name, block in self.graders.items()
             if block.weight is not None
         }

@@ -102,7 +102,7 @@ class Model(Target):
     @classmethod
     def of(cls, block: PromptGrader | ResponderBlock, prices: Prices, where: str) -> Model:
         """Return the model of a judge or a simulated user."""
-        assert block.model is not None
+        assert isinstance(block.model, str)
         asked = ModelTarget(
             model=block.model,
             base_url=block.base_url,
