@@ -84,6 +84,8 @@ class Eval:
     graders: tuple[GraderBlock, ...]
     by: tuple[str, ...]
     """fields of the row by which results are broken down"""
+    cluster: str | None
+    """field of the row by which samples belong together, for intervals"""
     limits: Limits
     gate: dict[str, float]
     hooks: HooksBlock
@@ -352,6 +354,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         trials=top.trials,
         graders=tuple(graders),
         by=tuple(top.by),
+        cluster=top.cluster,
         limits=top.limits,
         gate=top.gate,
         hooks=top.hooks,
@@ -410,7 +413,7 @@ def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:
 
 
 _GATED: Final = ("score", "low", "high", "corpus")
-"""numbers of a grader that can be gated as `GRADER/NUMBER`, beside `pass@k`"""
+"""numbers of a grader that can be gated as `GRADER/NUMBER`, beside `pass@k` and `pass^k`"""
 
 
 def _gate_problem(name: str, graders: Set[str], trials: int) -> str | None:
@@ -421,9 +424,10 @@ def _gate_problem(name: str, graders: Set[str], trials: int) -> str | None:
     grader, _, number = name.rpartition("/")
     if grader not in graders:
         return f"no grader of this name{suggest(name, graders | whole)}"
-    if number in _GATED or number in {f"pass@{k}" for k in range(1, trials + 1)}:
+    every_k = range(1, trials + 1)
+    if number in _GATED or number in {f"pass@{k}" for k in every_k} | {f"pass^{k}" for k in every_k[1:]}:
         return None
-    passes = "pass@1" if trials == 1 else f"pass@1 to pass@{trials}"
+    passes = "pass@1" if trials == 1 else f"pass@1 to pass@{trials}, pass^2 to pass^{trials}"
     return f"{grader!r} has no number {number!r}; it has {', '.join(_GATED)} and {passes}"
 
 

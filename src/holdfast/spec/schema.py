@@ -832,10 +832,14 @@ class EvalFields(Block):
     """Checks of the outputs: see [graders](graders.md)."""
     by: Strings = []
     """Fields of the row by which the results are broken down, such as `subject`."""
+    cluster: str | None = None
+    """Field of the row whose values group samples that belong together, such as questions about one text: see
+    [`cluster`](#cluster). Part of no key."""
     limits: Limits = Limits()
     """Concurrency, timeouts, retries and budgets: see [`limits`](#limits)."""
     gate: dict[str, float] = {}
-    """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed` or `NAME/pass@K`. Below a minimum
+    """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed`, `NAME/pass@K` or
+    `NAME/pass^K`. Below a minimum
     the exit code is 1."""
     hooks: HooksBlock = HooksBlock()
     """Programs to run before and after the run and its trials: see [`hooks`](#hooks)."""
