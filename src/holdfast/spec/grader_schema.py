@@ -67,6 +67,11 @@ class GraderBlock(Block):
         """Return the graders that the block stands for: itself, after the votes that it combines."""
         return (self,)
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The program that the grader runs, with its arguments; empty where there is none."""
+        return ()
+
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
         if self.checks and not any(self._is_set(field) for field in self.checks):
