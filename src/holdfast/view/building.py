@@ -30,4 +30,7 @@ def _show(share: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # Ctrl-C ends the viewer, and its helpers with it
+        sys.exit(1)
