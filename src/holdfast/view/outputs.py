@@ -302,7 +302,7 @@ def _claim(job: _Job, claims: int) -> Iterator[_Chunk]:
 
 def main() -> None:
     """Read chunks of outputs, and write their rows to standard output."""
-    gc.disable()
+    gc.disable()  # nothing here has cycles, and looking for them takes half of the time
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=_Job)
     _read_chunks(job, _claim(job, int(sys.argv[1]))).write(sys.stdout.buffer)
 
