@@ -9,6 +9,7 @@
 `example`  a trial that failed, for the end of a command
 `summary`  the lines below the table
 `outcome`  how a run ended, or why it stopped
+`agreement` how far several judges agree, pure
 `verdicts` verdicts on an output by the present thresholds
 `metrics`  results.json and metrics.json
 `run_view` a run read back: rows × trials × verdicts
