@@ -74,7 +74,7 @@ class Ran:
 def run(api: Api, script: Sequence[Move], *, tools: bool = False, target: Any = None, **keys: Any) -> Ran:
     """Run an eval of one sample; `target` and `keys` are added to its target and to the eval."""
     with provider(api, script) as server:
-        block = {"model": "m-1", "api": api, "base_url": server.url, "api_key_env": "HOLDFAST_TEST_KEY"}
+        block: dict[str, Any] = {"model": "m-1", "api": api, "base_url": server.url, "api_key_env": "HOLDFAST_TEST_KEY"}
         block |= target or {}
         if tools:
             block["tools"] = [{"python": "tools.py:weather"}, {"python": "tools.py:clock"}]

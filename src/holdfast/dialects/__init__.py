@@ -14,7 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from holdfast.dialects.types import Api, Dialect
+    from holdfast.dialects.types import Dialect
+    from holdfast.spec.schema import Api
 
 
 def dialect_of(api: Api) -> Dialect:

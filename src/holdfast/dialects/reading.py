@@ -9,7 +9,8 @@ from holdfast.errors import AttemptError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from holdfast.dialects.types import Message, ReasoningHistory
+    from holdfast.dialects.types import Message
+    from holdfast.spec.schema import ReasoningHistory
 
 STOPPED_EARLY: Final = "the stream ended before the answer was complete"
 

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 _ONE_LINE: Final = 72
 """bytes of JSON that are not spread over lines"""
 _READ_APART: Final = frozenset(
-    {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning"}
+    {"role", "content", "name", "tool_calls", "tool_call_id", "function_call"}
+    | {"reasoning", "reasoning_content", "reasoning_details", "raw"}
 )
+"""keys of a message that are read one by one, or are for its server alone"""
 
 
 class MessageImage(Struct, frozen=True, kw_only=True):

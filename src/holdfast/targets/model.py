@@ -69,7 +69,7 @@ class Model(Target):
         """Leave out where the model is asked, unless `identity: url` is set."""
         provider, name = provider_of(block.model, block.base_url)
         api = block.api or provider.api
-        identity = {"model": name, "api": api, "params": block.params, "version": block.version}
+        identity: dict[str, Any] = {"model": name, "api": api, "params": block.params, "version": block.version}
         if origin.spec.continuations is not None:
             del identity["params"]  # they are about replies
             identity |= likelihood_identity(block, origin)
