@@ -26,12 +26,13 @@ from holdfast.engine.retry import Retrier
 from holdfast.engine.signals import Signals
 from holdfast.engine.sources import Supply
 from holdfast.engine.trial import Halted, Trials
-from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
+from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.store.batches import LEDGER, BatchStore
 from holdfast.store.journal import Journal
 from holdfast.targets.embedded import PARALLEL
 
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
     from holdfast.engine.session import Session
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
+    from holdfast.targets.batches import Batches
     from holdfast.targets.types import Target
 
 DEFAULT_CONCURRENCY: Final = 64
+BATCH_WINDOW: Final = 50_000
+"""trials that may wait for batches at once"""
 LIKELIHOOD_CONCURRENCY: Final = 16
 """log-probabilities of a prompt take a server much memory"""
 _LOOK_SECONDS: Final = 0.25
@@ -62,7 +66,7 @@ class Loop:
         self._graders = [] if options.skip_graders else session.parts.graders
         self._display = session.display
         self._spec = identity.spec
-        self._window = Window(self._concurrency())
+        self._window = Window(self._batch_window() or self._concurrency())
         pending = pending_trials(identity.dataset, identity.survey, identity.work, session.index, plan.done)
         if options.grade_only:
             pending = (trial for trial in pending if trial.output is not None)
@@ -79,11 +83,29 @@ class Loop:
             graders={} if options.skip_graders else {p.name: GraderProgress() for p in grader_places(self._spec)},
         )
         self._budget = Budget(self._spec.limits, self.progress, session.notice)
+        self._batches: Batches | None = None
         self._crash: BaseException | None = None
         self._opening: asyncio.Task[None] | None = None
         self._hooks = Hooks.of(self._spec, session.warn) if session.generates else None
         self.faults: list[Fault] = []
         """why graders became unavailable"""
+
+    def _batch_window(self) -> int | None:
+        """Return how many trials may be in flight where they wait for batches; None where they do not.
+
+        A budget is checked when a trial starts. So that it can be kept, no more start than fit into one batch.
+        """
+        target, limits = self._spec.target, self._spec.limits
+        if not isinstance(target, ModelTarget) or target.batch is None or not self._session.generates:
+            return None
+        if any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
+            return DEFAULT_CONCURRENCY  # each of them has a process of its own
+        budget = limits.max_cost is not None or limits.token_budget is not None
+        return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
+
+    def _live_width(self) -> int:
+        """Return how many requests may be in flight beside batches."""
+        return self._concurrency() or DEFAULT_CONCURRENCY
 
     def _concurrency(self) -> int | None:
         concurrency, target = self._spec.limits.concurrency, self._spec.target
@@ -118,15 +140,17 @@ class Loop:
                 self._display,
                 nothing_to_grade=not self._session.identity.work.slots,
             )
-            retrier = Retrier(self._spec.limits, self.brake, self._window, recorder, self.progress)
+            in_batches = self._batches is not None
+            retrier = Retrier(self._spec.limits, self.brake, self._window, recorder, self.progress, batches=in_batches)
             self._grading = Grading(
                 self._graders,
                 self._session.identity.work,
                 self._session.index,
                 retrier,
                 recorder,
-                self._window.limit,
+                self._live_width() if in_batches else self._window.limit,
                 self._session.notice,
+                BATCH_WINDOW if in_batches else None,
             )
             self._trials = Trials(
                 self._session,
@@ -137,7 +161,11 @@ class Loop:
                 stopping=self._stopping,
             )
             stack.push_async_callback(self._grading.close)
-            for watcher in (self._tick(), self._watch_dataset()):
+            watchers = [self._tick(), self._watch_dataset()]
+            if self._batches is not None:
+                self._batches.open()
+                watchers.append(self._batches.run())
+            for watcher in watchers:
                 task = asyncio.create_task(watcher)
                 task.add_done_callback(self._ended)
                 stack.callback(task.cancel)
@@ -165,10 +193,13 @@ class Loop:
             for model in filter(is_embedded, self._asked_models()):
                 self._session.notice(f"starting {model} on this machine …")
             target = self._session.parts.target if self._session.generates else None
+            self._batches = self._make_batches(target)
             if target is not None:
                 target.limit_requests(lambda: self._window.limit)
             for part in (target, self._session.parts.player, *self._graders):
                 if part is not None:
+                    if self._batches is not None:
+                        getattr(part, "use_batches", lambda _: None)(self._batches)
                     await part.__aenter__()
                     stack.push_async_callback(self._close, part)
                     for message in getattr(part, "notices", ()):
@@ -178,6 +209,27 @@ class Loop:
                 raise
         self._opening = None
         return not self.brake.pulled
+
+    def _make_batches(self, target: Target | None) -> Batches | None:
+        """Return what makes requests in batches, if a part of the run does so, or did so before."""
+        session = self._session
+        blocks = [part.block for part in (target, *self._graders) if part is not None]
+        asked = any(getattr(block, "batch", None) is not None for block in blocks)
+        if not asked and not any(path.exists() for path in session.rundir.journals(LEDGER)):
+            return None
+        from holdfast.targets.batches import Batches  # which few runs need
+
+        return Batches(
+            BatchStore(session.rundir, session.journals),
+            notice=session.notice,
+            held=session.lease.still_held,
+            idle=lambda: not self.progress.busy and self._source.settled,
+            stopping=lambda: self.brake.pulled,
+            stop=self.interrupt,
+            wait=session.options.wait_for_batches,
+            live_limit=self._live_width(),
+            forget=session.options.again,
+        )
 
     async def _close(self, part: Target | Player | Grader) -> None:
         """Close a part. All results are on disk by then, so a failure is only reported."""
@@ -194,7 +246,7 @@ class Loop:
         judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
         return [model for model in self._spec.models() if self._session.generates or model in judges]
 
-    def interrupt(self, reason: Interrupted | Fault) -> None:
+    def interrupt(self, reason: Interrupted | Fault | Waiting) -> None:
         """Stop admission and cancel the trials in flight; those that finished are on disk."""
         self.brake.pull(reason)
         if self._opening is not None:
@@ -272,6 +324,8 @@ class Loop:
         while True:
             self.progress.limit = self._window.limit
             self.progress.mark()
+            if self._batches is not None:
+                self.progress.batches = self._batches.summary()
             self._display.tick(self.progress)
             self._report_rate_limits()
             self._check_budget()

@@ -37,6 +37,7 @@ from holdfast.report.gate import missed_minima
 from holdfast.report.metrics import write_report
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
+from holdfast.store.batches import forget_results
 from holdfast.store.claims import end_rounds
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.index import Index
@@ -196,6 +197,7 @@ class Session:
         try:
             metrics = write_report(self.identity, self.rundir, self.index)
             end_rounds(self.rundir)
+            forget_results(self.rundir)
         except (Fault, DataError, OSError) as error:
             return Outcome(self.rundir, remaining, None, self.index.spent, _report_fault(error))
         self.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")

@@ -15,6 +15,7 @@ asks the provider (`targets.batches`). Each worker has a ledger of its own; read
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -142,6 +143,11 @@ def read_batches(rundir: RunDir) -> dict[str, Batch]:
 def waiting_batches(rundir: RunDir) -> list[Batch]:
     """Return the batches of a run whose results are still to come."""
     return [batch for batch in read_batches(rundir).values() if batch.waiting]
+
+
+def forget_results(rundir: RunDir) -> None:
+    """Remove the results of batches, once the run is finished and its outputs and grades hold them."""
+    shutil.rmtree(rundir.batches, ignore_errors=True)
 
 
 class BatchStore:

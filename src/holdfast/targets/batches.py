@@ -21,9 +21,8 @@ import os
 import secrets
 import time
 from contextlib import suppress
-from contextvars import ContextVar
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -31,17 +30,18 @@ from holdfast.errors import AttemptError, Fault, Waiting
 from holdfast.spec.redact import shown_url
 from holdfast.store.batches import Abandoned, Batch, Collected, Intent, Submitted, Uploaded, now, result_lines
 from holdfast.store.durable import advice_for
+from holdfast.targets.asking import ASKER
 from holdfast.targets.batch_apis import Look, Problem, batch_api_of, glance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from holdfast.spec.providers import ModelEndpoint
     from holdfast.spec.schema import BatchBlock
     from holdfast.store.batches import BatchStore
     from holdfast.store.lines import LineRef
+    from holdfast.targets.asking import Asker
     from holdfast.targets.client import Client
 
 _LOOK_SECONDS: Final = 0.25
@@ -55,20 +55,6 @@ _AT_ONCE: Final = 256
 """results that are handed out before others get their turn"""
 _AGAIN: Final = object()
 """stands for the result of a request that was not run"""
-
-
-class Asker(Protocol):
-    """The trial or grade that makes a request."""
-
-    key: str
-    where: str
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Suspend time limits while the request waits for its batch."""
-        ...
-
-
-ASKER: ContextVar[Asker] = ContextVar("asker")
 
 
 class _Request(NamedTuple):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
     from holdfast.spec.schema import ResponderBlock
     from holdfast.targets.balancer import Balancer
+    from holdfast.targets.batches import BatchClient, Batches
     from holdfast.targets.client import Client
     from holdfast.targets.types import Calls, Message, Turn
 
@@ -48,11 +49,16 @@ class Model(Target):
         self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
         self._dialect = dialect_of(self.endpoint.api)
         self._client: Client | Balancer | None = None
+        self._batches: Batches | None = None
+        self._batched: BatchClient | None = None
+        """where the run has batches"""
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
             check_embedded(block.model, where)
         else:
             self._check_key(where)
+        if block.batch is not None:
+            self._check_batch(where)
 
     @classmethod
     def build(cls, block: ModelTarget, origin: Origin) -> Model:
@@ -60,6 +66,9 @@ class Model(Target):
         if origin.spec.continuations is not None:
             from holdfast.targets.likelihood import LikelihoodModel  # which few evals need
 
+            if block.batch is not None:
+                problem = Problem(origin.where("batch"), "likelihoods cannot be asked for in batches")
+                raise ConfigError([problem], remedy="Remove `batch`.")
             return LikelihoodModel(block, Prices(block.model, origin.spec.prices), origin)
         tools = Toolbox(block.tools, origin.spec) if block.tools else None
         return cls(block, Prices(block.model, origin.spec.prices), tools, origin.where("model"))
@@ -96,6 +105,7 @@ class Model(Target):
             api_key_env=block.api_key_env,
             api=block.api,
             params=block.params,
+            batch=getattr(block, "batch", None),
         )
         return cls(asked, prices, where=where)
 
@@ -106,6 +116,23 @@ class Model(Target):
                 [Problem(where, f"no API key: {name} is not set")],
                 remedy=f"export {name}=…, or point base_url there at your server.",
             )
+
+    def _check_batch(self, where: str) -> None:
+        from holdfast.targets.batch_apis import batch_api_of  # which few evals need
+
+        problem = None
+        if is_embedded(self.block.model):
+            problem = "the embedded model has no batches"
+        elif batch_api_of(self.endpoint.api) is None:
+            problem = f"batches of the API {self.endpoint.api!r} are not supported"
+        elif len(self.endpoint.urls) > 1:
+            problem = "batches are submitted to one server: give a single base_url"
+        if problem is not None:
+            raise ConfigError([Problem(where, problem)], remedy="Remove `batch`.")
+
+    def use_batches(self, batches: Batches, where: str = "target") -> None:
+        """Take part in the batches of a run, before it is opened."""
+        self._batches, self._asked_by = batches, where
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:  # closes what was opened before a failure
@@ -131,8 +158,21 @@ class Model(Target):
         headers = self._dialect.headers(os.environ.get(self.endpoint.key_env))
         client = client_of([url + path for url in urls], headers, self._key_hint)
         self._client = await opening.enter_async_context(client)
+        self._batched = self._join_batches(path)
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
+
+    def _join_batches(self, path: str) -> BatchClient | None:
+        from holdfast.targets.client import Client
+
+        if self._batches is None or not isinstance(self._client, Client):
+            return None
+        from holdfast.targets.batch_apis import batch_api_of
+        from holdfast.targets.batches import BatchClient
+
+        if batch_api_of(self.endpoint.api) is None:
+            return None
+        return BatchClient(self._batches, self._client, self.endpoint, path, self.block.batch, self._asked_by)
 
     async def __aexit__(self, *details: Any) -> None:
         await self._opened.__aexit__(*details)
@@ -182,10 +222,13 @@ class Model(Target):
     async def ask(self, request: ModelRequest) -> Reply:
         """Send a request and return the model's answer."""
         assert self._client is not None
-        body, first = self._dialect.encode(request), None
+        body, first, in_batch = self._dialect.encode(request), None, False
         try:
             if request.stream:
                 answer, first = await self._streamed(body)
+            elif self._batched is not None:
+                reply, in_batch = await self._batched.post(body)
+                answer = self._dialect.read(reply)
             else:
                 answer = self._dialect.read(await self._client.post(body))
         except (AttemptError, Fault) as error:
