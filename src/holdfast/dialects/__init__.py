@@ -6,6 +6,7 @@
 `refusals`     refusals that every request would meet
 `chat`         OpenAI's chat completions, which most servers speak
 `completions`  plain completions of a text
+`messages`     Anthropic's Messages
 """
 
 from __future__ import annotations

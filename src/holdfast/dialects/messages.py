@@ -1,0 +1,404 @@
+"""Anthropic's Messages, which Claude speaks, and vLLM, MiniMax and others beside their chat completions.
+
+A reply is a list of blocks: text, thoughts with a signature, tool calls. Claude refuses the next request of a tool loop
+unless the thoughts come back as they were, so a message keeps its blocks in `raw` and is sent back from there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.dialects.media import KINDS, content_of
+from holdfast.dialects.reading import (
+    STOPPED_EARLY,
+    count,
+    failed_reply,
+    keeps_reasoning,
+    no_answer,
+    not_an_event,
+    raw_of,
+    with_raw,
+)
+from holdfast.dialects.refusals import explain
+from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
+from holdfast.errors import AttemptError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from holdfast.dialects.types import Message, ModelRequest
+    from holdfast.errors import Fault
+
+    Block = dict[str, Any]
+    Load = Callable[[str], bytes] | None
+
+VERSION: Final = "2023-06-01"
+"""the version that all servers know; that of 2026-10-21 takes the sampling parameters from models that have them"""
+MAX_TOKENS: Final = 16_384
+"""limit of a reply where `params` has none, since the API requires one; beside `reasoning.tokens` it is added to them.
+Outputs depend on it and their keys do not show it: it must not change."""
+
+_STOPS: Final = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+_THOUGHTS: Final = ("thinking", "redacted_thinking")
+_WITHOUT_ADAPTIVE: Final = re.compile(r"claude-(?:[a-z]+-)?(?:[0-3]\b|4[.-][015]\b|4(?:-\d{8}|@|$))")
+"""the models from before adaptive thinking, up to 4.5"""
+_LINES: Final = {
+    r"thinking\.type\.enabled.{0,20} is not supported": "Write `reasoning: {{effort: high}}` in target.params: "
+    "this model takes no limit of its reasoning in tokens.",
+    r"adaptive thinking is not supported|does not support the effort": "Write `reasoning: {{tokens: 8192}}` in "
+    "target.params: this model takes no effort, only a limit of its reasoning.",
+    r"max_tokens: \d+ > (\d+)": "Write `max_tokens: {0}` in target.params: this model writes no longer replies.",
+    r"\b(\w+): Extra inputs are not permitted": "Remove `{0}` from target.params: this API does not have it.",
+}
+"""by what the API says of a request that it refuses"""
+
+
+class _Messages(Dialect):
+    api = "messages"
+    volatile = ("metadata.user_id",)
+
+    def path(self, model: str, *, stream: bool) -> str:
+        return "/messages"
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        return {"anthropic-version": VERSION, **({"x-api-key": key} if key else {})}
+
+    def encode(self, request: ModelRequest) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": request.model, **_params(request)}
+        if request.tools:
+            body["tools"] = [_tool(tool) for tool in request.tools]
+        if request.schema is not None:
+            format_ = {"type": "json_schema", "schema": request.schema}
+            body["output_config"] = {"format": format_, **body.get("output_config", {})}
+        system, body["messages"] = _written(request)
+        if system:
+            body["system"] = system
+        if request.stream:
+            body["stream"] = True
+        return body
+
+    def read(self, reply: Any) -> Answer:
+        try:
+            if reply.get("type") == "error":
+                raise failed_reply(reply.get("error"))
+            return _answer(reply)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise no_answer(reply) from error
+
+    def reader(self) -> StreamReader:
+        return _MessagesReader()
+
+    def explain(self, error: AttemptError | Fault) -> str | None:
+        if error.status == 400:
+            for pattern, line in _LINES.items():
+                if match := re.search(pattern, error.message, re.IGNORECASE):
+                    return line.format(*match.groups())
+        return explain(error)
+
+    def conversation(self, body: Any) -> list[Message]:
+        if not isinstance(body, dict):
+            return []
+        system = _plain(body.get("system"))
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        for message in body.get("messages") or ():
+            if isinstance(message, dict):
+                messages += _read_message(message)
+        return messages
+
+
+class _MessagesReader(StreamReader):
+    def __init__(self) -> None:
+        self._reply: dict[str, Any] = {}
+        self._blocks: dict[int, Block] = {}
+        self._pieces: dict[tuple[int, str], list[str]] = {}
+        """of a block's texts, by the number of the block and the text's name"""
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def feed(self, event: Any) -> bool:
+        try:
+            return self._take(event)
+        except (AttributeError, TypeError, KeyError) as error:
+            raise not_an_event(event) from error
+
+    def _take(self, event: dict[str, Any]) -> bool:
+        match event.get("type"):
+            case "error":
+                raise failed_reply(event.get("error"))
+            case "message_start":
+                self._reply = dict(event["message"])
+            case "message":  # of a server that does not stream
+                self._reply, self._blocks, self._ended = event, dict(enumerate(event["content"])), True
+            case "content_block_start":
+                self._blocks[event["index"]] = dict(event["content_block"])
+            case "content_block_delta":
+                return self._add(event["index"], event["delta"])
+            case "message_delta":
+                self._reply |= event["delta"]
+                usage = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
+                self._reply["usage"] = {**(self._reply.get("usage") or {}), **usage}
+            case "message_stop":
+                self._ended = True
+        return False
+
+    def _add(self, number: int, delta: dict[str, Any]) -> bool:
+        for key, value in delta.items():
+            if key == "citation":
+                block = self._blocks[number]
+                block["citations"] = [*(block.get("citations") or ()), value]
+            elif key != "type" and isinstance(value, str):
+                self._pieces.setdefault((number, key), []).append(value)
+        return bool(delta.get("text"))
+
+    def finish(self) -> Answer:
+        if not self._ended:
+            raise AttemptError("bad_reply", STOPPED_EARLY)
+        for (number, key), pieces in self._pieces.items():
+            block, text = self._blocks.get(number, {}), "".join(pieces)
+            if key == "partial_json":
+                block["input"] = _decoded(text)
+            else:
+                block[key] = (block.get(key) or "") + text
+        blocks = [self._blocks[number] for number in sorted(self._blocks)]
+        return _answer({**self._reply, "content": blocks})
+
+
+def _answer(reply: dict[str, Any]) -> Answer:
+    if not isinstance(reply["content"], list):
+        raise AttemptError("bad_reply", f"the answer is not a list of blocks: {str(reply)[:200]}")
+    message = _assistant(reply["content"])
+    kept = {key: value for key, value in reply.items() if key not in ("type", "role") and value is not None}
+    stop = reply.get("stop_reason") or "end_turn"
+    return Answer(
+        message=with_raw(message, "messages", kept),
+        tokens=_tokens(reply.get("usage")),
+        stop=_STOPS.get(stop, str(stop)),
+    )
+
+
+def _assistant(blocks: Iterable[Block]) -> Message:
+    """Return blocks of the model as a message of a conversation."""
+    blocks = list(blocks)
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
+    thoughts = "\n\n".join(block["thinking"] for block in blocks if block["type"] == "thinking" and block["thinking"])
+    calls = [
+        {
+            "id": block["id"],
+            "type": "function",
+            "function": {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)},
+        }
+        for block in blocks
+        if block["type"] == "tool_use"
+    ]
+    message: Message = {"role": "assistant", "content": text or None if calls else text}
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts:
+        message["reasoning"] = thoughts
+    return message
+
+
+def _tokens(usage: Any) -> TokenCounts:
+    usage = usage if isinstance(usage, dict) else {}
+    fresh = count(usage.get("input_tokens"))
+    cache_read = count(usage.get("cache_read_input_tokens")) or 0
+    cache_write = count(usage.get("cache_creation_input_tokens")) or 0
+    details = usage.get("output_tokens_details")
+    return TokenCounts(
+        input=None if fresh is None else fresh + cache_read + cache_write,
+        output=count(usage.get("output_tokens")),
+        cache_read=cache_read,
+        cache_write=cache_write,
+        reasoning=count(details.get("thinking_tokens")) if isinstance(details, dict) else None,
+    )
+
+
+def _params(request: ModelRequest) -> dict[str, Any]:
+    """Return the parameters of a request by the API's names, with the limit that it requires."""
+    params = dict(request.params)
+    if isinstance(reasoning := params.get("reasoning"), dict):
+        del params["reasoning"]
+        for key, value in _reasoning(reasoning, request.model).items():
+            params[key] = {**value, **params.get(key, {})}
+    if (stop := params.pop("stop", None)) is not None:
+        params.setdefault("stop_sequences", [stop] if isinstance(stop, str) else stop)
+    if (limit := params.pop("max_completion_tokens", None)) is not None:
+        params.setdefault("max_tokens", limit)
+    if (choice := params.get("tool_choice")) is not None:
+        params["tool_choice"] = _tool_choice(choice)
+    if "max_tokens" not in params:
+        budget = count((params.get("thinking") or {}).get("budget_tokens")) or 0
+        params["max_tokens"] = (request.max_tokens or MAX_TOKENS) + budget
+    return params
+
+
+def _reasoning(reasoning: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Translate `params.reasoning`. Thoughts are asked for in words: newer models else send only their signature."""
+    effort, tokens = reasoning.get("effort"), reasoning.get("tokens")
+    if effort == "none":
+        return {"thinking": {"type": "disabled"}}
+    params: dict[str, Any] = {} if effort is None else {"output_config": {"effort": effort}}
+    if tokens is not None:
+        params["thinking"] = {"type": "enabled", "budget_tokens": tokens}
+    elif "claude" in model and not _WITHOUT_ADAPTIVE.search(model):
+        params["thinking"] = {"type": "adaptive", "display": "summarized"}
+    return params
+
+
+def _tool_choice(choice: Any) -> Any:
+    """Translate the words of OpenAI's APIs."""
+    if isinstance(choice, str):
+        return {"type": "any" if choice == "required" else choice}
+    function = choice.get("function") if isinstance(choice, dict) else None
+    return {"type": "tool", "name": function["name"]} if isinstance(function, dict) else choice
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        return tool  # one of the API's own, such as web search
+    rest = {key: value for key, value in function.items() if key != "parameters"}
+    return {**rest, "input_schema": function.get("parameters") or {"type": "object", "properties": {}}}
+
+
+def _written(request: ModelRequest) -> tuple[str | list[Block], list[Message]]:
+    """Return the system prompt and the messages of a request. Messages of one side that follow each other are one."""
+    system: list[Any] = []
+    messages: list[Message] = []
+    kept = keeps_reasoning(request.messages, request.reasoning_history, default="all")
+    for message, keep in zip(request.messages, kept, strict=True):
+        role = message.get("role")
+        if role in ("system", "developer"):
+            system.append(message.get("content"))
+            continue
+        if role == "assistant":
+            content: Any = _sent_back(message, keep)
+        elif role == "tool":
+            role, content = "user", [_tool_result(message, request.load)]
+        else:
+            content = _content(message.get("content"), request.load)
+        if role == "assistant" and not content:
+            continue  # the model said nothing, and the API refuses an empty message
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] = [*_blocks(messages[-1]["content"]), *_blocks(content)]
+        else:
+            messages.append({"role": role, "content": content})
+    if all(isinstance(text, str) for text in system):
+        return "\n\n".join(system), messages
+    return [block for text in system for block in _blocks(_content(text, request.load))], messages
+
+
+def _sent_back(message: Message, keep: bool) -> list[Block]:
+    """Return the blocks of a message of the model; thoughts of other APIs have no signature and stay behind."""
+    raw = raw_of(message, "messages")
+    if raw is not None:
+        # The API sends empty texts and refuses them.
+        return [
+            block
+            for block in raw["content"]
+            if (keep or block.get("type") not in _THOUGHTS) and block.get("text") != ""
+        ]
+    blocks = _blocks(message.get("content") or [])
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        arguments = _decoded(function.get("arguments") or "")
+        blocks.append({"type": "tool_use", "id": _id(call["id"]), "name": function["name"], "input": arguments})
+    return blocks
+
+
+def _tool_result(message: Message, load: Load) -> Block:
+    content = _content(message.get("content") or "", load)
+    return {"type": "tool_result", "tool_use_id": _id(message["tool_call_id"]), "content": content}
+
+
+def _id(name: str) -> str:
+    """Return the id of a call in the letters that the API accepts."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+
+
+def _decoded(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call, which have to be an object; a text that is none, such as a cut one, is kept."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}
+
+
+def _blocks(content: str | list[Block]) -> list[Block]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _content(content: Any, load: Load) -> Any:
+    return [_part(part, load) for part in content] if isinstance(content, list) else content
+
+
+def _part(part: dict[str, Any], load: Load) -> Block:
+    """Return a part of a message in the API's form, which also is accepted as it is."""
+    kind = part.get("type")
+    if kind in KINDS and "digest" in part:
+        return _source(kind, part["media_type"], content_of(part, load), part.get("name"))
+    url = part["image_url"]["url"] if kind == "image_url" else part["file"].get("file_data") if kind == "file" else None
+    if url is None:
+        return part
+    head, _, data = url.partition(";base64,")
+    if not head.startswith("data:") or not data:
+        return {"type": "image" if kind == "image_url" else "document", "source": {"type": "url", "url": url}}
+    name = part["file"].get("filename") if kind == "file" else None
+    return _source("image" if kind == "image_url" else "file", head.removeprefix("data:"), data, name)
+
+
+def _source(kind: str, media_type: str, data: str, name: str | None) -> Block:
+    if kind == "audio":
+        raise AttemptError("bad_request", "the Messages API takes images and documents, no audio", retry=False)
+    source = {"type": "base64", "media_type": media_type, "data": data}
+    if kind == "image":
+        return {"type": "image", "source": source}
+    if media_type.startswith("text/"):
+        source = {"type": "text", "media_type": "text/plain", "data": b64decode(data).decode("utf-8", "replace")}
+    return {"type": "document", "source": source, **({"title": name} if name else {})}
+
+
+def _read_message(message: Mapping[str, Any]) -> list[Message]:
+    """Return a message of a request in the form of conversations: results of tools are messages of their own."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"role": message.get("role"), "content": content}]
+    blocks = [block for block in content or () if isinstance(block, dict)]
+    try:
+        if message.get("role") == "assistant":
+            return [_assistant(blocks)]
+        results = [
+            {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _plain(block.get("content"))}
+            for block in blocks
+            if block.get("type") == "tool_result"
+        ]
+    except (KeyError, TypeError):
+        return []
+    rest = [block for block in blocks if block.get("type") != "tool_result"]
+    return [*results, *([{"role": "user", "content": _plain(rest)}] if rest else [])]
+
+
+def _plain(content: Any) -> Any:
+    """Return blocks as a text where they are nothing else."""
+    if not isinstance(content, list) or any(block.get("type") != "text" for block in content):
+        return content
+    return "\n\n".join(block["text"] for block in content)
+
+
+DIALECT: Final = _Messages()
