@@ -17,8 +17,8 @@ HoldfastError
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by kind, never scored
 
-A message says what is wrong and where; `remedy` says what to do. `BudgetReached` and `Waiting` are not errors, but stop a
-run too.
+A message says what is wrong and where; `remedy` says what to do. `BudgetReached` and `Waiting` are not errors, but stop
+a run too.
 """
 
 from __future__ import annotations

@@ -39,15 +39,8 @@ def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | 
 _GROUPS: Final = {
     "What to run": ("models", "trials", "ids", "tags", "limit", "baseline_model"),
     "How much, how fast": ("concurrency", "workers", "max_cost", "token_budget", "max_time"),
-    "Earlier results and errors": (
-        "fresh",
-        "retry_failed",
-        "accept_errors",
-        "accept_drift",
-        "skip_graders",
-        "wait",
-        "no_wait",
-    ),
+    "Earlier results and errors": ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders"),
+    "Waiting": ("wait", "no_wait"),
     "Output": ("runs_dir", "dry_run", "json", "display", "log_samples", "output_path", "export"),
     "On a cluster": ("run", "batch", "named", "force_squash"),
 }

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 _LOOK_SECONDS: Final = 0.25
 _LONGEST_PAUSE: Final = 60.0
 """between two questions about a batch"""
-_DOUBT_SECONDS: Final = float(os.environ.get("HOLDFAST_BATCH_DOUBT_SECONDS") or 60)
-"""how long a batch may take to appear in the provider's list after it was submitted"""
+_DOUBT_SECONDS: Final = 60.0
+"""how long a batch may take to appear in the provider's list after it was submitted; $HOLDFAST_BATCH_DOUBT_SECONDS"""
 _STALE_SECONDS: Final = 900.0
 """age of an intent whose batch would have appeared long ago"""
 _AT_ONCE: Final = 256
@@ -156,7 +156,7 @@ class Batches:
         intent = batch.intent.intent
         if batch.waiting and intent not in self._flights:
             fresh = time.time() - max(batch.sent, batch.intent.time) < _STALE_SECONDS
-            doubt_until = time.monotonic() + _DOUBT_SECONDS if fresh else 0.0
+            doubt_until = time.monotonic() + _doubt_seconds() if fresh else 0.0
             self._add(_Flight(batch, self._client_for(batch), doubt_until))
         elif batch.collected is not None and not self._forget:
             self._index(batch)
@@ -330,7 +330,7 @@ class Batches:
             if _was_refused(error):
                 await self._give_up(client, flight, error)
             else:
-                flight.doubt_until = time.monotonic() + _DOUBT_SECONDS
+                flight.doubt_until = time.monotonic() + _doubt_seconds()
                 self._notice(f"it is unknown whether a batch was submitted, and will be found out: {error.message}")
             return
         await self._store.write(Submitted(number, batch, now()))
@@ -485,6 +485,10 @@ class Batches:
             flight.release()
         else:
             flight.fail(AttemptError("server", f"batch {look.id} has no result for this request"))
+
+
+def _doubt_seconds() -> float:
+    return float(os.environ.get("HOLDFAST_BATCH_DOUBT_SECONDS") or _DOUBT_SECONDS)
 
 
 def _was_refused(error: AttemptError | Fault) -> bool:
