@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
     from pathlib import Path
 
-    from holdfast.dialects.types import Api
+    from holdfast.spec.schema import Api
     from holdfast.store.batches import Batch
     from holdfast.targets.client import Client
 

@@ -234,12 +234,12 @@ class Model(Target):
     async def ask(self, request: ModelRequest) -> Reply:
         """Send a request and return the model's answer."""
         assert self._client is not None
-        body, first, in_batch = self._dialect.encode(request), None, False
+        body, first = self._dialect.encode(request), None
         try:
             if request.stream:
                 answer, first = await self._streamed(body)
             elif self._batched is not None:
-                reply, in_batch = await self._batched.post(body)
+                reply, _ = await self._batched.post(body)
                 answer = self._dialect.read(reply)
             else:
                 answer = self._dialect.read(await self._client.post(body))
