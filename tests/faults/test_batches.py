@@ -56,8 +56,10 @@ def kill_at(server: BatchServer, moment: str, step: str, eval_file: Path, *argum
         arrived.set()
 
     getattr(server, moment)[step] = kill
-    assert arrived.wait(120), process.communicate()
-    process.communicate()
+    came = arrived.wait(120)
+    process.kill()
+    seen = process.communicate()
+    assert came, seen
 
 
 MOMENTS = {
@@ -91,8 +93,8 @@ def test_every_process_is_killed_at_another_step_until_the_run_is_finished(api: 
         eval_file = write_batch_eval(tmp_path, server)
         moments = [moment for moment in MOMENTS.values() if api == "chat" or moment[1] != "upload"]
         for moment, step in moments:
-            if step == "results":
-                server.release()
+            if step == "results" or (api == "messages" and step == "look"):
+                server.release()  # message batches say only in their results whose they are
             kill_at(server, moment, step, eval_file)
         run(eval_file)
         assert server.billed == ONCE
@@ -223,6 +225,20 @@ def test_another_account_does_not_submit_again_what_the_first_is_waiting_for(tmp
         server.release()
         run(eval_file)
         assert server.billed == ONCE
+
+
+def test_a_batch_that_was_given_up_is_paid_for_once_more(tmp_path: Path) -> None:
+    with batch_server() as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        run(eval_file, "--no-wait", check=5)
+        shown = holdfast("batches", run_dir(tmp_path), cwd=tmp_path).stdout
+        assert shown.startswith("batch_1  7 requests of target") and shown.endswith("under way\n")
+        shown = holdfast("batches", run_dir(tmp_path), "--abandon", cwd=tmp_path).stdout
+        assert shown.endswith("abandoned: given up by the user\n")
+        server.release()
+        run(eval_file, OPENAI_API_KEY="sk-the-second-account")
+        assert set(server.billed.values()) == {2}
 
 
 def test_keys_are_in_no_file(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 It runs the requests of a batch when the batch is submitted, and shows the results once `release` was called or `holds`
 is false. It refuses what the real ones refuse, and shows each account only its own batches. A test may be called at
-any step, before it takes effect (`before`) or after that and before the answer (`after`): to kill the process, say.
+any step, to kill the process, say: instead of the step (`before`), or after it and instead of its answer (`after`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -104,11 +104,12 @@ class BatchServer:
         path = asked.path.removeprefix("/v1")
         step, act = self._route(handler.command, path, parse_qs(asked.query))
         account = handler.headers.get("Authorization") or handler.headers.get("x-api-key") or ""
-        if step is not None and (call := self.before.pop(step, None)) is not None:
+        if (call := self.before.pop(step or "", None)) is not None:
             call()
+            handler.close_connection = True
+            return
         try:
-            if step is not None and (status := self.status.pop(step, None)) is not None:
-                raise Refused("told to fail", status)
+            _refuse(self.status.pop(step or "", None))
             with self._lock:
                 answer = act(account, data, handler.headers.get("Content-Type") or "")
             status = 200
@@ -121,7 +122,7 @@ class BatchServer:
         handler.send_header("Content-Length", str(len(whole)))
         handler.send_header("Content-Type", "application/json")
         handler.end_headers()
-        if step is not None and (call := self.after.pop(step, None)) is not None:
+        if (call := self.after.pop(step or "", None)) is not None:
             if step == "results":
                 handler.wfile.write(whole[: len(whole) // 2])
                 handler.wfile.flush()
@@ -147,7 +148,7 @@ class BatchServer:
             if match[2] == "/results":
                 return "results", lambda account, *_: self._lines(self._find(account, match[1]).results)
             return "look", lambda account, *_: self._describe(self._find(account, match[1]))
-        return None, lambda account, data, _: self._alone(path, json.loads(data))
+        return None, lambda _, data, __: self._alone(path, json.loads(data))
 
     def _upload(self, account: str, data: bytes, content_type: str) -> Any:
         message = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + data)
@@ -198,8 +199,7 @@ class BatchServer:
                 "/v1" + path, {"authorization": "x", "x-api-key": "x", "anthropic-version": "2023-06-01"}, body
             )
             try:
-                if (status := self.refuses.get(prompt)) is not None:
-                    raise Refused("told to fail", status)
+                _refuse(self.refuses.get(prompt))
                 self.wire.check(asked)
             except Refused as refused:
                 if prompt not in self.refuses:
@@ -302,6 +302,11 @@ class BatchServer:
         return self.wire.whole(self.answer(body), asked)
 
 
+def _refuse(status: int | None) -> None:
+    if status is not None:
+        raise Refused("told to fail", status)
+
+
 def _read_chunks(handler: BaseHTTPRequestHandler) -> bytes:
     data = b""
     while size := int(handler.rfile.readline(), 16):
@@ -320,7 +325,8 @@ def batch_server(api: str = "chat", answer: Callable[[dict[str, Any]], Say] = ec
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            running.take(self)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the process was killed
+                running.take(self)
 
         do_GET = do_POST  # noqa: N815 - the name that the base class looks for
 

@@ -98,8 +98,9 @@ class Loop:
         target, limits = self._spec.target, self._spec.limits
         if not isinstance(target, ModelTarget) or target.batch is None or not self._session.generates:
             return None
-        if any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
-            return DEFAULT_CONCURRENCY  # each of them has a process of its own
+        hooks = self._spec.hooks
+        if hooks.before_task or any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
+            return DEFAULT_CONCURRENCY  # each trial starts processes of its own
         budget = limits.max_cost is not None or limits.token_budget is not None
         return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
 
@@ -213,7 +214,7 @@ class Loop:
     def _make_batches(self, target: Target | None) -> Batches | None:
         """Return what makes requests in batches, if a part of the run does so, or did so before."""
         session = self._session
-        blocks = [part.block for part in (target, *self._graders) if part is not None]
+        blocks = [*([] if target is None else [self._spec.target]), *(grader.block for grader in self._graders)]
         asked = any(getattr(block, "batch", None) is not None for block in blocks)
         if not asked and not any(path.exists() for path in session.rundir.journals(LEDGER)):
             return None

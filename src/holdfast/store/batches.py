@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.store.durable import make_directory
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, scan, seal
 
@@ -201,8 +200,7 @@ class BatchStore:
             return False
 
     def results(self, batch: Batch) -> Path:
-        """Return the file of a batch's results, in a folder that exists."""
-        make_directory(self._rundir.batches)
+        """Return the file of a batch's results."""
         return self._rundir.batches / f"{batch.intent.intent}.jsonl"
 
     def spool(self, intent: str) -> Path:

@@ -29,7 +29,7 @@ import msgspec
 from holdfast.errors import AttemptError, Fault, Waiting
 from holdfast.spec.redact import shown_url
 from holdfast.store.batches import Abandoned, Batch, Collected, Intent, Submitted, Uploaded, now, result_lines
-from holdfast.store.durable import advice_for
+from holdfast.store.durable import advice_for, make_directory
 from holdfast.targets.asking import ASKER
 from holdfast.targets.batch_apis import Look, Problem, batch_api_of, glance
 
@@ -92,7 +92,7 @@ class _Flight:
         """Raise an error for everybody who waits for this batch."""
         for future in self.waiters.values():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(_copy(error))
         self.waiters.clear()
 
     def release(self) -> None:
@@ -208,7 +208,7 @@ class Batches:
         """Return the batch in which a request waits; raise Fault if this account cannot see it."""
         flight = self._flight_of.get(name)
         if flight is not None and (flight.refused is not None or flight.client is None):
-            raise flight.refused or self._refuse(flight, "")
+            raise _copy(flight.refused or self._refuse(flight, ""))
         return flight
 
     def was_left(self, name: str) -> bool:
@@ -443,6 +443,7 @@ class Batches:
         """Store the results of a batch, and hand them out."""
         batch = flight.batch
         path = self._store.results(batch)
+        await asyncio.to_thread(make_directory, path.parent)
         await client.api.download(look, path)
         seen = {name for _, line in result_lines(path) if (name := self._name(batch, line)[0]) is not None}
         await self._store.write(Collected(batch.intent.intent, look.status, len(seen), now()))
@@ -485,6 +486,13 @@ class Batches:
             flight.release()
         else:
             flight.fail(AttemptError("server", f"batch {look.id} has no result for this request"))
+
+
+def _copy(error: AttemptError | Fault) -> AttemptError | Fault:
+    """Return an error for one of many who get it: each raise adds to an error's traceback."""
+    if isinstance(error, Fault):
+        return Fault(error.kind, error.message, remedy=error.remedy, status=error.status)
+    return AttemptError(error.kind, error.message, remedy=error.remedy, status=error.status, retry=error.retry)
 
 
 def _doubt_seconds() -> float:
