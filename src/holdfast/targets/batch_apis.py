@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
     from pathlib import Path
 
+    from holdfast.spec.providers import ModelEndpoint
     from holdfast.spec.schema import Api
     from holdfast.store.batches import Batch
     from holdfast.targets.client import Client
@@ -407,6 +408,6 @@ _APIS: Final[dict[Api, type[BatchApi]]] = {
 }
 
 
-def batch_api_of(api: Api) -> type[BatchApi] | None:
-    """Return the API of batches for an API of models; None if there is none."""
-    return _APIS.get(api)
+def batch_api_of(endpoint: ModelEndpoint) -> type[BatchApi] | None:
+    """Return the API of batches where a model is asked; None if there is none."""
+    return None if endpoint.access in ("aws", "gcp") else _APIS.get(endpoint.api)

@@ -513,7 +513,7 @@ class BatchClient:
         self, hub: Batches, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
     ) -> None:
         """`block` is None for a model that is asked live, in a run that has batches from before."""
-        api = batch_api_of(endpoint.api)
+        api = batch_api_of(endpoint)
         assert api is not None
         self._hub = hub
         self._client = client
