@@ -152,7 +152,9 @@ class BatchServer:
 
     def _upload(self, account: str, data: bytes, content_type: str) -> Any:
         message = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + data)
-        parts = {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}  # type: ignore[attr-defined]
+        parts: dict[Any, Any] = {
+            part.get_param("name", header="content-disposition"): part for part in message.iter_parts()
+        }
         if parts["purpose"].get_payload(decode=True) != b"batch":
             raise Refused("Invalid purpose")
         number = f"file-{len(self.files) + 1}"
