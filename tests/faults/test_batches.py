@@ -152,7 +152,7 @@ def test_workers_take_over_the_batch_of_one_that_was_killed(tmp_path: Path) -> N
         kill_at(server, "after", "look", eval_file, "--workers", "2")
         assert list(run_dir(tmp_path).glob("workers/*/batches.jsonl"))
         server.release()
-        run(eval_file, "--workers", "2")
+        run(eval_file, "--workers", "2", "--wait")  # the workers of the killed process are still ending
         assert server.billed == ONCE
         assert_each_once(run_dir(tmp_path), ROWS)
 
