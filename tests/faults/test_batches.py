@@ -192,7 +192,7 @@ def test_a_batch_that_somebody_cancelled_stops_the_run(tmp_path: Path) -> None:
         server.leaves_out, server.holds = {"question 1"}, True
         eval_file = write_batch_eval(tmp_path, server)
         run(eval_file, "--no-wait", check=5)
-        server.batches[0].status = "cancelled"
+        server.batches[0].status, server.holds = "cancelled", False
         seen = run(eval_file, check=3).stdout
         assert "batch batch_1 was cancelled before 1 of its requests were answered" in seen
         run(eval_file)

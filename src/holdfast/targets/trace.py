@@ -8,7 +8,6 @@ behind the last user message; what stands before it is history, or an example.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -25,8 +24,7 @@ _UNREAD: Final = ("responses", "messages")
 """where models are asked in formats that are not read here, by the last part of the path"""
 
 
-@dataclass(eq=False)
-class Seen:
+class Seen(msgspec.Struct, eq=False):
     """A tool call."""
 
     name: str
