@@ -144,8 +144,7 @@ class BudgetReached(NamedTuple):
     """a higher value of the option, with which the run would continue"""
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """Everything that is left waits for batches at a provider, and the user does not want to wait with it."""
 
     message: str

@@ -44,14 +44,14 @@ def command(run: str, abandon: bool, runs_dir: Path | None) -> int:
 
 
 def _abandon(rundir: RunDir) -> None:
-    from holdfast.store.batches import Abandoned, BatchStore, now
+    from holdfast.store.batches import BatchAbandoned, BatchStore, now
     from holdfast.store.run_lock import hold
 
     lease = hold(rundir)
     try:
         store = BatchStore(rundir, rundir.path)
         waiting = [batch for batch in store.refresh().values() if batch.waiting]
-        steps = (Abandoned(batch.intent.intent, "given up by the user", now()) for batch in waiting)
+        steps = (BatchAbandoned(batch.intent.intent, "given up by the user", now()) for batch in waiting)
         asyncio.run(store.write(*steps))
     finally:
         lease.release()

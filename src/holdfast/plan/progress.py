@@ -80,7 +80,7 @@ class Progress(msgspec.Struct):
     rate_limits: dict[str, RateLimit] = {}
     """by whose requests wait: `target`, or a grader's name"""
     limit: int = 0
-    batches: list[str] = field(default_factory=list)
+    batches: list[str] = []
     """batches that trials or grades wait for, in words"""
     _at_work: int = 0
     _busy: float = 0.0

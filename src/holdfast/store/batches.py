@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LEDGER: Final = "batches"
 
 
-class Intent(msgspec.Struct, frozen=True, tag="intent", tag_field="step"):
+class BatchIntent(msgspec.Struct, frozen=True, tag="intent", tag_field="step"):
     """A batch is about to be sent."""
 
     intent: str
@@ -48,7 +48,7 @@ class Intent(msgspec.Struct, frozen=True, tag="intent", tag_field="step"):
     time: float
 
 
-class Uploaded(msgspec.Struct, frozen=True, tag="uploaded", tag_field="step"):
+class BatchUploaded(msgspec.Struct, frozen=True, tag="uploaded", tag_field="step"):
     """The provider has stored the file of requests."""
 
     intent: str
@@ -57,7 +57,7 @@ class Uploaded(msgspec.Struct, frozen=True, tag="uploaded", tag_field="step"):
     time: float
 
 
-class Submitted(msgspec.Struct, frozen=True, tag="submitted", tag_field="step"):
+class BatchSubmitted(msgspec.Struct, frozen=True, tag="submitted", tag_field="step"):
     """The provider has accepted the batch."""
 
     intent: str
@@ -68,7 +68,7 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted", tag_field="step"):
     """found at the provider by a later process"""
 
 
-class Collected(msgspec.Struct, frozen=True, tag="collected", tag_field="step"):
+class BatchCollected(msgspec.Struct, frozen=True, tag="collected", tag_field="step"):
     """The results are on disk."""
 
     intent: str
@@ -79,7 +79,7 @@ class Collected(msgspec.Struct, frozen=True, tag="collected", tag_field="step"):
     time: float
 
 
-class Abandoned(msgspec.Struct, frozen=True, tag="abandoned", tag_field="step"):
+class BatchAbandoned(msgspec.Struct, frozen=True, tag="abandoned", tag_field="step"):
     """The batch does not count: its requests may be asked again."""
 
     intent: str
@@ -87,20 +87,20 @@ class Abandoned(msgspec.Struct, frozen=True, tag="abandoned", tag_field="step"):
     time: float
 
 
-Step = Intent | Uploaded | Submitted | Collected | Abandoned
-_decoder: Final = msgspec.json.Decoder(Step)
+BatchStep = BatchIntent | BatchUploaded | BatchSubmitted | BatchCollected | BatchAbandoned
+_decoder: Final = msgspec.json.Decoder(BatchStep)
 
 
 class Batch(msgspec.Struct):
     """A batch as the ledgers describe it."""
 
-    intent: Intent
+    intent: BatchIntent
     file: str | None = None
     sent: float = 0.0
     """when it was uploaded or submitted last; 0 if it is not known to have been sent"""
     id: str | None = None
     """the provider's, once it is known"""
-    collected: Collected | None = None
+    collected: BatchCollected | None = None
     abandoned: str | None = None
 
     @property
@@ -114,23 +114,23 @@ class Batch(msgspec.Struct):
         return self.id or f"(unconfirmed {self.intent.intent})"
 
 
-def apply(batches: dict[str, Batch], steps: Iterable[Step]) -> None:
+def apply(batches: dict[str, Batch], steps: Iterable[BatchStep]) -> None:
     """Add steps of one ledger, in their order. Steps of batches whose intent is not known are left out."""
     for step in steps:
-        if isinstance(step, Intent):
+        if isinstance(step, BatchIntent):
             batches.setdefault(step.intent, Batch(step))
             continue
         batch = batches.get(step.intent)
         match step:
             case _ if batch is None:
                 continue
-            case Uploaded():
+            case BatchUploaded():
                 batch.file, batch.sent = step.file, step.time
-            case Submitted():
+            case BatchSubmitted():
                 batch.id, batch.sent, batch.abandoned = step.batch, step.time, None
-            case Collected():
+            case BatchCollected():
                 batch.collected = step
-            case Abandoned():
+            case BatchAbandoned():
                 batch.abandoned = step.why
 
 
@@ -164,11 +164,11 @@ class BatchStore:
     def refresh(self) -> dict[str, Batch]:
         """Read what ledgers have gained since the last time. Intents of other writers may come after other steps."""
         steps = [step for path in self._rundir.journals(LEDGER) for step in self._new_steps(path)]
-        apply(self.batches, (step for step in steps if isinstance(step, Intent)))
-        apply(self.batches, (step for step in steps if not isinstance(step, Intent)))
+        apply(self.batches, (step for step in steps if isinstance(step, BatchIntent)))
+        apply(self.batches, (step for step in steps if not isinstance(step, BatchIntent)))
         return self.batches
 
-    def _new_steps(self, path: Path) -> Iterator[Step]:
+    def _new_steps(self, path: Path) -> Iterator[BatchStep]:
         for line in scan(path, self._read.get(path, 0)):
             if not line.whole:
                 break  # its writer is writing it, or died over it
@@ -176,7 +176,7 @@ class BatchStore:
             if line.sound:
                 yield _decoder.decode(line.data)
 
-    async def write(self, *steps: Step) -> None:
+    async def write(self, *steps: BatchStep) -> None:
         """Append steps to this process's ledger; return once they are on the medium."""
         async with self._writing:
             await asyncio.to_thread(self._append, b"".join(seal(msgspec.json.encode(step)) for step in steps))

@@ -36,7 +36,7 @@ _NOT_RUN: Final = ("batch_expired", "batch_cancelled", "batch_canceled")
 _decode: Final = msgspec.json.Decoder().decode
 
 
-class Problem(NamedTuple):
+class BatchProblem(NamedTuple):
     """Why a provider refused a whole batch."""
 
     code: str
@@ -60,7 +60,7 @@ class Look(NamedTuple):
     ended: bool
     files: tuple[str, ...] = ()
     """URLs of the results"""
-    problem: Problem | None = None
+    problem: BatchProblem | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -68,7 +68,7 @@ class Look(NamedTuple):
         return self.status in ("cancelled", "canceled")
 
 
-class Result(NamedTuple):
+class BatchResult(NamedTuple):
     """The result of one request. All three are None or empty for a request that was not run."""
 
     custom_id: str
@@ -133,7 +133,7 @@ class BatchApi:
         """Cancel a batch. What it has answered by then is still in its results."""
         raise NotImplementedError
 
-    def read(self, line: bytes) -> Result | None:
+    def read(self, line: bytes) -> BatchResult | None:
         """Read a line of results; None if it is none."""
         raise NotImplementedError
 
@@ -244,29 +244,29 @@ class OpenAIBatches(BatchApi):
         """Cancel a batch."""
         await self._json("POST", f"{self._base}/batches/{batch}/cancel", {})
 
-    def read(self, line: bytes) -> Result | None:
+    def read(self, line: bytes) -> BatchResult | None:
         """Read a line of the output file or the error file."""
         try:
             result = _decode(line)
             custom_id, response, error = result["custom_id"], result.get("response"), result.get("error") or {}
             if isinstance(error, dict) and error.get("code") in _NOT_RUN:
-                return Result(custom_id, run=False)
+                return BatchResult(custom_id, run=False)
             if response:
                 status, body = int(response.get("status_code") or 200), response.get("body")
                 if status < 300:
-                    return Result(custom_id, body)
-                return Result(custom_id, error=self._client.refusal(status, msgspec.json.encode(body)))
-            return Result(custom_id, error=self._client.refusal(500, msgspec.json.encode({"error": error})))
+                    return BatchResult(custom_id, body)
+                return BatchResult(custom_id, error=self._client.refusal(status, msgspec.json.encode(body)))
+            return BatchResult(custom_id, error=self._client.refusal(500, msgspec.json.encode({"error": error})))
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
             return None
 
 
-def _problem(batch: dict[str, Any]) -> Problem:
+def _problem(batch: dict[str, Any]) -> BatchProblem:
     errors = batch.get("errors") or {}
     data = (errors.get("data") if isinstance(errors, dict) else errors) or [{"message": batch.get("error")}]
     lines = tuple(each["line"] - 1 for each in data if isinstance(each.get("line"), int))
     first = data[0]
-    return Problem(str(first.get("code") or ""), str(first.get("message") or "no reason given"), lines)
+    return BatchProblem(str(first.get("code") or ""), str(first.get("message") or "no reason given"), lines)
 
 
 _STATUS: Final = {
@@ -361,18 +361,20 @@ class AnthropicBatches(BatchApi):
         """Cancel a batch."""
         await self._json("POST", f"{self._url}/{batch}/cancel", {})
 
-    def read(self, line: bytes) -> Result | None:
+    def read(self, line: bytes) -> BatchResult | None:
         """Read a line of the results."""
         try:
             value = _decode(line)
             custom_id, result = value["custom_id"], value["result"]
             if result["type"] == "succeeded":
-                return Result(custom_id, result["message"])
+                return BatchResult(custom_id, result["message"])
             if result["type"] in ("expired", "canceled"):
-                return Result(custom_id, run=False)
+                return BatchResult(custom_id, run=False)
             error = result["error"]
             kind = (error.get("error") or error).get("type")
-            return Result(custom_id, error=self._client.refusal(_STATUS.get(kind, 500), msgspec.json.encode(error)))
+            return BatchResult(
+                custom_id, error=self._client.refusal(_STATUS.get(kind, 500), msgspec.json.encode(error))
+            )
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
             return None
 

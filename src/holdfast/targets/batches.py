@@ -28,10 +28,19 @@ import msgspec
 
 from holdfast.errors import AttemptError, Fault, Waiting
 from holdfast.spec.redact import shown_url
-from holdfast.store.batches import Abandoned, Batch, Collected, Intent, Submitted, Uploaded, now, result_lines
+from holdfast.store.batches import (
+    Batch,
+    BatchAbandoned,
+    BatchCollected,
+    BatchIntent,
+    BatchSubmitted,
+    BatchUploaded,
+    now,
+    result_lines,
+)
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.targets.asking import ASKER
-from holdfast.targets.batch_apis import Look, Problem, batch_api_of, glance
+from holdfast.targets.batch_apis import BatchProblem, Look, batch_api_of, glance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,7 +80,7 @@ class _Flight:
         self.client = client
         """None: no client of this process has the account"""
         self.doubt_until = doubt_until
-        """by the monotonic clock: when a batch that is not found counts as never submitted"""
+        """by the monotonic clock: when a batch that does not appear counts as never submitted"""
         self.waiters: dict[str, asyncio.Future[LineRef | object]] = {}
         self.look: Look | None = None
         self.since = time.monotonic()
@@ -140,7 +149,7 @@ class Batches:
         """requests that a batch has left unanswered"""
         self.busy: set[str] = set()
         """requests that are being made"""
-        self._told = False
+        self._trouble_shown = False
 
     def join(self, client: BatchClient) -> None:
         """Add a client, once it is open."""
@@ -302,7 +311,7 @@ class Batches:
                 spool,
                 (client.api.line(f"{name}-{number[:8]}", msgspec.json.encode(r.body)) for name, r in group.items()),
             )
-            intent = Intent(number, client.account, client.where, digest, tuple(group), now())
+            intent = BatchIntent(number, client.account, client.where, digest, tuple(group), now())
             await self._store.write(intent)
             flight = _Flight(self._store.batches[number], client)
             for name in group:
@@ -320,7 +329,7 @@ class Batches:
         try:
             if api.uploads:
                 uploaded = await api.upload(spool, number)
-                await self._store.write(Uploaded(number, uploaded, now()))
+                await self._store.write(BatchUploaded(number, uploaded, now()))
         except (AttemptError, Fault) as error:
             await self._give_up(client, flight, error)
             return
@@ -331,16 +340,16 @@ class Batches:
                 await self._give_up(client, flight, error)
             else:
                 flight.doubt_until = time.monotonic() + _doubt_seconds()
-                self._notice(f"it is unknown whether a batch was submitted, and will be found out: {error.message}")
+                self._notice(f"it is unknown whether a batch was submitted, which will be found out: {error.message}")
             return
-        await self._store.write(Submitted(number, batch, now()))
+        await self._store.write(BatchSubmitted(number, batch, now()))
         client.failures = 0
         count = len(flight.batch.intent.requests)
         self._notice(f"submitted batch {batch} with {count:,} request{'s' * (count != 1)} of {client.where}")
 
     async def _give_up(self, client: BatchClient, flight: _Flight, error: AttemptError | Fault) -> None:
         """Abandon a batch that the provider did not accept. Its requests are submitted again later, or fail."""
-        await self._store.write(Abandoned(flight.batch.intent.intent, error.message, now()))
+        await self._store.write(BatchAbandoned(flight.batch.intent.intent, error.message, now()))
         self._remove(flight)
         if isinstance(error, Fault) or not error.retry:
             remedy = error.remedy
@@ -378,8 +387,8 @@ class Batches:
                         raise
 
     def _tell_once(self, error: AttemptError | Fault) -> None:
-        if not self._told:
-            self._told = True
+        if not self._trouble_shown:
+            self._trouble_shown = True
             self._notice(f"cannot ask about batches; trying again: {error.message}")
 
     async def _settle(self, flight: _Flight, client: BatchClient) -> None:
@@ -392,15 +401,15 @@ class Batches:
             self._refuse(flight, "")
             return
         others = {each.id for each in self._store.batches.values() if each.id is not None}
-        found = await client.api.find(batch, others)
-        if isinstance(found, Look):
-            await self._store.write(Submitted(batch.intent.intent, found.id, now(), adopted=True))
-            self._notice(f"batch {found.id} was submitted before the last process ended")
-        elif not found and time.monotonic() >= flight.doubt_until:
+        sighting = await client.api.find(batch, others)
+        if isinstance(sighting, Look):
+            await self._store.write(BatchSubmitted(batch.intent.intent, sighting.id, now(), adopted=True))
+            self._notice(f"batch {sighting.id} was submitted before the last process ended")
+        elif not sighting and time.monotonic() >= flight.doubt_until:
             await self._abandon(flight, "the provider has no such batch")
 
     async def _abandon(self, flight: _Flight, why: str) -> None:
-        await self._store.write(Abandoned(flight.batch.intent.intent, why, now()))
+        await self._store.write(BatchAbandoned(flight.batch.intent.intent, why, now()))
         self._remove(flight)
         flight.release()
 
@@ -408,7 +417,7 @@ class Batches:
         batch = flight.batch
         assert batch.id is not None
         look = await client.api.look(batch.id)
-        self._told = False
+        self._trouble_shown = False
         if flight.look is not None and look.done != flight.look.done:
             flight.since = time.monotonic()
         flight.look = look
@@ -421,10 +430,10 @@ class Batches:
             flight.cancelled_here = True
             self._notice(f"batch {batch.id} has taken longer than max_wait and is being cancelled")
 
-    async def _refused_whole(self, flight: _Flight, client: BatchClient, problem: Problem) -> None:
+    async def _refused_whole(self, flight: _Flight, client: BatchClient, problem: BatchProblem) -> None:
         """Handle a batch of which the provider ran nothing."""
         batch = flight.batch
-        await self._store.write(Abandoned(batch.intent.intent, problem.message, now()))
+        await self._store.write(BatchAbandoned(batch.intent.intent, problem.message, now()))
         self._remove(flight)
         message = f"batch {batch.id} failed: {problem.message}"
         if problem.full:
@@ -446,7 +455,7 @@ class Batches:
         await asyncio.to_thread(make_directory, path.parent)
         await client.api.download(look, path)
         seen = {name for _, line in result_lines(path) if (name := self._name(batch, line)[0]) is not None}
-        await self._store.write(Collected(batch.intent.intent, look.status, len(seen), now()))
+        await self._store.write(BatchCollected(batch.intent.intent, look.status, len(seen), now()))
         self._remove(flight)
         self._notice(
             f"batch {batch.id} is {look.status}: {len(seen):,} of {len(batch.intent.requests):,} requests have a result"
