@@ -336,6 +336,15 @@ def test_many_requests_are_divided_among_batches(tmp_path: Path) -> None:
         assert server.billed == ONCE
 
 
+def test_the_plan_says_how_many_batches_there_will_be(tmp_path: Path) -> None:
+    with batch_server() as server:
+        eval_file = write_batch_eval(tmp_path, server, batch={"size": 3})
+        assert run(eval_file, "--dry-run").stdout.endswith("7 requests in 3 batches\n")
+        plain = run(eval_file, "--dry-run", "target.batch=true").stdout
+        assert plain.endswith("7 requests in 1 batch\n")
+        assert server.batches == []
+
+
 def test_a_budget_is_checked_between_batches(tmp_path: Path) -> None:
     with batch_server() as server:
         eval_file = write_batch_eval(tmp_path, server, batch={"size": 2}, limits={"token_budget": 50})

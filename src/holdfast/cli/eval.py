@@ -327,4 +327,8 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
         identity, _, plan = previews[0]
         for line in preview(identity, plan).lines():
             click.echo(line)
+        from holdfast.report.waiting import planned_batches
+
+        for line in planned_batches(identity.spec, plan):
+            click.echo(line)
     return 0
