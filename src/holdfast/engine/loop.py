@@ -34,7 +34,7 @@ from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.schema import ModelTarget, is_embedded
 from holdfast.store.batches import LEDGER, BatchStore
 from holdfast.store.journal import Journal
-from holdfast.targets.embedded import PARALLEL
+from holdfast.targets.concurrency import FIXED, concurrency_of
 
 if TYPE_CHECKING:
     from holdfast.conversation.simulated_user import Player
@@ -44,11 +44,8 @@ if TYPE_CHECKING:
     from holdfast.targets.batches import Batches
     from holdfast.targets.types import Target
 
-DEFAULT_CONCURRENCY: Final = 64
 BATCH_WINDOW: Final = 50_000
 """trials that may wait for batches at once"""
-LIKELIHOOD_CONCURRENCY: Final = 16
-"""log-probabilities of a prompt take a server much memory"""
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -66,7 +63,9 @@ class Loop:
         self._graders = [] if options.skip_graders else session.parts.graders
         self._display = session.display
         self._spec = identity.spec
-        self._window = Window(self._batch_window() or self._concurrency())
+        concurrency = concurrency_of(self._spec)
+        self._window = Window(self._batch_window() or concurrency)
+        self._grades_at_once = FIXED if concurrency is None else concurrency
         pending = pending_trials(identity.dataset, identity.survey, identity.work, session.index, plan.done)
         if options.grade_only:
             pending = (trial for trial in pending if trial.output is not None)
@@ -100,22 +99,9 @@ class Loop:
             return None
         hooks = self._spec.hooks
         if hooks.before_task or any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
-            return DEFAULT_CONCURRENCY  # each trial starts processes of its own
+            return FIXED  # each trial starts processes of its own
         budget = limits.max_cost is not None or limits.token_budget is not None
         return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
-
-    def _live_width(self) -> int:
-        """Return how many requests may be in flight beside batches."""
-        return self._concurrency() or DEFAULT_CONCURRENCY
-
-    def _concurrency(self) -> int | None:
-        concurrency, target = self._spec.limits.concurrency, self._spec.target
-        if concurrency is None:
-            embedded = isinstance(target, ModelTarget) and is_embedded(target.model)
-            if self._spec.continuations is not None:
-                return 1 if embedded else LIKELIHOOD_CONCURRENCY  # one by one, its requests share the row's context
-            return PARALLEL if embedded else DEFAULT_CONCURRENCY
-        return None if concurrency == "auto" else concurrency
 
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. All results are on disk when this returns."""
@@ -149,7 +135,7 @@ class Loop:
                 self._session.index,
                 retrier,
                 recorder,
-                self._live_width() if in_batches else self._window.limit,
+                self._grades_at_once,
                 self._session.notice,
                 BATCH_WINDOW if in_batches else None,
             )
@@ -228,7 +214,7 @@ class Loop:
             stopping=lambda: self.brake.pulled,
             stop=self.interrupt,
             wait=session.options.wait_for_batches,
-            live_limit=self._live_width(),
+            live_limit=self._grades_at_once,
             forget=session.options.again,
         )
 

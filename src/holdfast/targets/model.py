@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import AsyncExitStack
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
-from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.spec.schema import ModelTarget, ResponderBlock, is_embedded
 from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from holdfast.dialects.types import Answer
     from holdfast.spec.grader_schema import PromptGrader
     from holdfast.spec.origin import Origin
-    from holdfast.spec.schema import ResponderBlock
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.batches import BatchClient, Batches
     from holdfast.targets.client import Client
@@ -52,6 +52,8 @@ class Model(Target):
         self._batches: Batches | None = None
         self._batched: BatchClient | None = None
         """where the run has batches"""
+        self._place = "target"
+        """the block of the eval file that asks"""
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
             check_embedded(block.model, where)
@@ -115,7 +117,9 @@ class Model(Target):
             params=block.params,
             batch=getattr(block, "batch", None),
         )
-        return cls(asked, prices, where=where)
+        model = cls(asked, prices, where=where)
+        model._place = "responder" if isinstance(block, ResponderBlock) else f"graders.{block.name}"
+        return model
 
     def _check_endpoint(self, where: str) -> None:
         """Raise ConfigError where the model cannot be asked, before anything is."""
@@ -261,18 +265,18 @@ class Model(Target):
     async def ask(self, request: ModelRequest) -> Reply:
         """Send a request and return the model's answer."""
         assert self._client is not None
-        body, first = self._dialect.encode(request), None
+        body, first, in_batch = self._dialect.encode(request), None, False
         if request.stream:
             answer, first = await self._streamed(body)
         elif self._batched is not None:
-            reply, _ = await self._batched.post(body)
+            reply, in_batch = await self._batched.post(body)
             answer = self._dialect.read(reply)
         else:
             answer = self._dialect.read(await self._client.post(body))
         return Reply(
             text=answer.text,
             messages=[answer.message],
-            usage=self._prices.usage(answer.tokens),
+            usage=self._prices.usage(answer.tokens, batch=in_batch),
             stop=answer.stop,
             first_token=first,
         )
@@ -292,6 +296,7 @@ class Model(Target):
         line = self._dialect.explain(error)
         if line is None:
             return error
+        line = re.sub(r"\btarget\b", self._place, line)
         return Fault("rejected", error.message, remedy=line, status=error.status)
 
 
