@@ -328,8 +328,8 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
     if not flags.json:
         from holdfast.report.preview import preview
 
-        identity, _, plan = previews[0]
-        for line in preview(identity, plan).lines():
+        identity, rundir, plan = previews[0]
+        for line in preview(identity, plan, rundir).lines():
             click.echo(line)
         from holdfast.report.waiting import planned_batches
 

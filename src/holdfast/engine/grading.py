@@ -20,6 +20,7 @@ from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
 from holdfast.graders.slow_checks import SlowChecks
 from holdfast.plan.plan import find_verdict
+from holdfast.plan.votes import combine_votes
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.slow import Slow
 from holdfast.store.index import Moment
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.engine.retry import Retrier
     from holdfast.graders.types import Case, InstantGrader, Verdict, WaitingGrader
     from holdfast.plan.plan import PendingTrial, Work
-    from holdfast.store.index import Index, OutputRef
+    from holdfast.store.index import Index, OutputRef, VerdictRef
 
 
 class Grading:
@@ -90,7 +91,7 @@ class Grading:
             if await self.after_turn(turn, _as_of(case, turn), pending):
                 break
         if pending.output is None and self._all_new:
-            missing = pending.panel.graders
+            missing = tuple(number for number in pending.panel.graders if not self._work.slots[number].votes)
         else:
             missing = self._work.missing(pending.key, ref, self._index.verdicts, pending.panel)
         self._recorder.expect_grades(pending.key, missing)
@@ -125,9 +126,9 @@ class Grading:
             slot = self._work.slots[number]
             if slot.turn != turn:
                 continue
-            verdict = find_verdict(self._keys(case, pending, number), self._index.verdicts)
+            verdict = self._verdict(case, pending, number)
             result = None if verdict is None else (verdict.status, verdict.score)
-            if verdict is None or verdict.status == "error":
+            if (verdict is None or verdict.status == "error") and not slot.votes:
                 grader = self._graders[number]
                 record = self._check(grader, case, pending, number) if _is_instant(grader) else None
                 if record is None and number not in self.down:
@@ -228,7 +229,7 @@ class Grading:
                 self._retrier.failed(error, pending, name, started, final=True)
                 raise
 
-        earlier = find_verdict(self._keys(case, pending, number), self._index.verdicts)
+        earlier = self._verdict(case, pending, number)
         # Outputs that could not be judged before say nothing about others: if only such remain, each is still tried.
         streak = None if earlier is not None and earlier.status == "error" else self._streaks.get(number)
         try:
@@ -248,6 +249,14 @@ class Grading:
             result = _raised(error)
             self._retrier.failed(result, pending, name, started, final=True)
         return self._record(case, pending, number, result, time.monotonic() - started - deadline.in_batches)
+
+    def _verdict(self, case: Case, pending: PendingTrial, number: int) -> VerdictRef | None:
+        """Return the verdict of a grader on an output, where there is one."""
+        slot = self._work.slots[number]
+        if slot.votes:
+            votes = [self._verdict(case, pending, vote) for vote in slot.votes]
+            return combine_votes(votes, slot.combine, slot.threshold)
+        return find_verdict(self._keys(case, pending, number), self._index.verdicts)
 
     def _keys(self, case: Case, pending: PendingTrial, number: int) -> tuple[str, ...]:
         """Return the keys of a grader's verdict on an output. A new verdict gets the first."""

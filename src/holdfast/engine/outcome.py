@@ -116,10 +116,11 @@ def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -
 
 
 def _is_current(metrics: Metrics, spec: Eval) -> bool:
-    """Tell whether a report was made as the eval asks for it: with its thresholds, weights and breakdowns."""
+    """Tell whether a report was made as the eval asks for it: with its thresholds, weights, breakdowns and clusters."""
     return (
         metrics.rules == grading_rules(spec)
         and list(metrics.by) == list(dict.fromkeys(spec.by))
+        and metrics.cluster == spec.cluster
         and describes(metrics.benchmark, benchmark_tasks(spec.document.data))
     )
 

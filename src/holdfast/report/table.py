@@ -91,6 +91,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
         *(Column(key.replace("_", " "), spare=2) for key in extra),
         # Of all columns pass@1 says the least: it is `passed` by `graded`.
         *(Column(f"pass@{k}", spare=5 if k == 1 else 3 if k == ks[-1] else 4) for k in ks),
+        *(Column(f"pass^{k}", spare=3) for k in ks[-1:]),
     ]
     cells: list[tuple[str | Text, ...]] = [
         (
@@ -101,6 +102,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
             f"{values.n:,}",
             *(f"{getattr(values, key) or 0:,}" for key in extra),
             *(share(values.pass_at.get(k)) for k in ks),
+            *(share(values.pass_all.get(k)) for k in ks[-1:]),
         )
         for name, values in rows.items()
     ]
@@ -128,12 +130,13 @@ def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = Fals
 
 def print_side_by_side(first: Outcome, second: Outcome) -> None:
     """Two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
-    from holdfast.report.compare import read_scores
+    from holdfast.report.compare import read_scores, shared_clusters
     from holdfast.report.paired import paired_difference
     from holdfast.report.run_view import RunView
 
     assert first.metrics is not None and second.metrics is not None
-    ours, theirs = (read_scores(RunView(outcome.rundir)).scores for outcome in (first, second))
+    read = [read_scores(RunView(outcome.rundir)) for outcome in (first, second)]
+    (ours, theirs), clusters = (run.scores for run in read), shared_clusters(*read)
     names = [first.metrics.target, second.metrics.target]
     columns = [
         Column("grader", name=True),
@@ -145,7 +148,7 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
     ]
     rows = []
     for grader, values in first.metrics.graders.items():
-        gap = paired_difference(ours.get(grader, {}), theirs.get(grader, {}))
+        gap = paired_difference(ours.get(grader, {}), theirs.get(grader, {}), clusters=clusters)
         if gap is None:
             continue
         rows.append(
@@ -244,6 +247,6 @@ def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str,
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
         "notices": identity.idle_notices,
-        "preview": preview(identity, plan).as_dict(),
+        "preview": preview(identity, plan, rundir).as_dict(),
         "eval": without_secrets(identity.spec.document.data),
     }

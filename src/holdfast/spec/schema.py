@@ -380,6 +380,9 @@ class ModelTarget(TargetBlock):
     reasoning_history: ReasoningHistory = "auto"
     """Which of its earlier reasoning the model gets back: what its API asks for (`auto`), `all`, that of the current
     turn (`last`), or `none`. Part of the key."""
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="schema")
+    """JSON Schema of the replies, which the model is asked to follow: a mapping, or a `.json` file in the eval file's
+    folder. Part of the key. The grader [`json_schema`](graders-text.md#json_schema) checks what came of it."""
     identity: Literal["name", "url"] = "name"
     """What identifies the model: its `name` alone, or its name together with the `url`, so that another `base_url`
     counts as another model."""
@@ -401,6 +404,8 @@ class ModelTarget(TargetBlock):
             raise ValueError("a model cannot call tools with `api: completions`")
         if self.batch is not None and self.stream:
             raise ValueError("replies of a batch cannot be streamed: remove `stream` or `batch`")
+        if self.json_schema is not None and self.api == "completions":
+            raise ValueError("a model cannot be asked for JSON by a `schema` with `api: completions`")
         return self
 
     @property
@@ -646,7 +651,7 @@ class ResponderBlock(Block):
     """Environment variable that holds the API key. Default: the target's."""
     api: Api | None = None
     """API of that model, as for the target. Default: the target's, or that of the model's provider."""
-    params: dict[str, Any] = {"temperature": 0}
+    params: dict[str, Any] = {}
     """Parameters sent with each request."""
     version: str | None = None
     """Change this when the simulated user behaves differently from now on."""
@@ -877,10 +882,14 @@ class EvalFields(Block):
     """Checks of the outputs: see [graders](graders.md)."""
     by: Strings = []
     """Fields of the row by which the results are broken down, such as `subject`."""
+    cluster: str | None = None
+    """Field of the row whose values group samples that belong together, such as questions about one text: see
+    [`cluster`](#cluster). Part of no key."""
     limits: Limits = Limits()
     """Concurrency, timeouts, retries and budgets: see [`limits`](#limits)."""
     gate: dict[str, float] = {}
-    """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed` or `NAME/pass@K`. Below a minimum
+    """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed`, `NAME/pass@K` or
+    `NAME/pass^K`. Below a minimum
     the exit code is 1."""
     hooks: HooksBlock = HooksBlock()
     """Programs to run before and after the run and its trials: see [`hooks`](#hooks)."""

@@ -43,10 +43,18 @@ class Model(Target):
     schema = ModelTarget
     block: ModelTarget
 
-    def __init__(self, block: ModelTarget, prices: Prices, tools: Toolbox | None = None, where: str = "") -> None:
+    def __init__(
+        self,
+        block: ModelTarget,
+        prices: Prices,
+        tools: Toolbox | None = None,
+        where: str = "",
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
         self.block = block
         self._prices = prices
         self._tools = tools
+        self._schema = schema
         self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
         self._client: Client | Balancer | None = None
         self._batches: Batches | None = None
@@ -79,7 +87,8 @@ class Model(Target):
             from holdfast.targets.tools import Toolbox  # which few evals need
 
             tools = Toolbox(block.tools, origin.spec)
-        return cls(block, Prices(block.model, origin.spec.prices), tools, origin.where("model"))
+        prices, where = Prices(block.model, origin.spec.prices), origin.where("model")
+        return cls(block, prices, tools, where, _schema_of(block, origin))
 
     @classmethod
     def identity(cls, block: ModelTarget, origin: Origin) -> dict[str, Any]:
@@ -94,6 +103,8 @@ class Model(Target):
             identity["params_from"] = block.params_from
         if block.reasoning_history != "auto":
             identity["reasoning_history"] = block.reasoning_history
+        if block.json_schema is not None:
+            identity["schema"] = _schema_of(block, origin)
         if block.identity == "url":
             endpoint = endpoint_of(block.model, block.api, block.base_url)
             default = block.base_url is None and endpoint.hosted
@@ -108,7 +119,7 @@ class Model(Target):
     @classmethod
     def of(cls, block: PromptGrader | ResponderBlock, prices: Prices, where: str) -> Model:
         """Return the model of a judge or a simulated user."""
-        assert block.model is not None
+        assert isinstance(block.model, str)
         asked = ModelTarget(
             model=block.model,
             base_url=block.base_url,
@@ -249,17 +260,19 @@ class Model(Target):
 
         `load` returns the content of a file that a message names by its digest.
         """
+        return await self.ask(self.request(messages, more, load=load, schema=self._schema))
+
+    def request(self, messages: list[Message], more: Mapping[str, Any], **fields: Any) -> ModelRequest:
+        """Return a request with the target's settings; `fields` are further ones of the request."""
         params = {**self.block.params, **more}
-        return await self.ask(
-            ModelRequest(
-                model=self.endpoint.model,
-                messages=messages,
-                tools=params.pop("tools", ()),
-                params=params,
-                stream=self.block.stream,
-                reasoning_history=self.block.reasoning_history,
-                load=load,
-            )
+        return ModelRequest(
+            model=self.endpoint.model,
+            messages=messages,
+            tools=params.pop("tools", ()),
+            params=params,
+            stream=self.block.stream,
+            reasoning_history=self.block.reasoning_history,
+            **fields,
         )
 
     async def ask(self, request: ModelRequest) -> Reply:
@@ -298,6 +311,11 @@ class Model(Target):
             return error
         line = re.sub(r"\btarget\b", self._place, line)
         return Fault("rejected", error.message, remedy=line, status=error.status)
+
+
+def _schema_of(block: ModelTarget, origin: Origin) -> dict[str, Any] | None:
+    schema = block.json_schema
+    return origin.read_schema(schema) if isinstance(schema, str) else schema
 
 
 def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:

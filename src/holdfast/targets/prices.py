@@ -126,6 +126,12 @@ class Prices:
             reasoning_tokens=UNSET if tokens.reasoning is None else tokens.reasoning,
         )
 
+    def estimate(self, sent: int, received: int, requests: int) -> float | None:
+        """Return about what requests cost that have so many tokens together; None where the price is unknown."""
+        if self._rates is None or not requests:
+            return None if self._rates is None else 0.0
+        return _cost(self._rates, sent / requests, received / requests, 0, 0) * requests
+
 
 def _split(model: str) -> tuple[str, str]:
     """Return the prefix of a model's provider, empty where it has none, and its name there."""
@@ -175,11 +181,16 @@ def _matches(clause: list[Any], name: str) -> bool:
         case "/":
             return re.search(values[0], name) is not None
     text = values[0].lower()
-    tests = {"=": name == text, "^": name.startswith(text), "$": name.endswith(text), "~": text in name}
+    tests: dict[str, bool] = {
+        "=": name == text,
+        "^": name.startswith(text),
+        "$": name.endswith(text),
+        "~": text in name,
+    }
     return tests[kind]
 
 
-def _cost(rates: Rates, sent: int, received: int, read: int, written: int) -> float:
+def _cost(rates: Rates, sent: float, received: float, read: int, written: int) -> float:
     """Return the dollars of a request. The length of its input decides about all rates."""
     amounts = (
         (rates.input, sent - read - written),
@@ -190,7 +201,7 @@ def _cost(rates: Rates, sent: int, received: int, read: int, written: int) -> fl
     return sum(_at(rate, sent) * count for rate, count in amounts) / 1e6
 
 
-def _at(rate: Rate, sent: int) -> float:
+def _at(rate: Rate, sent: float) -> float:
     if isinstance(rate, tuple):
         return next((price for start, price in reversed(rate) if sent > start), rate[0][1])
     return rate
