@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.report.pairwise import Choice
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
+    from holdfast.targets.batches import Batches
     from holdfast.targets.types import Turn
 
 PAIRWISE: Final = {"made_by": "holdfast compare --judge"}
@@ -68,6 +69,10 @@ class PairJudge(Target):
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
         self._model = JudgeModel(block, prices, where)
+
+    def use_batches(self, batches: Batches) -> None:
+        """Ask in batches."""
+        self._model.use_batches(batches, "target")
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()
@@ -217,7 +222,7 @@ def _add(
 def _spec(
     block: PromptGrader, others: dict[str, Any], rows: list[dict[str, Any]], judge: Document, folder: Path
 ) -> Eval:
-    target = block.model_dump(include={"model", "base_url", "api_key_env", "api", "params"}, exclude_none=True)
+    target = block.model_dump(include={"model", "base_url", "api_key_env", "api", "batch", "params"}, exclude_none=True)
     data = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "pairwise",

@@ -12,6 +12,7 @@ from holdfast.targets.model import Model
 if TYPE_CHECKING:
     from holdfast.spec.grader_schema import PromptGrader
     from holdfast.store.records import Usage
+    from holdfast.targets.batches import Batches
     from holdfast.targets.prices import Prices
     from holdfast.targets.types import Message, Reply
 
@@ -38,6 +39,10 @@ class JudgeModel:
         self._form: str | None = None if "response_format" in block.params else "untried"
         self.takes_tools: bool | None = None
         """None: untried"""
+
+    def use_batches(self, batches: Batches, grader: str) -> None:
+        """Ask in batches, for a grader of this name."""
+        self._model.use_batches(batches, grader)
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
+    from holdfast.targets.batches import Batches
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -142,6 +143,9 @@ class Grader:
     def totals(cls, block: Any, counts: Sequence[int]) -> dict[str, float]:
         """Return numbers about the whole run from the sums of its verdicts' `counts`."""
         return {}
+
+    def use_batches(self, batches: Batches) -> None:
+        """Take what makes requests in batches, before the grader is opened, if the run has any."""
 
     async def __aenter__(self) -> Self:
         """Open connections and start processes, once per run."""

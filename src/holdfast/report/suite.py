@@ -18,7 +18,7 @@ from rich.text import Text
 
 from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, fits, make_console
-from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted, with_hint
+from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted, Waiting, with_hint
 from holdfast.plan.changes import format_count
 from holdfast.report.compare import changed_graders, compare_metric, read_scores, shared_clusters
 from holdfast.report.paired import holm
@@ -252,7 +252,7 @@ def _problems(outcome: Outcome) -> Iterator[str]:
     yield from failed(outcome.failures, left_out=outcome.metrics is not None)
     if isinstance(outcome.reason, Fault):
         yield f"stopped: {outcome.reason}"
-    elif isinstance(outcome.reason, BudgetReached):
+    elif isinstance(outcome.reason, BudgetReached | Waiting):
         yield outcome.reason.message
     for missed in outcome.missed_gates:
         yield f"gate not met: {missed}"

@@ -10,11 +10,12 @@ from rich.text import Text
 
 from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, make_console
-from holdfast.errors import BudgetReached, Fault, Interrupted, with_hint
+from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting, with_hint
 from holdfast.report.breakdown_table import breakdown_tables
 from holdfast.report.example import failure_lines
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
+from holdfast.report.waiting import batch_lines
 from holdfast.spec.redact import without_secrets
 
 if TYPE_CHECKING:
@@ -177,6 +178,8 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         command = with_raised_limit(command, reason)
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
+    for line in batch_lines(outcome.rundir):
+        console.print(line, soft_wrap=True)
     done = plan.total - plan.to_run
     ungraded = f", {plan.to_grade:,} of them without all their grades" if plan.to_grade else ""
     console.print(f"{done:,} of {plan.total:,} trials have an output{ungraded}")
@@ -188,7 +191,9 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         console.print(f"{plan.to_run:,} {lack} no output yet; `holdfast eval` runs them. Grading never does.")
         if reason is None and not plan.to_grade:
             return
-    if reason is None:
+    if isinstance(reason, Waiting):
+        console.print("Collect the results with:")
+    elif reason is None:
         main, *workers = outcome.rundir.journals("errors")
         errors = main if main.exists() or not workers else outcome.rundir.workers / "*" / main.name
         pending = (0 if outcome.skipped_graders else plan.to_grade) + (0 if outcome.grade_only else plan.to_run)

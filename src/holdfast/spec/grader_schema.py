@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings
+from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, InBatches, Seconds, Strings
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
@@ -381,6 +381,8 @@ class PromptGrader(GraderBlock):
     """Environment variable that holds the judge's API key. Not part of the key."""
     api: Api | None = None
     """API of the judge, as for the target. Default: that of the judge's provider, or the target's."""
+    batch: InBatches = None
+    """Ask the judge in [batches](batches.md): `true`, or a mapping. Not part of the key."""
     params: dict[str, Any] = {}
     """Parameters sent with each request. A reply has at most 4,096 tokens unless a limit is set here."""
     range: tuple[float, float] | None = None

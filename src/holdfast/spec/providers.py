@@ -174,5 +174,5 @@ def identity_of_model(identity: dict[str, Any], block: PromptGrader | ResponderB
     assert isinstance(block.model, str)
     provider, name = provider_of(block.model, block.base_url)
     api = block.api or provider.api
-    kept = {key: value for key, value in identity.items() if key not in ("base_url", "api_key_env", "api")}
+    kept = {key: value for key, value in identity.items() if key not in ("base_url", "api_key_env", "api", "batch")}
     return {**kept, "model": name, **({} if api == "chat" else {"api": api})}

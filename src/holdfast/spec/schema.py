@@ -330,6 +330,27 @@ class LikelihoodBlock(Block):
     its EOS."""
 
 
+class BatchBlock(Block):
+    """How requests are made in batches, which providers answer within a day at a lower price."""
+
+    max_wait: Seconds | None = None
+    """Longest time to wait for a batch, such as `6h`. It is then cancelled, and keeps what it has answered. Default: as
+    long as the provider takes, which is at most a day."""
+    then: Literal["batch", "live"] = "batch"
+    """How to ask again for what a batch has not answered in time: in the next `batch`, or `live`, at the normal
+    price."""
+    size: int | None = Field(default=None, ge=1)
+    """Maximum number of requests in a batch. Default: that of the provider, 50,000 or 100,000."""
+
+
+def _as_batch(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
+InBatches = Annotated[BatchBlock | None, BeforeValidator(_as_batch)]
+"""`true`, `false` or the settings of batches"""
+
+
 class ModelTarget(TargetBlock):
     """A model behind an API, or the embedded one."""
 
@@ -353,6 +374,9 @@ class ModelTarget(TargetBlock):
     precedence over `params`."""
     stream: bool = False
     """Stream the reply and record the time to its first token."""
+    batch: InBatches = None
+    """Make requests in [batches](batches.md), at a lower price and within a day: `true`, or a mapping. Not part of the
+    key."""
     reasoning_history: ReasoningHistory = "auto"
     """Which of its earlier reasoning the model gets back: what its API asks for (`auto`), `all`, that of the current
     turn (`last`), or `none`. Part of the key."""
@@ -378,6 +402,8 @@ class ModelTarget(TargetBlock):
     def _tools_need_chat(self) -> Self:
         if self.tools and self.api == "completions":
             raise ValueError("a model cannot call tools with `api: completions`")
+        if self.batch is not None and self.stream:
+            raise ValueError("replies of a batch cannot be streamed: remove `stream` or `batch`")
         if self.json_schema is not None and self.api == "completions":
             raise ValueError("a model cannot be asked for JSON by a `schema` with `api: completions`")
         return self
