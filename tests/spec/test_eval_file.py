@@ -131,6 +131,8 @@ class TestWhatIsRead:
             "params": {"temperature": 0, "max_tokens": 512},
             "stream": True,
             "reasoning_history": "auto",
+            "json_schema": None,
+            "batch": None,
             "identity": "url",
             "version": "3",
             "tools": [],
