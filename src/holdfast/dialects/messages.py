@@ -391,7 +391,7 @@ def _read_message(message: Mapping[str, Any]) -> list[Message]:
     except (KeyError, TypeError):
         return []
     rest = [block for block in blocks if block.get("type") != "tool_result"]
-    return [*results, *([{"role": "user", "content": _plain(rest)}] if rest else [])]
+    return [*results, *([{"role": message.get("role"), "content": _plain(rest)}] if rest else [])]
 
 
 def _plain(content: Any) -> Any:
