@@ -5,6 +5,8 @@ The same eval produces the same graded transcript through all of them.
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -189,3 +191,23 @@ def test_the_key_is_sent_and_stored_nowhere(api: Api) -> None:
     assert any("sk-of-the-test" in value for value in ran.server.asked[0].headers.values())
     stored = b"".join(path.read_bytes() for path in ran.run.path.rglob("*") if path.is_file())
     assert b"sk-of-the-test" not in stored
+
+
+@apis
+@streamed
+def test_files_in_messages(api: Api, stream: bool, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"\x89PNG cat")
+    (tmp_path / "notes.pdf").write_bytes(b"%PDF notes")
+    content = ["Shall I?", {"image": "{{ picture }}"}, {"file": "notes.pdf"}]
+    ran = run(
+        api,
+        [Say("yes")],
+        target={"stream": stream},
+        prompt=None,
+        messages=[{"role": "user", "content": content}],
+        samples=[{"id": "a", "picture": "cat.png"}],
+    )
+    assert ran.server.refused == [] and ran.run.metrics.score == 1
+    sent = json.dumps(ran.server.asked[0].body)
+    assert b64encode(b"\x89PNG cat").decode() in sent and b64encode(b"%PDF notes").decode() in sent
+    assert [part["type"] for part in ran.transcript()[0]["content"]] == ["text", "image", "file"]

@@ -176,7 +176,7 @@ def _describe(document: dict[str, Any]) -> dict[str, Any]:
         if likelihoods
         else f"{document['target']['api']} API",
         "provider": f"{about['provider']} {about['provider_version']}",
-        "first": {"context": Template(spec.prompt).render(first), **shown},
+        "first": {"context": Template(spec.prompt or "").render(first), **shown},
     }
 
 

@@ -1,6 +1,7 @@
 """The user's side of a conversation, as far as it is written in advance.
 
-System message, history, prompt and follow-ups; or, instead of follow-ups, the continuations of the prompt.
+System message, history, prompt and follow-ups; or, instead of follow-ups, the continuations of the prompt. Messages, in
+which there may be files, stand for history and prompt.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.errors import AttemptError
+from holdfast.data.messages import RowMessages, parts_with_source
+from holdfast.errors import AttemptError, DataError
 from holdfast.spec.schema import ModelTarget
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, expression
 from holdfast.targets.types import Continuation
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from holdfast.data.dataset import Sample
+    from holdfast.data.messages import Attachment
     from holdfast.spec.load import Eval
+    from holdfast.store.records import Content
     from holdfast.targets.types import Message
 
 
@@ -26,12 +30,14 @@ class Prompts(NamedTuple):
 
     opening: list[Message]
     """messages before the first user message"""
-    texts: list[str]
-    """user messages: the prompt, then the follow-ups"""
+    contents: list[Content]
+    """user messages: the prompt, then the follow-ups, which are texts"""
     continuations: tuple[Continuation, ...] = ()
     """texts whose likelihood is asked for instead of a reply"""
     params: Mapping[str, Any] = MappingProxyType({})
     """the row's own parameters of requests to a model"""
+    files: tuple[Attachment, ...] = ()
+    """files that messages name by their digests"""
 
 
 class Script:
@@ -39,7 +45,9 @@ class Script:
 
     def __init__(self, spec: Eval) -> None:
         self._system = None if spec.system is None else Template(spec.system, texts_only=True)
-        self._prompts = [Template(text, texts_only=True) for text in (spec.prompt, *spec.follow_ups)]
+        self._messages = None if spec.prompt is not None else RowMessages(spec)
+        prompts = spec.follow_ups if spec.prompt is None else (spec.prompt, *spec.follow_ups)
+        self._prompts = [Template(text, texts_only=True) for text in prompts]
         self._row_follow_ups = None if spec.follow_ups_from is None else expression(spec.follow_ups_from)
         self._history = spec.history
         self._continuations = spec.continuations
@@ -48,7 +56,12 @@ class Script:
     @staticmethod
     def identity(spec: Eval) -> dict[str, Any]:
         """Return the part of every generation key that describes the script. Keys that are not used are left out."""
-        identity: dict[str, Any] = {"system": spec.system, "prompt": spec.prompt}
+        identity: dict[str, Any] = {"system": spec.system}
+        if spec.prompt is not None:
+            identity["prompt"] = spec.prompt
+        else:
+            blocks = [block.model_dump(exclude_none=True) for block in spec.messages]
+            identity["messages"] = blocks or spec.messages_from
         if spec.follow_ups or spec.follow_ups_from:
             identity["follow_ups"] = list(spec.follow_ups) or spec.follow_ups_from
         if spec.history is not None:
@@ -62,12 +75,37 @@ class Script:
         opening = [] if self._system is None else [{"role": "system", "content": _render(self._system, sample)}]
         if self._history is not None:
             opening += _evaluate_history(self._history, sample)
-        texts = [_render(template, sample) for template in self._prompts]
+        contents: list[Content] = []
+        files: tuple[Attachment, ...] = ()
+        if self._messages is not None:
+            *before, last = _render_messages(self._messages, sample)
+            opening += before
+            contents, files = [last["content"]], tuple(sample.files.values())
+        contents += [_render(template, sample) for template in self._prompts]
         if self._row_follow_ups is not None:
-            texts += _evaluate_follow_ups(self._row_follow_ups, sample)
+            contents += _evaluate_follow_ups(self._row_follow_ups, sample)
         continuations = () if self._continuations is None else evaluate_continuations(self._continuations, sample)
         params = MappingProxyType({}) if self._params is None else _evaluate_params(self._params, sample)
-        return Prompts(opening, texts, continuations, params)
+        return Prompts(opening, contents, continuations, params, files)
+
+
+def _render_messages(messages: RowMessages, sample: Sample) -> list[Message]:
+    """Return the messages of a row, with its files named by their digests."""
+    try:
+        rendered = messages.render(sample.fields, sample.where)
+    except DataError as error:
+        raise AttemptError("bad_request", error.message, remedy=error.remedy, retry=False) from error
+    except NotText as error:
+        raise _unfit(sample, f"cannot render messages: {error}", NotText.hint) from error
+    except RENDER_ERRORS as error:
+        raise _unfit(sample, f"cannot render messages: {error}") from error
+    for part in parts_with_source(rendered):
+        source = part.pop("source")
+        if (file := sample.files.get(source)) is None:  # of a row that is shown without its files
+            part["name"] = source[:80]
+        else:
+            part |= {"digest": file.digest, "media_type": file.media_type, "name": file.name}
+    return rendered
 
 
 def evaluate_continuations(formula: str, sample: Sample) -> tuple[Continuation, ...]:

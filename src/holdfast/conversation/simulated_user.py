@@ -15,7 +15,7 @@ from holdfast.errors import AttemptError
 from holdfast.functions import Function, function_source, load_function, user_error
 from holdfast.spec.providers import identity_of_model
 from holdfast.spec.template import RENDER_ERRORS, Template, expression
-from holdfast.store.records import Usage
+from holdfast.store.records import Usage, content_text
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class _ModelPlayer:
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render responder.instructions: {error}", retry=False) from error
         transcript = "\n\n".join(
-            f"[{message['role']}]\n{message.get('content') or ''}" for message in _spoken(messages)
+            f"[{message['role']}]\n{content_text(message.get('content'))}" for message in _spoken(messages)
         )
         reply = await self._model.complete(
             [{"role": "system", "content": part}, {"role": "user", "content": transcript}]

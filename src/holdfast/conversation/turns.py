@@ -12,14 +12,16 @@ from msgspec import UNSET, UnsetType
 from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest_as_written
-from holdfast.store.records import NO_USAGE, Mark, ToolCall
+from holdfast.store.records import NO_USAGE, Mark, ToolCall, content_text
 from holdfast.targets.trace import as_listed, read_calls
 from holdfast.targets.types import Turn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.conversation.script import Prompts
     from holdfast.data.dataset import Sample
-    from holdfast.store.records import TraceStep
+    from holdfast.store.records import Content, TraceStep
     from holdfast.targets.types import Message, Reply
 
 
@@ -44,8 +46,11 @@ class Conversation:
     reply: Reply
     """the last one; there is none before the first turn has ended"""
 
-    def __init__(self, prompts: Prompts, sample: Sample, trial: int) -> None:
-        self._prompts = prompts.texts
+    def __init__(
+        self, prompts: Prompts, sample: Sample, trial: int, load: Callable[[str], bytes] | None = None
+    ) -> None:
+        self._prompts = prompts.contents
+        self._load = load
         self._continuations, self._params = prompts.continuations, prompts.params
         self._sample = sample
         self._trial = trial
@@ -72,7 +77,7 @@ class Conversation:
         return len(self.marks)
 
     @property
-    def scripted_prompt(self) -> str | None:
+    def scripted_prompt(self) -> Content | None:
         """The script's message for the next turn; None after its last one."""
         return self._prompts[self.turns] if self.turns < len(self._prompts) else None
 
@@ -81,11 +86,11 @@ class Conversation:
         """Why the conversation ended, as the output records it."""
         return f"checkpoint@{self.turns}" if self.stopped else self.reply.stop
 
-    def begin_turn(self, prompt: str) -> Turn:
+    def begin_turn(self, prompt: Content) -> Turn:
         """Add a user message."""
         self.messages.append({"role": "user", "content": prompt})
         return Turn(
-            prompt,
+            content_text(prompt),
             self.messages,
             self._sample,
             self._trial,
@@ -94,6 +99,7 @@ class Conversation:
             self.state,
             continuations=self._continuations,
             params=self._params,
+            load=self._load,
         )
 
     def end_turn(self, reply: Reply, seconds: float) -> None:
@@ -123,6 +129,6 @@ class Conversation:
             return UNSET
         ends = [*(mark.end for mark in self.marks), len(self.messages)]
         every: list[ToolCall] = []
-        for turn, (start, end, calls) in enumerate(zip([0, *ends], ends, self._listed, strict=False), 1):
+        for turn, (start, end, calls) in enumerate(zip([self.opening, *ends], ends, self._listed, strict=False), 1):
             every += as_listed(read_calls(self.messages[start:end]), turn) if isinstance(calls, UnsetType) else calls
         return every

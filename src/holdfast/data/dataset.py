@@ -23,12 +23,13 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest, digest_bytes, encode_sorted
 from holdfast.data.grouping import Groupings
+from holdfast.data.messages import RowMessages
 from holdfast.data.panels import Conditions, Panel, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.schema import HttpTarget
 from holdfast.spec.selection import Selection
-from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, Undefined, expression, texts
+from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression, texts
 from holdfast.store.lines import find_lines
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.data.grouping import Grouping
+    from holdfast.data.messages import Attachment
     from holdfast.data.panels import Stale
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
-    from holdfast.spec.template import Expression
 
-_SENT = ("system", "prompt", "follow_ups")
+_SENT = ("system", "prompt", "messages", "follow_ups")
 """templates whose text is sent to the target as it comes out"""
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
@@ -60,6 +61,8 @@ class Sample(NamedTuple):
     """file and line, for messages"""
     typed: bool = False
     """the HTTP request of the sample holds values other than texts: a number of the row, the list of messages"""
+    files: Mapping[str, Attachment] = MappingProxyType({})
+    """files in the messages of the row, by their source; their contents are part of the digest"""
 
     @property
     def is_nameless(self) -> bool:
@@ -328,8 +331,17 @@ class Dataset:
         if name is not None and row.get(name) is None:
             raise DataError(where, f"has no field {name!r}, which dataset.id names")
         value = row.get(name or "id")
+        files = {} if self._messages is None else self._messages.files(row, where)
+        if files:
+            content = digest([content, [file.digest for file in files.values()]])
         name = content[7:19] if value is None else str(value)
-        return Sample(name, row, content, where, self._request.is_typed(row))
+        return Sample(name, row, content, where, self._request.is_typed(row), files)
+
+    @cached_property
+    def _messages(self) -> RowMessages | None:
+        """The messages of the eval, where rows may have files in them."""
+        messages = RowMessages(self._eval)
+        return messages if messages.may_have_files else None
 
     @cached_property
     def _request(self) -> _Request:
@@ -338,11 +350,6 @@ class Dataset:
 
 def _render(compiled: Template, values: Row, fields: Row) -> str:
     return compiled.render({**fields, **values})
-
-
-def _evaluate(compiled: Expression, fields: Row) -> Any:
-    value = compiled.value(fields)
-    return str(value) if isinstance(value, Undefined) else value  # which raises, and names what is missing
 
 
 class _TemplateChecks:
@@ -372,7 +379,7 @@ class _TemplateChecks:
             evaluate = expression(formula)
             if evaluate.names:
                 grader = numbers.get(location[:-1])
-                self._templates.append((location, partial(_evaluate, evaluate), evaluate.names, grader))
+                self._templates.append((location, evaluate.required, evaluate.names, grader))
 
     def look(self, sample: Sample, panel: Panel) -> None:
         fields = sample.fields.keys()

@@ -17,10 +17,11 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from holdfast.canonical import digest
+from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
 from holdfast.conversation.simulated_user import Decision
 from holdfast.conversation.turns import Conversation
+from holdfast.data.dataset import dataset_changed
 from holdfast.engine.replay import Replay, RestartTrial
 from holdfast.engine.retry import Deadline
 from holdfast.engine.workspace import Workspaces
@@ -32,9 +33,10 @@ from holdfast.store.records import NO_USAGE, Output, Timing
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from holdfast.conversation.script import Prompts
+    from holdfast.data.messages import Attachment
     from holdfast.engine.grading import Grading
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.recorder import Recorder
@@ -80,6 +82,8 @@ class Trials:
             self.workspaces = Workspaces(self.spec, self.blobs, session.rundir.path)
         # Needed by each trial, and the same for all of them.
         self.multi_turn, self.multi_call = self.spec.multi_turn, self.spec.multi_call
+        self.has_opening = self.spec.history is not None or self.spec.prompt is None
+        """messages before the prompt are not what the target said"""
         self.checkpoints = grading.checkpoints
         self._recorded_calls = session.index.steps
 
@@ -127,6 +131,8 @@ class Trial:
         shared, pending = self._shared, self._pending
         try:
             prompts = shared.script.render(pending.sample)
+            if prompts.files:
+                await asyncio.to_thread(_keep_files, prompts.files, shared.blobs, pending.sample.where)
             if shared.hooks is not None:
                 await shared.hooks.before_task(pending)
             if shared.multi_call:
@@ -173,7 +179,7 @@ class Trial:
                 await self._replay.restart()
 
     async def _converse(self, prompts: Prompts) -> Conversation:
-        conversation = Conversation(prompts, self._pending.sample, self._pending.trial)
+        conversation = Conversation(prompts, self._pending.sample, self._pending.trial, self._shared.blobs.read)
         self._conversation_started = time.time()
         prompt = conversation.scripted_prompt
         while prompt is not None:
@@ -294,5 +300,19 @@ class Trial:
             files=UNSET if reply.files is None else reply.files,
             calls=conversation.calls,
             trace=[*conversation.trace] if conversation.trace else UNSET,
-            opening=UNSET if self._shared.spec.history is None else conversation.opening,
+            opening=conversation.opening if self._shared.has_opening else UNSET,
         )
+
+
+def _keep_files(files: Iterable[Attachment], blobs: Blobs, where: str) -> None:
+    """Store the files of a conversation; raise Fault for one that has changed since its row was read."""
+    for file in files:
+        if blobs.path(file.digest).exists():
+            continue
+        try:
+            data = file.read()
+        except OSError as error:
+            raise dataset_changed(where) from error
+        if digest_bytes(data) != file.digest:
+            raise dataset_changed(where)
+        blobs.keep(data)

@@ -47,7 +47,7 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
     cards: dict[int, Markup] = {}
     passed: list[int] = []
     space = _PAGE
-    prompt = template(view.spec.prompt)
+    prompt = template(view.spec.prompt or "")
     for number, trial in enumerate(view.everything()):
         status = trial.status if isinstance(trial, GradedTrial) else "error"
         counts[status] += 1

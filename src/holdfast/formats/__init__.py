@@ -42,7 +42,7 @@ FORMATS: Final = Registry(
 
 _CONFIGURATION: Final = ("defaults", "execution", "deployment", "evaluation")
 """keys that only configurations for clusters have"""
-_OURS: Final = ("dataset", "samples", "prompt")
+_OURS: Final = ("dataset", "samples", "prompt", "messages")
 """keys that eval files of other formats never have"""
 _EVAL: Final = (*_OURS, "graders", "responder", "checkpoints")
 """keys that only eval files have"""

@@ -299,7 +299,7 @@ def _configs(view: RunView, tasks: BenchmarkTasks) -> dict[str, Any]:
         name: {
             "task": name,
             "dataset_path": sources[0] if sources else None,
-            "doc_to_text": view.spec.prompt,
+            "doc_to_text": view.spec.prompt or "",
             "num_fewshot": task.n_shot,
             "metric_list": [
                 {

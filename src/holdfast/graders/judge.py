@@ -81,6 +81,8 @@ class Judge(WaitingGrader):
     def __init__(self, block: PromptGrader, origin: Origin) -> None:
         super().__init__(block, origin)
         self._model = JudgeModel(block, Prices(block.model or "", origin.spec.prices), origin.where())
+        self._with_opening = origin.spec.prompt is None
+        """what stands before the prompt is a part of the conversation, and no example"""
 
     @classmethod
     def resolve(
@@ -175,7 +177,8 @@ class Judge(WaitingGrader):
 
     def _marked(self, case: Case, *, rubric: str | None, task: str = "") -> str:
         """Return rubric and answer, each between marks that neither of them can contain."""
-        texts = [(str(m.get("role")), message_text(m)) for m in case.output.conversation]
+        messages = case.output.messages if self._with_opening else case.output.conversation
+        texts = [(str(m.get("role")), message_text(m)) for m in messages]
         answer = case.output.output
         code = boundary(task, rubric or "", answer, *(text for _, text in texts))
         if self.block.transcript == "all":

@@ -55,7 +55,7 @@ NOT_SEEN: Final = Verdict(None, "nothing was checked: the target does not report
 def calls_of(output: Output) -> list[Call] | None:
     """Return the tool calls of an output in order; None where they are not known."""
     if isinstance(output.calls, UnsetType):
-        return calls_in_messages(output.messages)
+        return calls_in_messages(output.conversation)
     if any(call.name is None for call in output.calls):
         return None
     return [_call(call.name or "", call.arguments, call.result) for call in output.calls]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import msgspec
 
 from holdfast.dialects.reading import visible
+from holdfast.store.records import content_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,10 +72,7 @@ class Case(msgspec.Struct, frozen=True):
 
 def message_text(message: dict[str, Any]) -> str:
     """Return the text of a message, also of one whose content is a list of parts."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""
+    return content_text(message.get("content"))
 
 
 class Grader:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct, UnsetType
 
+from holdfast.store.records import file_label
 from holdfast.targets.trace import calls_in
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _content_text(content: Any) -> str:
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif _image(part) is None:
-            texts.append(as_text(part))
+            texts.append((isinstance(part, dict) and file_label(part)) or as_text(part))
     return "\n".join(texts)
 
 

@@ -11,6 +11,7 @@ from holdfast.errors import AttemptError
 from holdfast.graders.likelihood import expected_positions
 from holdfast.plan.identity import installed_code
 from holdfast.spec.schema import ModelTarget
+from holdfast.store.records import content_text
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class Preview(NamedTuple):
         """Describe it for people."""
         yield f"first sample: {self.sample}" + (f" ({self.where})" if self.where else "")
         for message in self.messages:
-            yield from _indented(f"{message['role']}: ", str(message["content"]))
-        prompt = str(self.messages[-1]["content"])
+            yield from _indented(f"{message['role']}: ", content_text(message["content"]))
+        prompt = content_text(self.messages[-1]["content"])
         yield from continuation_lines(prompt, self.continuations, self.expected)
         if self.trials:
             cost = "" if self.cost is None else f", about ${self.cost:.4f}"
@@ -88,7 +89,8 @@ def _indented(label: str, text: str) -> Iterator[str]:
 
 def _characters(prompts: Prompts) -> int:
     """Count what the first requests of a trial send: the prompt, or each continuation with its context."""
-    messages = sum(len(str(message["content"])) for message in prompts.opening) + len(prompts.texts[0])
+    contents = [*(message["content"] for message in prompts.opening), prompts.contents[0]]
+    messages = sum(len(content_text(content)) for content in contents)
     if not prompts.continuations:
         return messages
     return sum(len(each.text) + _context_characters(each, messages) for each in prompts.continuations)
@@ -116,7 +118,7 @@ def preview(identity: RunIdentity, plan: Plan) -> Preview:
             if sample is first:
                 messages = [{"role": "error", "content": error.message}]
             continue
-        questions = [{"role": "user", "content": text} for text in prompts.texts]
+        questions = [{"role": "user", "content": content} for content in prompts.contents]
         if sample is first:
             messages = [*prompts.opening, *questions]
             continuations, expected = prompts.continuations, expected_positions(spec, sample)

@@ -31,7 +31,7 @@ from holdfast.report.checkpoints import (
 )
 from holdfast.report.file_changes import FileChange, compare_files, initial_files
 from holdfast.report.run_view import GradedTrial
-from holdfast.store.records import NO_USAGE, Mark, ToolResponse
+from holdfast.store.records import NO_USAGE, Mark, ToolResponse, content_text
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class _Finished:
         output, places = self._output, self._view.places
         texts: list[str] = []
         if output.stopped_by:
-            texts = _prompts(self._view, output.sample, self._trial.fields).texts
+            texts = list(map(content_text, _prompts(self._view, output.sample, self._trial.fields).contents))
         turns = [places[number].turn or 0 for number in self._trial.panel.graders]
         for number in range(output.turns + 1, max([len(texts), *turns]) + 1):
             band = self._band(number, verdicts)
@@ -397,7 +397,7 @@ def _pending_timeline(view: RunView, trial: Pending) -> Timeline:
     """Return what there is of a trial without an output: its recorded turns and calls, and its failed attempts."""
     steps = view.steps(trial.key) if trial.key else []
     errors = view.failed_attempts(trial.key) if trial.key else []
-    opening, texts, *_ = _prompts(view, trial.sample, trial.fields)
+    opening, contents, *_ = _prompts(view, trial.sample, trial.fields)
     replies = {step.turn: step for step in steps if step.kind == "turn"}
     decisions = {step.turn: msgspec.convert(step.response, Decision) for step in steps if step.kind == "responder"}
     ends = [replies[turn].time for turn in sorted(replies)]
@@ -409,10 +409,10 @@ def _pending_timeline(view: RunView, trial: Pending) -> Timeline:
     bounds = [len(opening)]
     for number in range(1, len(replies) + 2):
         after = decisions.get(number - 1)
-        text = texts[number - 1] if number <= len(texts) else None if after is None else after.message
-        if text is None:
+        content = contents[number - 1] if number <= len(contents) else None if after is None else after.message
+        if content is None:
             break
-        messages.append({"role": "user", "content": text})
+        messages.append({"role": "user", "content": content})
         if number in replies:
             messages += _reply_messages(msgspec.convert(replies[number].response, Reply))
         bounds.append(len(messages))

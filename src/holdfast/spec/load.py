@@ -25,6 +25,7 @@ from holdfast.spec.schema import (
     HooksBlock,
     Limits,
     LiveExport,
+    MessageBlock,
     ModelTarget,
     Price,
     ResponderBlock,
@@ -62,7 +63,12 @@ class Eval:
     samples: list[dict[str, Any]] | None
     target: TargetBlock
     system: str | None
-    prompt: str
+    prompt: str | None
+    """None where there are messages"""
+    messages: tuple[MessageBlock, ...]
+    """messages up to the first reply, instead of a prompt"""
+    messages_from: str | None
+    """an expression over the row, where rows bring these messages"""
     history: str | None
     """an expression over the row, for messages before the prompt"""
     continuations: str | None
@@ -95,7 +101,11 @@ class Eval:
         """Yield every template over the row, with its location and its variables beside the row's fields."""
         if self.system is not None:
             yield ("system",), self.system, frozenset()
-        yield ("prompt",), self.prompt, frozenset()
+        if self.prompt is not None:
+            yield ("prompt",), self.prompt, frozenset()
+        for place, message in enumerate(self.messages):
+            for location, text in message.templated():
+                yield ("messages", place, *location), text, frozenset()
         for number, text in enumerate(self.follow_ups):
             yield ("follow_ups", number), text, frozenset()
         if self.responder is not None and self.responder.instructions:
@@ -130,6 +140,8 @@ class Eval:
         """Yield the expressions that must have a value for every row, with their locations."""
         if self.history is not None:
             yield ("history",), self.history
+        if self.messages_from is not None:
+            yield ("messages",), self.messages_from
         if self.continuations is not None:
             yield ("continuations",), self.continuations
         if isinstance(self.target, ModelTarget) and self.target.params_from is not None:
@@ -296,6 +308,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         problems.append(Problem(where, "give either `dataset` or `samples`" + (", not both" if both else "")))
     if top is None:
         raise ConfigError(problems)
+    problems.extend(_message_problems(top, document))
     names = {grader.name for grader in graders}
     names |= {f"checkpoint@{place.after_turn}/{grader.name}" for place in checkpoints for grader in place.graders}
     problems.extend(
@@ -315,6 +328,8 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         target=target,
         system=top.system,
         prompt=top.prompt,
+        messages=tuple(top.messages) if isinstance(top.messages, list) else (),
+        messages_from=top.messages if isinstance(top.messages, str) else None,
         history=top.history,
         continuations=top.continuations,
         follow_ups=tuple(top.follow_ups) if isinstance(top.follow_ups, list) else (),
@@ -358,6 +373,21 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         raise ConfigError(problems)
     limits = built.limits.for_models(built.models())
     return replace(built, limits=limits, notices=(*notices, *vacuous_checks(built)))
+
+
+def _message_problems(top: EvalFields, document: Document) -> Iterator[Problem]:
+    """Yield what does not go together with `messages`, or is missing without them."""
+    if top.messages is None:
+        if top.prompt is None:
+            yield Problem(document.where(("prompt",)), "is missing; give either `prompt` or `messages`")
+        return
+    others = {"prompt": top.prompt, "history": top.history, "continuations": top.continuations}
+    for key, value in others.items():
+        if value is not None:
+            yield Problem(document.where((key,)), f"`messages` are the whole conversation so far: leave out `{key}`")
+    if isinstance(top.messages, list) and top.messages[-1].role != "user":
+        where = document.where(("messages", len(top.messages) - 1, "role"))
+        yield Problem(where, "the last message is the user's, which the target answers")
 
 
 def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:

@@ -64,7 +64,7 @@ def migrate(path: Path) -> Rewritten:
 
 def is_eval(data: dict[str, Any]) -> bool:
     """Return True for a mapping that is an eval, whatever else is wrong with it."""
-    return "prompt" in data and not {"dataset", "samples"}.isdisjoint(data)
+    return not {"prompt", "messages"}.isdisjoint(data) and not {"dataset", "samples"}.isdisjoint(data)
 
 
 def _renamed(data: dict[str, Any]) -> list[Change]:

@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -97,12 +97,13 @@ Strings = Annotated[list[str], BeforeValidator(_as_list)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
 """texts, none of them empty; a single text stands for a list of one"""
 BaseUrl = Annotated[str | list[str], AfterValidator(_urls)]
+"""where a model is served: one URL, or several, of which each request goes to the least busy one"""
 
 Api = Literal["chat", "responses", "messages", "gemini", "completions"]
 """an API of models"""
 
 ReasoningHistory = Literal["auto", "all", "last", "none"]
-"""where a model is served: one URL, or several, of which each request goes to the least busy one"""
+"""which of its earlier reasoning a model gets back"""
 Formula = Annotated[str, AfterValidator(_bare)]
 """an expression over the row, also where it is written in braces like a template"""
 FunctionName = Annotated[str, AfterValidator(_names_function)]
@@ -284,6 +285,11 @@ class TargetBlock(Block):
         return True
 
     @property
+    def takes_files(self) -> bool:
+        """True where messages may hold images, audio and other files."""
+        return False
+
+    @property
     def label(self) -> str:
         """The target's name in tables and directory names."""
         return self.kind
@@ -353,6 +359,11 @@ class ModelTarget(TargetBlock):
         return self
 
     @property
+    def takes_files(self) -> bool:
+        """True unless the model completes plain text."""
+        return self.api != "completions"
+
+    @property
     def label(self) -> str:
         """The model's name."""
         return self.model
@@ -387,6 +398,11 @@ class PythonTarget(TargetBlock):
     """Functions that save and restore the agent's own memory between turns."""
 
     multi_call: ClassVar[bool] = True
+
+    @property
+    def takes_files(self) -> bool:
+        """True: `context.read` returns their content."""
+        return True
 
     @property
     def label(self) -> str:
@@ -508,6 +524,55 @@ class Price(Block):
     """US dollars per million input tokens."""
     output: float = Field(ge=0)
     """US dollars per million output tokens."""
+
+
+FILE_KINDS = ("image", "audio", "file")
+"""kinds of files in a message"""
+
+
+class PartBlock(Block):
+    """A part of a message: a text or a file. Paths are relative to the eval file's folder, or to the dataset's."""
+
+    text: str | None = None
+    """Template of a text."""
+    image: str | None = None
+    """Template of the path of an image, or of a `data:` URL."""
+    audio: str | None = None
+    """Template of the path of a recording, or of a `data:` URL."""
+    file: str | None = None
+    """Template of the path of another file, such as a PDF, or of a `data:` URL."""
+
+    @property
+    def named(self) -> tuple[str, str]:
+        """The kind of the part, and its template."""
+        return next((kind, value) for kind in ("text", *FILE_KINDS) if (value := getattr(self, kind)) is not None)
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if [self.text, self.image, self.audio, self.file].count(None) != 3:
+            raise ValueError("must be one of `text`, `image`, `audio` and `file`")
+        return self
+
+
+class MessageBlock(Block):
+    """A message of the conversation up to the target's first reply."""
+
+    role: Literal["system", "user", "assistant"]
+    """Who says it. The last message is the user's."""
+    content: str | list[str | PartBlock]
+    """Template of the text, or a list of texts and files: see [messages](conversations.md#messages-and-files)."""
+
+    def templated(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Yield the templates of the message with their locations in it."""
+        if isinstance(self.content, str):
+            yield ("content",), self.content
+            return
+        for number, part in enumerate(self.content):
+            if isinstance(part, str):
+                yield ("content", number), part
+            else:
+                kind, source = part.named
+                yield ("content", number, kind), source
 
 
 class ResponderBlock(Block):
@@ -738,8 +803,11 @@ class EvalFields(Block):
     history: Formula | None = None
     """Expression over the row that returns messages, each with a `role` and a `content`, to place between the system
     message and the prompt, such as worked examples."""
-    prompt: str = Field(min_length=1)
+    prompt: str | None = Field(default=None, min_length=1)
     """Template of the first user message."""
+    messages: Annotated[list[MessageBlock], Field(min_length=1)] | Formula | None = None
+    """Messages up to the target's first reply, instead of `prompt`: a list of mappings with `role` and `content`, or an
+    expression over the row that returns such a list: see [messages and files](conversations.md#messages-and-files)."""
     continuations: Formula | None = None
     """Expression over the row that returns texts, or mappings with a `text` and a `context` of its own, or with a
     `text` and `rolling: true`. Instead of replying, the model says how likely each text is after the prompt: see

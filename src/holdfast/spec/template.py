@@ -39,7 +39,8 @@ class NotText(TemplateError):
     """A list or an object where a text is needed: its Python repr is not a useful prompt."""
 
     hint = (
-        "Write {{ x | tojson }} to send it as JSON, {{ x | join(', ') }} for its parts, or {{ x[0].content }} for one."
+        "Write {{ x | tojson }} to send it as JSON, {{ x | join(', ') }} for its parts, or `messages: x` instead of "
+        "`prompt` for a conversation."
     )
 
 
@@ -186,6 +187,11 @@ class Expression:
         """The value for one row; an undefined one is None."""
         value = self.value(fields)
         return None if isinstance(value, Undefined) else value
+
+    def required(self, fields: Mapping[str, Any]) -> Any:
+        """The value for one row; raises jinja2's TemplateError where it is undefined."""
+        value = self.value(fields)
+        return str(value) if isinstance(value, Undefined) else value  # which raises, and names what is missing
 
     def value(self, fields: Mapping[str, Any]) -> Any:
         """The value for one row, which may be jinja2's Undefined."""

@@ -159,6 +159,24 @@ returns its steps as `Reply.trace`; the output and the case that a grader sees h
 """
 
 
+Content = str | list[dict[str, Any]]
+"""what a message says: a text, or a list of texts and files"""
+
+
+def content_text(content: Any) -> str:
+    """Return what a message says as text, with the name of each file where it stands."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    parts = [part for part in content if isinstance(part, dict)]
+    files = any("digest" in part for part in parts)
+    return ("\n" if files else "").join(file_label(part) or str(part.get("text") or "") for part in parts)
+
+
+def file_label(part: dict[str, Any]) -> str:
+    """Return the name and type of a file in a message, for people; empty for other parts."""
+    return f"[{part['type']}: {part.get('name')} ({part.get('media_type')})]" if "digest" in part else ""
+
+
 class Output(Struct, frozen=True, omit_defaults=False):
     """A finished trial: a line of `outputs.jsonl`."""
 
@@ -206,17 +224,18 @@ class Output(Struct, frozen=True, omit_defaults=False):
     source: str | UnsetType = UNSET
     """only if the output was copied: the run in which it was generated"""
     opening: int | UnsetType = UNSET
-    """only with `history`: number of messages before the prompt, which are the system message and the history"""
+    """only with `history` or `messages`: number of messages before the prompt"""
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages; with `history` only those from the prompt on, for all before it are examples."""
+        """The messages; with `history` or `messages` only those from the prompt on: the target said none before it."""
         return self.messages[self.opening or 0 :]
 
     @property
-    def prompt(self) -> Any:
-        """Content of the first message that the user sent in the conversation; None if there is none."""
-        return next((message.get("content") for message in self.conversation if message.get("role") == "user"), None)
+    def prompt(self) -> str | None:
+        """Text of the first message that the user sent in the conversation; None if there is none."""
+        asked = (message.get("content") for message in self.conversation if message.get("role") == "user")
+        return next(map(content_text, asked), None)
 
 
 class Grade(Struct, frozen=True):

@@ -24,7 +24,7 @@ from holdfast.targets.tools import Toolbox, answer, tools_identity
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from holdfast.dialects.types import Answer
     from holdfast.spec.grader_schema import PromptGrader
@@ -140,14 +140,15 @@ class Model(Target):
     async def reply(self, turn: Turn) -> Reply:
         """Ask for the next assistant message; call the tools it asks for, until it answers."""
         if self._tools is None:
-            return await self.complete(turn.messages, turn.params)
+            return await self.complete(turn.messages, turn.params, turn.load)
         assert turn.calls is not None
         tools = await self._tools.of(turn.calls)
         await self._tools.restore(tools, turn)
         offered = [tool.definition() for tool in tools.values()]
         messages: list[Message] = []
         for _ in range(self.block.max_steps):
-            reply = await self.answer([*turn.messages, *messages], turn.calls, {**turn.params, "tools": offered})
+            conversation, more = [*turn.messages, *messages], {**turn.params, "tools": offered}
+            reply = await self.answer(conversation, turn.calls, more, turn.load)
             messages += reply.messages or []
             calls = messages[-1].get("tool_calls") or []
             if not calls:
@@ -156,17 +157,27 @@ class Model(Target):
                 messages.append(await answer(tools, call, turn))
         return Reply(text=reply.text, messages=messages, stop="max_steps", first_token=reply.first_token)
 
-    async def answer(self, messages: list[Message], calls: Calls, more: dict[str, Any]) -> Reply:
+    async def answer(
+        self, messages: list[Message], calls: Calls, more: dict[str, Any], load: Callable[[str], bytes] | None = None
+    ) -> Reply:
         """Return the model's answer to a conversation, from the trial's record where it is there."""
 
         async def ask() -> Any:
-            return msgspec.to_builtins(await self.complete(messages, more))
+            return msgspec.to_builtins(await self.complete(messages, more, load))
 
         request = {"model": self.endpoint.model, **self.block.params, **more, "messages": messages}
         return msgspec.convert(await calls.model(request, ask), Reply)
 
-    async def complete(self, messages: list[Message], more: Mapping[str, Any] = MappingProxyType({})) -> Reply:
-        """Return the model's answer to a conversation; `more` is sent beside the target's parameters."""
+    async def complete(
+        self,
+        messages: list[Message],
+        more: Mapping[str, Any] = MappingProxyType({}),
+        load: Callable[[str], bytes] | None = None,
+    ) -> Reply:
+        """Return the model's answer to a conversation; `more` is sent beside the target's parameters.
+
+        `load` returns the content of a file that a message names by its digest.
+        """
         params = {**self.block.params, **more}
         return await self.ask(
             ModelRequest(
@@ -176,6 +187,7 @@ class Model(Target):
                 params=params,
                 stream=self.block.stream,
                 reasoning_history=self.block.reasoning_history,
+                load=load,
             )
         )
 

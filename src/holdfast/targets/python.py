@@ -87,6 +87,12 @@ class Context:
         function, turn, loop = self._trial()
         return _result(function.use(turn, tool, arguments or {}, replay), loop)
 
+    def read(self, part: dict[str, Any]) -> bytes:
+        """Return the content of an image, a recording or another file: a part of a message that has a `digest`."""
+        _, turn, _ = self._trial()
+        assert turn.load is not None
+        return turn.load(part["digest"])
+
     def _trial(self) -> tuple[PythonFunction, Turn, asyncio.AbstractEventLoop]:
         if self._owner is None:
             raise UsageError("this context belongs to no trial")
@@ -212,7 +218,7 @@ class PythonFunction(Target):
             if name not in self._models:
                 block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=self.block.api_key_env)
                 self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
-        return await self._models[name].answer(messages, turn.calls, params)
+        return await self._models[name].answer(messages, turn.calls, params, turn.load)
 
     async def use(
         self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: ReplayPolicy

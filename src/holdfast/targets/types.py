@@ -139,7 +139,7 @@ class Turn(msgspec.Struct, frozen=True):
     """A user message, and the conversation before it."""
 
     prompt: str
-    """the user's message of this turn"""
+    """the user's message of this turn, with files as their names"""
     messages: list[Message]
     """the conversation up to and with that message"""
     sample: Sample
@@ -156,6 +156,8 @@ class Turn(msgspec.Struct, frozen=True):
     """texts whose likelihood is asked for instead of a reply"""
     params: Mapping[str, Any] = MappingProxyType({})
     """the row's own parameters of requests to a model"""
+    load: Callable[[str], bytes] | None = None
+    """returns the content of a file in `messages`, by its digest"""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
