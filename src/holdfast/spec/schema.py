@@ -388,10 +388,13 @@ class PythonTarget(TargetBlock):
     version: str | None = None
     """Change this when the function answers differently for a reason its source does not show."""
     base_url: BaseUrl | None = None
-    """Where `context.model` and `context.base_url` send requests: a URL or a list of URLs. Default:
-    `$OPENAI_BASE_URL`."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the API key for `base_url`."""
+    """Where `context.model` and `context.base_url` send requests: a URL or a list of URLs. Default: that of the model's
+    provider; for requests to `context.base_url`, the provider whose API they use."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key. Default: that of the provider, such as `OPENAI_API_KEY`."""
+    ignore: list[str] = []
+    """Fields of requests to `context.base_url` that differ on every start, such as `metadata` or `input[].id`. A
+    recorded call is found without them."""
     tools: list[ToolBlock] = []
     """Tools that `context.tool` can call by name."""
     state: StateBlock | None = None
@@ -458,11 +461,17 @@ class CommandTarget(TargetBlock):
     version: str | None = None
     """Change this when the program answers differently for a reason its files do not show."""
     proxy: bool = True
-    """Set `OPENAI_BASE_URL` for the program, so that its model calls are recorded, counted and replayed."""
+    """Set `OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL` and `GOOGLE_GEMINI_BASE_URL` for the program, so that its model calls
+    are recorded, counted and replayed."""
     base_url: BaseUrl | None = None
-    """Where the proxy sends the program's model calls: a URL or a list of URLs. Default: `$OPENAI_BASE_URL`."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the API key. The proxy sends it; the program needs none."""
+    """Where the proxy sends the program's model calls: a URL or a list of URLs. Default: the provider whose API the
+    program uses, at `$OPENAI_BASE_URL`, `$ANTHROPIC_BASE_URL` or `$GOOGLE_GEMINI_BASE_URL` where they are set."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key. The proxy sends it; the program needs none. Default:
+    `OPENAI_API_KEY`, `ANTHROPIC_API_KEY` or `GEMINI_API_KEY`, by the API."""
+    ignore: list[str] = []
+    """Fields of the program's requests that differ on every start, such as `metadata` or `input[].id`. A recorded call
+    is found without them."""
 
     templates: ClassVar[tuple[str, ...]] = ("command", "stdin", "working_directory")
     multi_call: ClassVar[bool] = True

@@ -44,7 +44,8 @@ def for_environment(text: str) -> str:
 class Command(Target):
     """Runs the program once per turn, in a process group of its own: in the workspace, else in the eval's folder.
 
-    Its environment has an OPENAI_BASE_URL that is this trial's, so that its model calls are recorded.
+    Its environment has an OPENAI_BASE_URL that is this trial's, and those of other providers, so that its model calls
+    are recorded.
     """
 
     schema = CommandTarget
@@ -98,8 +99,7 @@ class Command(Target):
                 environment["PATH"] = os.pathsep.join([*folders, environment.get("PATH", os.defpath)])
         if self._proxy is None:
             return await self._run(turn, calls.workspace, environment)
-        environment["OPENAI_BASE_URL"] = environment["OPENAI_API_BASE"] = self._proxy.base_url(calls)
-        environment.setdefault("OPENAI_API_KEY", "none")  # clients need one; the proxy has the real key
+        environment |= self._proxy.variables(calls)
         self._proxy.admit(calls)
         try:
             return await self._run(turn, calls.workspace, environment)
