@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from holdfast.spec.load import load_eval
 from holdfast.spec.load_graders import GRADERS
+from holdfast.spec.providers import PROVIDERS
 from tests.support.running import ROOT, environment
 
 DOCS = ROOT / "docs"
@@ -116,3 +117,14 @@ def test_snippet_of_a_grader_is_valid(page: Path, kind: str, snippet: str, tmp_p
     with (tmp_path / "eval.yaml").open("w") as file:
         YAML().dump(data, file)
     load_eval(tmp_path / "eval.yaml")
+
+
+def test_the_table_of_providers_has_their_apis_keys_and_addresses() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \| (.*) \| (.*) \| (.*) \|$", (ROOT / "docs/models.md").read_text(), re.MULTILINE)
+    assert [prefix for prefix, *_ in rows] == list(PROVIDERS)
+    for prefix, api, keys, address in rows:
+        provider = PROVIDERS[prefix]
+        names = [name for name in (provider.base_url, provider.url_env) if name]
+        assert api.startswith(f"`{provider.api}`"), prefix
+        assert tuple(re.findall(r"`(\w+)`", keys)) == provider.key_env, prefix
+        assert all(f"`{name}`" in address for name in names), prefix

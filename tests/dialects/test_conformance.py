@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.spec.schema import Api
     from tests.support.providers import Move, Provider
 
-APIS: tuple[Api, ...] = ("chat", "messages")
+APIS: tuple[Api, ...] = ("chat", "messages", "responses")
 """the APIs that have tools and reasoning; `completions` has neither"""
 
 apis = pytest.mark.parametrize("api", APIS)

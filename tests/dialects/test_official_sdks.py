@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.support.providers import Call, Say, provider
 
@@ -43,3 +45,57 @@ def test_anthropic(stream: bool) -> None:
     assert message.stop_reason == "tool_use"
     assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (10, 90)
     assert (message.usage.output_tokens, message.usage.output_tokens_details.thinking_tokens) == (7, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_openai_chat(stream: bool) -> None:
+    from openai import OpenAI
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+    messages: Any = [{"role": "user", "content": "Shall I take an umbrella?"}]
+    with provider("chat", [THINKS]) as server, OpenAI(api_key="sk-of-the-test", base_url=server.url) as client:
+        if stream:
+            with client.chat.completions.stream(
+                model="m-1", messages=messages, stream_options={"include_usage": True}
+            ) as events:
+                for event in events:
+                    if event.type == "chunk":
+                        ChatCompletionChunk.model_validate(event.chunk.to_dict())
+                reply: Any = events.get_final_completion()
+        else:
+            reply = client.chat.completions.create(model="m-1", messages=messages)
+            ChatCompletion.model_validate(reply.to_dict())
+    [choice] = reply.choices
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
+    assert calls == [("weather", {"city": "Oslo"}), ("clock", {"zone": "CET"})]
+    assert (choice.message.content, choice.message.reasoning) == ("let me look", "it may rain")
+    assert choice.finish_reason == "tool_calls"
+    assert (reply.usage.prompt_tokens, reply.usage.prompt_tokens_details.cached_tokens) == (100, 90)
+    assert (reply.usage.completion_tokens, reply.usage.completion_tokens_details.reasoning_tokens) == (7, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_openai_responses(stream: bool) -> None:
+    from openai import OpenAI
+    from openai.types.responses import Response, ResponseStreamEvent
+
+    request: Any = {"model": "m-1", "input": "hello", "store": False, "include": ["reasoning.encrypted_content"]}
+    with provider("responses", [THINKS]) as server, OpenAI(api_key="sk-of-the-test", base_url=server.url) as client:
+        if stream:
+            seen = [event.to_dict() for event in client.responses.create(**request, stream=True)]
+            for event in seen:
+                TypeAdapter[Any](ResponseStreamEvent).validate_python(event)
+            with client.responses.stream(**request) as events:
+                reply: Any = events.get_final_response()
+        else:
+            reply = client.responses.create(**request)
+    Response.model_validate(reply.to_dict())
+    reasoning, message, *calls = reply.output
+    assert (reasoning.summary[0].text, reasoning.encrypted_content) == ("it may rain", f"sealed {reasoning.id}")
+    assert reply.output_text == message.content[0].text == "let me look"
+    assert [(call.name, call.arguments) for call in calls] == [
+        ("weather", '{"city": "Oslo"}'),
+        ("clock", '{"zone": "CET"}'),
+    ]
+    assert (reply.usage.input_tokens, reply.usage.input_tokens_details.cached_tokens) == (100, 90)
+    assert (reply.usage.output_tokens, reply.usage.output_tokens_details.reasoning_tokens) == (7, 3)

@@ -130,6 +130,7 @@ class TestWhatIsRead:
             "api": "completions",
             "params": {"temperature": 0, "max_tokens": 512},
             "stream": True,
+            "reasoning_history": "auto",
             "identity": "url",
             "version": "3",
             "tools": [],
@@ -189,7 +190,7 @@ class TestWhatIsRead:
         spec = load(tmp_path)
         assert (spec.trials, spec.system, spec.gate, spec.limits.retries) == (1, None, {}, 5)
         assert (spec.limits.turn_timeout, spec.limits.trial_timeout, spec.limits.concurrency) == (120, 600, None)
-        assert (spec.target.api_key_env, spec.target.api, spec.target.params) == ("OPENAI_API_KEY", "chat", {})
+        assert (spec.target.api_key_env, spec.target.api, spec.target.params) == (None, None, {})
         assert (spec.graders[0].name, spec.graders[0].weight) == ("exact", 1)
 
     @pytest.mark.parametrize("written", ['"1.0"', "1.0", "1.1", "'1.7'"])
@@ -250,7 +251,7 @@ class TestWhatIsRefused:
             ("{model: m}", "{base_url: x}", 3, ["needs exactly one of model, python, http, command"]),
             ("{model: m}", "{pyton: 'a.py:f'}", 3, ["target: needs exactly one of", "did you mean 'python'?"]),
             ("{model: m}", "{model: ''}", 3, ["target.model"]),
-            ("{model: m}", "{model: m, api: chatty}", 3, ["'chat' or 'completions'", "'chatty'"]),
+            ("{model: m}", "{model: m, api: chatty}", 3, ["'chat', 'responses'", "'chatty'"]),
             ("{model: m}", "{python: agent}", 3, ["target.python"]),
             ("{model: m}", "{python: agent.py}", 3, ["target.python"]),
             ("{model: m}", "{http: 'ftp://x', request: {}}", 3, ["target.http"]),

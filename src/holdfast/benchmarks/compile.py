@@ -195,7 +195,7 @@ def make_document(benchmark: Benchmark, block: BenchmarkBlock, compiled: Compile
     """Return the eval document of a compiled benchmark, without a model."""
     result = compiled.document
     several = len(result["tasks"]) > 1
-    target: dict[str, Any] = {"api": "chat" if chat else "completions"}
+    target: dict[str, Any] = {} if chat else {"api": "completions"}
     if result["params"]:
         target["params"] = result["params"]
     if result["params_vary"]:

@@ -136,7 +136,7 @@ def show_task(name: str, data: str | None, as_json: bool) -> int:
     benchmark, block = _find(name, data)
     described: dict[str, Any] = _summary(benchmark) | {"params": benchmark.params}
     try:
-        document, _ = benchmark_document(benchmark, block, None, Path.cwd())
+        document, _ = benchmark_document(benchmark, block, {}, Path.cwd())
         described |= _describe(document)
     except UsageError as error:
         described["missing"] = f"{error.message}{f': {error.remedy}' if error.remedy else ''}"
@@ -245,7 +245,7 @@ def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
             if benchmark.provider == "native":
                 click.echo(f"{name}: defined by Holdfast, with nothing to compile")
                 continue
-            chat = bool(wants_chat(benchmark, block, None))
+            chat = bool(wants_chat(benchmark, block, {}))
             compiled = compile_shown(benchmark, block, Path.cwd(), chat=chat, newest=True)
         except HoldfastError as error:
             click.echo(f"{name}: {error.message}{f' ({error.remedy})' if error.remedy else ''}", err=True)

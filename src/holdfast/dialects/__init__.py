@@ -7,6 +7,8 @@
 `chat`         OpenAI's chat completions, which most servers speak
 `completions`  plain completions of a text
 `messages`     Anthropic's Messages
+`responses`    OpenAI's Responses API
+`clouds`       Anthropic's Messages as clouds offer them
 """
 
 from __future__ import annotations

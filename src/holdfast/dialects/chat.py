@@ -16,6 +16,7 @@ from holdfast.dialects.reading import (
     keeps_reasoning,
     no_answer,
     not_an_event,
+    objects,
     with_raw,
 )
 from holdfast.dialects.refusals import explain
@@ -78,8 +79,7 @@ class _Chat(Dialect):
         return explain(error)
 
     def conversation(self, body: Any) -> list[Message]:
-        messages = body.get("messages") if isinstance(body, dict) else None
-        return [message for message in messages or () if isinstance(message, dict)]
+        return objects(body.get("messages")) if isinstance(body, dict) else []
 
 
 class _ChatReader(StreamReader):
@@ -128,9 +128,12 @@ class _ChatReader(StreamReader):
     def finish(self) -> Answer:
         if self._stop is None:
             raise AttemptError("bad_reply", STOPPED_EARLY)
-        text = "".join(self._text)
-        message: Message = {"content": text if text or not self._calls else None, **self._message}
-        message |= {key: "".join(parts) for key, parts in self._thoughts.items()}
+        try:
+            text = "".join(self._text)
+            thoughts = {key: "".join(parts) for key, parts in self._thoughts.items()}
+        except TypeError as error:
+            raise AttemptError("bad_reply", f"the answer is not a text: {error}") from error
+        message: Message = {"content": text if text or not self._calls else None, **self._message, **thoughts}
         if self._calls:
             message["tool_calls"] = [self._calls[number] for number in sorted(self._calls)]
         return _answer(message, self._stop, self._reply, self._choice)

@@ -7,7 +7,7 @@ is kept once, by its digest.
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +15,45 @@ if TYPE_CHECKING:
     from holdfast.dialects.types import Message
 
 KINDS: Final = ("image", "audio", "file")
+
+
+class Media(NamedTuple):
+    """An image, audio or a file of a message, for APIs whose parts differ from those of chat completions."""
+
+    kind: str
+    """one of KINDS"""
+    media_type: str = ""
+    data: str = ""
+    """the content in base64; empty where `url` names a place on the web"""
+    url: str = ""
+    name: str = ""
+
+    @property
+    def link(self) -> str:
+        """A URL of the content; one that contains the content where there is no other."""
+        return self.url or f"data:{self.media_type};base64,{self.data}"
+
+
+def media_of(part: dict[str, Any], load: Callable[[str], bytes] | None) -> Media | None:
+    """Read a part that conversations or chat completions have; None for texts and for parts of other APIs."""
+    kind = part.get("type")
+    if kind in KINDS and "digest" in part:
+        return Media(kind, part["media_type"], content_of(part, load), name=part.get("name") or "")
+    if kind == "image_url":
+        return _linked("image", part["image_url"]["url"])
+    if kind == "input_audio":
+        audio = part["input_audio"]
+        return Media("audio", f"audio/{audio['format']}", audio["data"])
+    if kind == "file" and "file_data" in part.get("file", {}):
+        return _linked("file", part["file"]["file_data"])._replace(name=part["file"].get("filename") or "")
+    return None
+
+
+def _linked(kind: str, url: str) -> Media:
+    head, comma, data = url.partition(",")
+    if not (comma and head.startswith("data:") and head.endswith(";base64")):
+        return Media(kind, url=url)
+    return Media(kind, head.removeprefix("data:").removesuffix(";base64"), data)
 
 
 def content_of(part: dict[str, Any], load: Callable[[str], bytes] | None) -> str:

@@ -21,6 +21,7 @@ from holdfast.dialects.reading import (
     keeps_reasoning,
     no_answer,
     not_an_event,
+    objects,
     raw_of,
     with_raw,
 )
@@ -112,9 +113,8 @@ class _Messages(Dialect):
             return []
         system = _plain(body.get("system"))
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        for message in body.get("messages") or ():
-            if isinstance(message, dict):
-                messages += _read_message(message)
+        for message in objects(body.get("messages")):
+            messages += _read_message(message)
         return messages
 
 
@@ -133,7 +133,7 @@ class _MessagesReader(StreamReader):
     def feed(self, event: Any) -> bool:
         try:
             return self._take(event)
-        except (AttributeError, TypeError, KeyError) as error:
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise not_an_event(event) from error
 
     def _take(self, event: dict[str, Any]) -> bool:
@@ -168,14 +168,17 @@ class _MessagesReader(StreamReader):
     def finish(self) -> Answer:
         if not self._ended:
             raise AttemptError("bad_reply", STOPPED_EARLY)
-        for (number, key), pieces in self._pieces.items():
-            block, text = self._blocks.get(number, {}), "".join(pieces)
-            if key == "partial_json":
-                block["input"] = _decoded(text)
-            else:
-                block[key] = (block.get(key) or "") + text
-        blocks = [self._blocks[number] for number in sorted(self._blocks)]
-        return _answer({**self._reply, "content": blocks})
+        try:
+            for (number, key), pieces in self._pieces.items():
+                block, text = self._blocks.get(number, {}), "".join(pieces)
+                if key == "partial_json":
+                    block["input"] = _decoded(text)
+                else:
+                    block[key] = (block.get(key) or "") + text
+            blocks = [self._blocks[number] for number in sorted(self._blocks)]
+        except TypeError as error:
+            raise no_answer(self._reply) from error
+        return DIALECT.read({**self._reply, "content": blocks})
 
 
 def _answer(reply: dict[str, Any]) -> Answer:
@@ -379,7 +382,7 @@ def _read_message(message: Mapping[str, Any]) -> list[Message]:
     content = message.get("content")
     if isinstance(content, str):
         return [{"role": message.get("role"), "content": content}]
-    blocks = [block for block in content or () if isinstance(block, dict)]
+    blocks = objects(content)
     try:
         if message.get("role") == "assistant":
             return [_assistant(blocks)]
@@ -396,9 +399,9 @@ def _read_message(message: Mapping[str, Any]) -> list[Message]:
 
 def _plain(content: Any) -> Any:
     """Return blocks as a text where they are nothing else."""
-    if not isinstance(content, list) or any(block.get("type") != "text" for block in content):
+    if not isinstance(content, list) or any(block.get("type") != "text" for block in objects(content)):
         return content
-    return "\n\n".join(block["text"] for block in content)
+    return "\n\n".join(str(block.get("text")) for block in objects(content))
 
 
 DIALECT: Final = _Messages()

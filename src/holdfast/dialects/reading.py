@@ -36,7 +36,27 @@ def not_an_event(event: Any) -> AttemptError:
 def failed_reply(error: Any) -> AttemptError:
     """Return the error for a failure that a server reports instead of an answer, or inside one."""
     message = (error.get("message") if isinstance(error, dict) else error) or "no reason given"
-    return AttemptError("server", f"the answer ends with an error: {message}"[:300])
+    limited = isinstance(error, dict) and error.get("code") in (429, "rate_limit_exceeded")
+    return AttemptError("rate_limit" if limited else "server", f"the answer ends with an error: {message}"[:300])
+
+
+def renamed(params: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return parameters with the names that an API has for those of chat completions; its own take precedence."""
+    return {names[key]: value for key, value in params.items() if key in names} | {
+        key: value for key, value in params.items() if key not in names
+    }
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list; nothing for what is no list."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content, which is a text or a list of parts."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""
 
 
 def with_raw(message: Message, api: str, reply: Mapping[str, Any]) -> Message:

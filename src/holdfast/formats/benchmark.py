@@ -17,6 +17,7 @@ from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import Format, folder_of
 from holdfast.formats.providers import unknown_task
 from holdfast.spec.overrides import apply_override
+from holdfast.spec.providers import provider_of
 from holdfast.spec.schema import BenchmarkBlock
 from holdfast.spec.validation import validate_block
 
@@ -60,7 +61,7 @@ class BenchmarkFile(Format):
                 f"name the model to measure with {benchmark.name}",
                 remedy=f"holdfast eval {block.name} -m MODEL, or `target: {{model: MODEL}}` in the eval file.",
             )
-        data, notices = benchmark_document(benchmark, block, target.get("api"), folder_of(document))
+        data, notices = benchmark_document(benchmark, block, target, folder_of(document))
         for name in _MERGED:
             if isinstance(own.get(name), dict):
                 data[name] = {**data[name], **own.pop(name)}
@@ -86,20 +87,32 @@ def _refusal(key: tuple[str, ...]) -> str | None:
 
 
 def benchmark_document(
-    benchmark: Benchmark, block: BenchmarkBlock, api: str | None, folder: Path
+    benchmark: Benchmark, block: BenchmarkBlock, target: Mapping[str, Any], folder: Path
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the eval document of a benchmark, without a model, and notices of its settings.
 
-    `api` is the API that the eval asks for, `folder` the base of relative paths.
+    `target` is the block of the eval, `folder` the base of relative paths.
     """
-    chat = wants_chat(benchmark, block, api)
+    chat = wants_chat(benchmark, block, target)
     if benchmark.provider == "native":
         data = load(benchmark.task, {**block.model_dump(exclude_unset=True), "chat": chat}, folder)
         assert data is not None
         return {**data, "name": benchmark.name}, []
-    compiled = compile_shown(benchmark, block, folder, chat=bool(chat))
+    try:
+        compiled = compile_shown(benchmark, block, folder, chat=bool(chat))
+    except UsageError as error:
+        if "likelihoods" not in error.message or not _lacks_completions(target):
+            raise
+        remedy = (
+            "Serve the model with vLLM and name the server as base_url, or choose a benchmark that asks for replies."
+        )
+        raise UsageError(
+            f"{benchmark.name} asks for likelihoods, which {target['model']} cannot be asked for", remedy=remedy
+        ) from error
     data = make_document(benchmark, block, compiled, chat=bool(chat))
     settings = describe_settings(benchmark, block, compiled.document["tasks"])
+    if chat and block.chat is None and benchmark.api == "completions" and _lacks_completions(target):
+        settings.append(f"{benchmark.name} is asked as a conversation: {target['model']} has no plain completions")
     mirror = mirror_folder(block.data, folder)
     if block.revision is not None and mirror is not None:
         settings.append(f"benchmark.revision has no effect on the data in {mirror}")
@@ -151,12 +164,20 @@ def find_benchmark(block: BenchmarkBlock) -> Benchmark:
     return replace(benchmark, task=block.task, primary=None, provider="lm-eval")
 
 
-def wants_chat(benchmark: Benchmark, block: BenchmarkBlock, api: str | None) -> bool | None:
+def wants_chat(benchmark: Benchmark, block: BenchmarkBlock, target: Mapping[str, Any]) -> bool | None:
     """Return True if questions are asked as conversations; None where the definition decides."""
     if block.chat is not None:
         return block.chat
-    chosen = api or benchmark.api
-    return None if chosen is None else chosen == "chat"
+    if target.get("api") is None and _lacks_completions(target):
+        return True
+    chosen = target.get("api") or benchmark.api
+    return None if chosen is None else chosen != "completions"
+
+
+def _lacks_completions(target: Mapping[str, Any]) -> bool:
+    """Return True for a model whose provider does not complete plain texts."""
+    model = target.get("model")
+    return isinstance(model, str) and not provider_of(model, target.get("base_url"))[0].completions
 
 
 def describe_settings(benchmark: Benchmark, block: BenchmarkBlock, tasks: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.spec.grader_schema import LikelihoodGrader
+from holdfast.spec.providers import provider_of
 from holdfast.spec.schema import ModelTarget
 
 if TYPE_CHECKING:
@@ -25,7 +26,13 @@ def likelihood_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
     if not isinstance(target, ModelTarget):
         yield ("continuations",), "only a model has likelihoods: use a `model` as target, or leave out `continuations`"
         return
-    if target.api != "completions":
+    provider, _ = provider_of(target.model, target.base_url)
+    if not provider.completions:
+        yield (
+            ("target", "model"),
+            f"{target.model} cannot be asked for likelihoods: name a server that has them as `base_url`, such as vLLM",
+        )
+    elif target.api != "completions":
         yield (
             ("target", "api"),
             "likelihoods are of plain text, without a chat template: set `api: completions`",

@@ -1,7 +1,8 @@
 """Targets: one module per kind.
 
 `types`     Turn, Reply, and the base class of targets
-`model`     a model behind an OpenAI-compatible API
+`model`     a model behind an API
+`signing`   how requests to models are authenticated
 `likelihood` a model that is asked for likelihoods, and `likelihood_forms`, its requests
 `tokenizer` token ids, from the server or from a file
 `model_server` the paths of a model's server, and how many requests are in flight

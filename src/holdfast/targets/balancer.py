@@ -17,14 +17,22 @@ from holdfast.targets.client import Client
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from holdfast.targets.signing import Signer
+
 _FIRST_REST: Final = 1.0
 """seconds; longer than the engine waits before the first retry"""
 _LONGEST_REST: Final = 30.0
 
 
-def client_of(urls: Sequence[str], headers: Mapping[str, str], key_hint: str) -> Client | Balancer:
+def client_of(
+    urls: Sequence[str],
+    headers: Mapping[str, str],
+    key_hint: str,
+    path_hint: str = "",
+    signer: Signer | None = None,
+) -> Client | Balancer:
     """Return a client for one URL, or a balancer for several."""
-    clients = [Client(url, headers, key_hint=key_hint) for url in urls]
+    clients = [Client(url, headers, key_hint=key_hint, path_hint=path_hint, signer=signer) for url in urls]
     return clients[0] if len(clients) == 1 else Balancer(clients)
 
 

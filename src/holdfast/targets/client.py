@@ -31,6 +31,8 @@ from holdfast.targets.sse import Event, EventParser
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 
+    from holdfast.targets.signing import Signer
+
 _decode = msgspec.json.Decoder().decode
 _MAX_RETRY_AFTER = 600.0
 
@@ -61,6 +63,7 @@ class Client:
         key_hint: str = "",
         path_hint: str = "",
         secrets: Iterable[str] = (),
+        signer: Signer | None = None,
     ) -> None:
         self.url = bare_url(url)
         """without credentials and query, for messages"""
@@ -76,6 +79,7 @@ class Client:
         words = [word for value in headers.values() for word in value.split()]
         words += [value or name for name, value in self._url.query.items()]
         self._secrets = [word for word in [*words, *secrets] if len(word) > 7]
+        self._signer = signer
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -95,15 +99,20 @@ class Client:
 
     async def post(self, body: Any) -> Any:
         """Post JSON and return the JSON of the reply."""
-        assert self._session is not None
         try:
-            async with self._session.post(self._url, data=msgspec.json.encode(body)) as response:
+            async with await self._send(body) as response:
                 data = await response.read()
                 if response.status >= 300:
                     raise self._classify_response(response.status, response.headers, data)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise self._classify_exception(error) from error
         return self.parse(data)
+
+    async def _send(self, body: Any) -> aiohttp.ClientResponse:
+        assert self._session is not None
+        data = msgspec.json.encode(body)
+        headers = None if self._signer is None else await self._signer.headers(str(self._url), data)
+        return await self._session.post(self._url, data=data, headers=headers)
 
     async def get(self, query: str = "") -> Any:
         """Return the JSON at the URL."""
@@ -130,9 +139,8 @@ class Client:
         event that `end` names, or, where nothing is named, one whose transport does not tell its end from a cut.
         With `end="close"` any end counts.
         """
-        assert self._session is not None
         try:
-            async with self._session.post(self._url, data=msgspec.json.encode(body)) as response:
+            async with await self._send(body) as response:
                 if response.status >= 300:
                     raise self._classify_response(response.status, response.headers, await response.read())
                 if "event-stream" not in response.headers.get("Content-Type", ""):
@@ -243,7 +251,7 @@ class Client:
 
     def _without_secrets(self, text: str) -> str:
         """Remove secrets from a message: some servers repeat the key that they refuse."""
-        for value in self._secrets:
+        for value in (*self._secrets, *(self._signer.secrets if self._signer is not None else ())):
             text = text.replace(value, "(hidden)")
         return text
 

@@ -8,7 +8,6 @@ first so many that the context has alone.
 from __future__ import annotations
 
 import asyncio
-import os
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,6 +18,7 @@ from holdfast.errors import AttemptError, Fault
 from holdfast.spec.schema import is_embedded
 from holdfast.store.records import NO_USAGE
 from holdfast.targets.model import Model
+from holdfast.targets.signing import headers_of
 from holdfast.targets.tokenizer import LocalTokenizer
 from holdfast.targets.types import Reply, most_likely
 
@@ -94,7 +94,7 @@ class LikelihoodModel(Model):
         from holdfast.targets.model_server import Gate, ModelServer  # aiohttp takes long to import
 
         urls = await self._base_urls(opening)
-        headers = self._dialect.headers(os.environ.get(self.endpoint.key_env))
+        headers = headers_of(self.endpoint, self._dialect)
         server = ModelServer(urls, headers, self._key_hint, opening)
         self._gate = Gate(lambda: self._limit())
         await self._probe(server)
@@ -106,7 +106,7 @@ class LikelihoodModel(Model):
         from holdfast.targets.tokenizer import ServerTokenizer
 
         if self._tokenizer is None:
-            self._tokenizer = await ServerTokenizer.find(server, self.block.model)
+            self._tokenizer = await ServerTokenizer.find(server, self.endpoint.model)
         text = _CONTEXT + _CONTINUATION
         characters = Characters(text, len(_CONTEXT))
         tokens = None if self._tokenizer is None else await patiently(self._probe_tokens)
@@ -138,7 +138,7 @@ class LikelihoodModel(Model):
     def _candidates(self, server: ModelServer) -> list[Form]:
         from holdfast.targets.likelihood_forms import Echo, LlamaCpp, SGLang
 
-        forms: list[Form] = [Echo(server, self.block.model), SGLang(server), LlamaCpp(server)]
+        forms: list[Form] = [Echo(server, self.endpoint.model), SGLang(server), LlamaCpp(server)]
         name = self._settings.form
         if name == "auto" and is_embedded(self.block.model):
             name = "llama.cpp"
@@ -159,7 +159,7 @@ class LikelihoodModel(Model):
         if text:
             self._tokenizer = None
         if self._max_length is None:
-            self._max_length = await _read_max_length(server, self.block.model)
+            self._max_length = await _read_max_length(server, self.endpoint.model)
         self._prefix = self._settings.prefix
         if self._prefix is None and self._tokenizer is not None:
             self._prefix = await patiently(self._tokenizer.prefix)

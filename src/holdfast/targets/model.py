@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.dialects import dialect_of
+from holdfast.dialects.clouds import dialect_at
 from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
-from holdfast.spec.providers import endpoint_of, provider_of
+from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
 from holdfast.spec.schema import ModelTarget, is_embedded
 from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.prices import Prices
+from holdfast.targets.signing import headers_of, signer_of
 from holdfast.targets.tokenizer import tokenizer_identity
 from holdfast.targets.tools import Toolbox, answer, tools_identity
 from holdfast.targets.types import Reply, Target
@@ -46,13 +47,14 @@ class Model(Target):
         self._prices = prices
         self._tools = tools
         self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
-        self._dialect = dialect_of(self.endpoint.api)
         self._client: Client | Balancer | None = None
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
             check_embedded(block.model, where)
         else:
-            self._check_key(where)
+            self._check_endpoint(where)
+        self._dialect = dialect_at(self.endpoint)
+        self._signer = signer_of(self.endpoint)
 
     @classmethod
     def build(cls, block: ModelTarget, origin: Origin) -> Model:
@@ -79,7 +81,7 @@ class Model(Target):
             identity["reasoning_history"] = block.reasoning_history
         if block.identity == "url":
             endpoint = endpoint_of(block.model, block.api, block.base_url)
-            default = block.base_url is None and endpoint.needs_key
+            default = block.base_url is None and endpoint.hosted
             urls = [""] if default else sorted(shown_url(url) for url in endpoint.urls)
             identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
         if block.tools:
@@ -99,13 +101,21 @@ class Model(Target):
         )
         return cls(asked, prices, where=where)
 
-    def _check_key(self, where: str) -> None:
-        name = self.endpoint.key_env
-        if self.endpoint.needs_key and not os.environ.get(name):
-            raise ConfigError(
-                [Problem(where, f"no API key: {name} is not set")],
-                remedy=f"export {name}=…, or point base_url there at your server.",
-            )
+    def _check_endpoint(self, where: str) -> None:
+        """Raise ConfigError where the model cannot be asked, before anything is."""
+        if self.block.stream and self.endpoint.access == "aws" and self.endpoint.api == "messages":
+            message = f"{self.block.model} cannot be streamed: Bedrock has a format of its own for streams"
+            raise ConfigError([Problem(where, message)], remedy="Remove `stream: true` from target.")
+        unset = [name for name in self.endpoint.needs if not os.environ.get(name)]
+        if not unset:
+            return
+        exports = " ".join(f"{name}=…" for name in unset)
+        hint = suggest_prefix(self.block.model, self.block.base_url)
+        problem = "no API key: " if unset == [self.endpoint.key_env] else ""
+        raise ConfigError(
+            [Problem(where, f"{problem}{' and '.join(unset)} {'are' if len(unset) > 1 else 'is'} not set")],
+            remedy=hint or f"export {exports}, or point base_url there at your server.",
+        )
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:  # closes what was opened before a failure
@@ -121,6 +131,8 @@ class Model(Target):
     @property
     def _key_hint(self) -> str:
         name = self.endpoint.key_env
+        if self.endpoint.access == "gcp" or (self.endpoint.access == "aws" and not os.environ.get(name)):
+            return "Check the account's permissions for this model."
         return f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
 
     async def _open(self, opening: AsyncExitStack) -> None:
@@ -128,8 +140,9 @@ class Model(Target):
         path = self._dialect.path(self.endpoint.model, stream=self.block.stream)
         from holdfast.targets.balancer import client_of  # aiohttp takes long to import
 
-        headers = self._dialect.headers(os.environ.get(self.endpoint.key_env))
-        client = client_of([url + path for url in urls], headers, self._key_hint)
+        headers = headers_of(self.endpoint, self._dialect)
+        hint = suggest_prefix(self.block.model, self.block.base_url) or ""
+        client = client_of([url + path for url in urls], headers, self._key_hint, hint, self._signer)
         self._client = await opening.enter_async_context(client)
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
@@ -139,6 +152,12 @@ class Model(Target):
 
     async def reply(self, turn: Turn) -> Reply:
         """Ask for the next assistant message; call the tools it asks for, until it answers."""
+        try:
+            return await self._reply(turn)
+        except (AttemptError, Fault) as error:
+            raise self.explained(error) from error
+
+    async def _reply(self, turn: Turn) -> Reply:
         if self._tools is None:
             return await self.complete(turn.messages, turn.params, turn.load)
         assert turn.calls is not None
@@ -195,13 +214,10 @@ class Model(Target):
         """Send a request and return the model's answer."""
         assert self._client is not None
         body, first = self._dialect.encode(request), None
-        try:
-            if request.stream:
-                answer, first = await self._streamed(body)
-            else:
-                answer = self._dialect.read(await self._client.post(body))
-        except (AttemptError, Fault) as error:
-            raise self._explained(error) from error
+        if request.stream:
+            answer, first = await self._streamed(body)
+        else:
+            answer = self._dialect.read(await self._client.post(body))
         return Reply(
             text=answer.text,
             messages=[answer.message],
@@ -220,7 +236,7 @@ class Model(Target):
                 first = time.monotonic() - started
         return reader.finish(), first
 
-    def _explained(self, error: AttemptError | Fault) -> AttemptError | Fault:
+    def explained(self, error: AttemptError | Fault) -> AttemptError | Fault:
         """Make a refusal that every request will meet a Fault, with the line to write."""
         line = self._dialect.explain(error)
         if line is None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, ConfigError, Fault, HoldfastError, Problem, UsageError
 from holdfast.functions import Function, describe_error, function_source, load_function, user_error
+from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import ModelTarget, PythonTarget
 from holdfast.store.records import Usage
 from holdfast.targets.model import Model
@@ -216,9 +217,18 @@ class PythonFunction(Target):
         assert turn.calls is not None
         async with self._opening:  # calls may be concurrent, and the embedded model starts slowly
             if name not in self._models:
-                block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=self.block.api_key_env)
-                self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
+                self._models[name] = await self._model(name).__aenter__()
         return await self._models[name].answer(messages, turn.calls, params, turn.load)
+
+    def _model(self, name: str) -> Model:
+        """Return a model that the function names; its provider's prefix counts where the target has no `base_url`."""
+        by_prefix = self.block.base_url is None and has_provider(name)
+        key_env = None if by_prefix else self.block.api_key_env
+        try:
+            block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=key_env)
+            return Model(block, Prices(name, self._prices), where=f"context.model({name!r})")
+        except UsageError as error:  # the function names the model only now
+            raise Fault("auth", error.message, remedy=error.remedy) from error
 
     async def use(
         self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: ReplayPolicy

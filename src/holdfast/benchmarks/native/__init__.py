@@ -50,7 +50,7 @@ def load(name: str, options: Mapping[str, Any], folder: Path | None = None) -> d
     # As expressions, since Jinja changes line ends of a template's own text.
     examples = "".join(f"{{{{ {json.dumps(shot)} }}}}" for shot in shots[:count])
     document["prompt"] = examples + document["prompt"]
-    document["target"] = {"api": api, **document["target"]}
+    document["target"] = {**({} if api == "chat" else {"api": api}), **document["target"]}
     facts = dict(definition["dataset"])
     if is_sample:
         source: dict[str, Any] = {"path": str(SAMPLES / f"{name.removesuffix(_SAMPLE)}.jsonl")}

@@ -23,6 +23,7 @@ from holdfast.formats import find_format, load_any
 from holdfast.formats.providers import find_file, installed_providers, unknown_task
 from holdfast.spec.document import read_document
 from holdfast.spec.load_targets import TARGETS
+from holdfast.spec.providers import OPENAI, has_provider
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
@@ -275,6 +276,8 @@ class TaskReader:
             "stream": asked.stream if asked.stream is not None else self.endpoint.stream,
             "version": self.endpoint.version,
         }
+        if self.shared.deployment is not None and values["base_url"] is None and has_provider(str(values["model"])):
+            values["base_url"] = f"${{{OPENAI.url_env}}}"  # the job's server, whatever the name looks like
         return [(("target", key), value) for key, value in values.items() if value is not None]
 
     def _report_no_model(self, location: Location) -> None:

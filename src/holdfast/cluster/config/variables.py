@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.grader_schema import PromptGrader
-from holdfast.spec.providers import OPENAI
+from holdfast.spec.providers import OPENAI, endpoint_of
 from holdfast.spec.redact import looks_secret
 from holdfast.spec.schema import ModelTarget, ResponderBlock, is_embedded, urls_of
 
@@ -137,18 +137,32 @@ def check_api_keys(
     target = spec.target
     target_url = target.base_url if isinstance(target, ModelTarget) else None
     for location, block in _model_blocks(spec):
-        name = block.api_key_env or "OPENAI_API_KEY"
-        served = serves and (block is target or block.base_url == target_url)
-        if served or name in passed or not looks_secret(name):
+        if serves and (block is target or block.base_url == target_url):
             continue
-        urls = urls_of(block.base_url) or [environ.get("OPENAI_BASE_URL") or OPENAI.base_url]
-        needed = any(url.rstrip("/") == OPENAI.base_url for url in urls)
-        if not needed and not environ.get(name):
-            continue
-        why = f"needs {name}, which the job does not have" if needed else f"{name} is set here, and not in the job"
-        message = f"{why}: write `env_vars: {{{name}: host:{name}}}` into the configuration"
-        report = findings.wrong if needed else findings.notice
-        report(spec.document, location, f"{message}, or `env_vars.{name}=host:{name}` in the command")
+        assert block.model is not None
+        key_env, needs = _variables_of(block.model, block.base_url, block.api_key_env, environ)
+        for name in dict.fromkeys((*needs, key_env)):
+            needed = name in needs
+            if name in passed or not (needed or (looks_secret(name) and environ.get(name))):
+                continue
+            why = f"needs {name}, which the job does not have" if needed else f"{name} is set here, and not in the job"
+            message = f"{why}: write `env_vars: {{{name}: host:{name}}}` into the configuration"
+            report = findings.wrong if needed else findings.notice
+            report(spec.document, location, f"{message}, or `env_vars.{name}=host:{name}` in the command")
+
+
+def _variables_of(
+    model: str, base_url: str | list[str] | None, key_env: str | None, environ: Mapping[str, str]
+) -> tuple[str, tuple[str, ...]]:
+    """Return the variable for the API key of a model, and those without which it cannot be asked.
+
+    A variable in a `base_url` gets its value in the job.
+    """
+    if base_url is None:
+        endpoint = endpoint_of(model, None, None, key_env, environ)
+        return endpoint.key_env, endpoint.needs
+    name = key_env or OPENAI.key_env[0]
+    return name, (name,) if any(url.rstrip("/") == OPENAI.base_url for url in urls_of(base_url)) else ()
 
 
 def _model_blocks(spec: Eval) -> Iterator[tuple[Location, _ModelBlock]]:

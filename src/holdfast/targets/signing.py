@@ -1,0 +1,109 @@
+"""How requests to a model are authenticated: a header for all of them, or a signature for each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.dialects.types import Dialect
+    from holdfast.spec.providers import ModelEndpoint
+
+_SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
+
+
+class Signer:
+    """Makes the headers of one request, whose body is known."""
+
+    async def headers(self, url: str, body: bytes) -> dict[str, str]:
+        """Return the headers that authenticate a request."""
+        raise NotImplementedError
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may repeat."""
+        return ()
+
+
+def headers_of(endpoint: ModelEndpoint, dialect: Dialect) -> dict[str, str]:
+    """Return the headers of all requests to a model."""
+    key = os.environ.get(endpoint.key_env) if endpoint.key_env else None
+    return {"api-key": key} if endpoint.access == "azure" and key else dialect.headers(key)
+
+
+def signer_of(endpoint: ModelEndpoint) -> Signer | None:
+    """Return what signs the requests to a model; None where a key is enough."""
+    if endpoint.access == "aws" and not os.environ.get(endpoint.key_env):
+        return _AwsSigner(endpoint)
+    return _GoogleSigner() if endpoint.access == "gcp" else None
+
+
+class _AwsSigner(Signer):
+    """Signs requests with the credentials that AWS's own programs use, by Signature Version 4."""
+
+    def __init__(self, endpoint: ModelEndpoint) -> None:
+        try:
+            from botocore.session import Session
+        except ImportError as error:
+            raise UsageError(
+                f"bedrock/{endpoint.model} needs the package botocore to sign requests",
+                remedy=f'pip install "holdfast-evals[aws]", or set {endpoint.key_env} to an API key of Bedrock.',
+            ) from error
+        self._region = endpoint.region
+        self._credentials: Any = Session().get_credentials()
+        if self._credentials is None:
+            raise UsageError(
+                f"bedrock/{endpoint.model}: there are no AWS credentials",
+                remedy="Run `aws configure` or set AWS_PROFILE or AWS_ACCESS_KEY_ID, or set "
+                f"{endpoint.key_env} to an API key of Bedrock.",
+            )
+
+    async def headers(self, url: str, body: bytes) -> dict[str, str]:
+        return await asyncio.to_thread(self._sign, url, body)  # credentials that expire are renewed over the network
+
+    def _sign(self, url: str, body: bytes) -> dict[str, str]:
+        from botocore.auth import SigV4Auth
+        from botocore.awsrequest import AWSRequest
+
+        request = AWSRequest("POST", url, data=body)
+        SigV4Auth(self._credentials.get_frozen_credentials(), "bedrock", self._region).add_auth(request)
+        return dict(request.headers.items())
+
+
+class _GoogleSigner(Signer):
+    """Sends the tokens of Google's application default credentials."""
+
+    def __init__(self) -> None:
+        try:
+            import google.auth
+            import google.auth.exceptions
+            import google.auth.transport.requests
+        except ImportError as error:
+            raise UsageError(
+                "models of Vertex AI need the packages google-auth and requests",
+                remedy='pip install "holdfast-evals[gcp]"',
+            ) from error
+        try:
+            self._credentials: Any = google.auth.default(scopes=[_SCOPE])[0]
+        except google.auth.exceptions.DefaultCredentialsError as error:
+            raise UsageError(
+                f"there are no credentials for Vertex AI: {error}",
+                remedy="Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS.",
+            ) from error
+        self._transport = google.auth.transport.requests.Request()
+        self._renewing = asyncio.Lock()
+
+    async def headers(self, url: str, body: bytes) -> dict[str, str]:
+        async with self._renewing:
+            if not self._credentials.valid:
+                await asyncio.to_thread(self._credentials.refresh, self._transport)
+        headers: dict[str, str] = {}
+        self._credentials.apply(headers)
+        return headers
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return (self._credentials.token,) if self._credentials.token else ()
