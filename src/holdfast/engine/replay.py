@@ -3,7 +3,8 @@
 Invariants:
 
 1. A call is identified by its turn, its kind, the digest of its request (without what clients change on every start),
-   and its number among equal requests of the attempt. Calls that an agent makes at the same time may therefore come back in any order.
+   and its number among equal requests of the attempt. Calls that an agent makes at the same time may therefore come
+   back in any order.
 2. Nobody sees the result of a live call before its record is on disk.
 3. A recorded call is never made again. Exceptions are 4 and 6, and calls with `replay: again`, which run again where
    the state that they built is lost; also then the recorded result counts.

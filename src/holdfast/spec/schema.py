@@ -487,6 +487,37 @@ class CommandTarget(TargetBlock):
         return Path(self.command[0]).name
 
 
+class AgentTarget(TargetBlock):
+    """An agent that is installed as a program: Claude Code, or Codex."""
+
+    agent: Literal["claude-code", "codex"]
+    """The agent: `claude-code` or `codex`. It runs in the trial's workspace, without asking for permissions."""
+    model: str = Field(min_length=1)
+    """Name of the model, as the agent knows it."""
+    args: list[str] = []
+    """Further arguments of the program. Each is a template with `prompt` and the row's fields."""
+    program: str | None = None
+    """The program, as a path relative to the eval file, or as a name on the PATH. Default: `claude` or `codex`."""
+    version: str | None = None
+    """The version of the agent, which is part of the key. Another one that is installed is refused. Default: the one
+    that is installed."""
+    base_url: BaseUrl | None = None
+    """Where the agent's model calls are sent: a URL or a list of URLs. Default: `$ANTHROPIC_BASE_URL` or
+    `$OPENAI_BASE_URL`, else the provider."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key. Default: `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`."""
+    ignore: list[str] = []
+    """Fields of the agent's requests that differ on every start, beside those that are known to."""
+
+    templates: ClassVar[tuple[str, ...]] = ("args",)
+    multi_call: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        """The agent and its model."""
+        return f"{self.agent}-{self.model}"
+
+
 class Limits(Block):
     """Concurrency, timeouts, retries and budgets. Never part of a key."""
 

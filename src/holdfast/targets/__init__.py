@@ -14,6 +14,7 @@
 `python`    a Python function, or an object that is opened and closed
 `http`      a workflow behind HTTP
 `command`   a program
+`agents`    Claude Code and Codex, as programs
 `guard`     the target of a plug-in, which is not trusted
 `proxy`     a server on loopback for all APIs of models, whose calls are recorded
 `exchange`  a request of a program to a model, and its answer

@@ -16,12 +16,13 @@ from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from holdfast.spec.origin import Origin
+    from holdfast.targets.matching import Volatile
     from holdfast.targets.proxy import Proxy
-    from holdfast.targets.types import Turn
+    from holdfast.targets.types import Calls, Turn
 
 _SHOWN = 400
 
@@ -51,7 +52,7 @@ class Command(Target):
     schema = CommandTarget
     block: CommandTarget
 
-    def __init__(self, block: CommandTarget, origin: Origin) -> None:
+    def __init__(self, block: CommandTarget, origin: Origin, volatile: Sequence[Volatile] = ()) -> None:
         super().__init__(block, origin)
         spec = origin.spec
         self._folder = spec.folder
@@ -64,7 +65,7 @@ class Command(Target):
         if block.proxy:
             from holdfast.targets.proxy import Proxy
 
-            self._proxy = Proxy(block, spec.prices)
+            self._proxy = Proxy(block, spec.prices, volatile)
 
     @classmethod
     def identity(cls, block: CommandTarget, origin: Origin) -> dict[str, Any]:
@@ -83,13 +84,23 @@ class Command(Target):
         if self._proxy is not None:
             await self._proxy.__aexit__(*details)
 
+    def base_url(self, calls: Calls) -> str:
+        """Return the base URL of a trial at the proxy."""
+        assert self._proxy is not None
+        return self._proxy.base_url(calls)
+
     async def reply(self, turn: Turn) -> Reply:
         """Run the program to its end."""
+        return await self.run(turn, {})
+
+    async def run(self, turn: Turn, variables: Mapping[str, str]) -> Reply:
+        """Run the program to its end, with further environment variables."""
         calls = turn.calls
         if calls is None:
             return await self._run(turn, None, dict(os.environ))
         environment = {
             **os.environ,
+            **variables,
             "HOLDFAST_SAMPLE": for_environment(turn.sample.id),
             "HOLDFAST_TURN": str(turn.number),
         }

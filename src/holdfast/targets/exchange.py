@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.dialects.types import Answer, Dialect, Message
     from holdfast.spec.schema import Api
 
-_VERSIONS: Final = re.compile(r"(?:v1(?:beta\d*|alpha)?/+)+")
+_VERSIONS: Final = re.compile(r"(?:v1(?:beta\d*|alpha)?(?:/+|$))+")
 _GEMINI: Final = re.compile(r"models/([^/:]+):(generateContent|streamGenerateContent|countTokens)$")
 _FREE: Final = ("messages/count_tokens", "responses/input_tokens")
 
@@ -118,14 +118,15 @@ def _joined(events: Iterable[Any]) -> list[Message]:
 
 def read_counts(place: Place, response: ProxiedResponse) -> TokenCounts:
     """Return the tokens of a recorded answer."""
-    if place.api in (None, "chat", "completions"):
-        counts = response.counts if isinstance(response.counts, dict) else {}
-        if "prompt_tokens" not in counts:
-            counts = {"prompt_tokens": counts.get("input_tokens"), "completion_tokens": counts.get("output_tokens")}
-        tokens = read_tokens(counts)
-        if tokens.output is None and tokens.input is not None and counts.get("total_tokens") == tokens.input:
-            return TokenCounts(input=tokens.input, output=0)  # embeddings
-        return tokens
     dialect = dialect_at(place)
-    answer = None if dialect is None else read_answer(dialect, response)
-    return TokenCounts() if answer is None else answer.tokens
+    if dialect is not None and place.api not in ("chat", "completions"):
+        answer = read_answer(dialect, response)
+        if answer is not None:
+            return answer.tokens
+    counts = response.counts if isinstance(response.counts, dict) else {}
+    if "prompt_tokens" not in counts:
+        counts = {"prompt_tokens": counts.get("input_tokens"), "completion_tokens": counts.get("output_tokens")}
+    tokens = read_tokens(counts)
+    if tokens.output is None and tokens.input is not None and counts.get("total_tokens") == tokens.input:
+        return TokenCounts(input=tokens.input, output=0)  # embeddings
+    return tokens

@@ -22,7 +22,7 @@ from msgspec import UnsetType
 from holdfast.dialects import dialect_of
 from holdfast.dialects.reading import STOPPED_EARLY
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.providers import OPENAI, PROVIDERS, endpoint_of
+from holdfast.spec.providers import endpoint_of
 from holdfast.store.records import ProxiedResponse, Usage
 from holdfast.targets.balancer import client_of
 from holdfast.targets.exchange import dialect_at, place_of, read_answer, read_counts, read_messages
@@ -199,11 +199,11 @@ class _Answer:
         return not self._place.streams or self._request.query.get("alt") == "sse"
 
     async def ask(self) -> Any:
-        """Ask the real server. A path that the server does not have is reported to the agent, and stops no run."""
+        """Ask the real server. A path that the server may not have is reported to the agent, and stops no run."""
         try:
             return msgspec.to_builtins(await self._ask())
         except Fault as fault:
-            if fault.status != 404 or self._place.api is not None:
+            if fault.status != 404 or self._place.api not in (None, "responses"):
                 raise
             missing = AttemptError("bad_request", fault.message, status=404, retry=False)
             missing.body = fault.body
@@ -275,15 +275,13 @@ class _Answer:
         return self.response
 
 
-def _upstream(name: str, block: CommandTarget | PythonTarget) -> tuple[list[str], str]:
+def _upstream(provider: str, block: CommandTarget | PythonTarget) -> tuple[list[str], str]:
     """Return the base URLs of a provider, and the environment variable with its key."""
-    provider = OPENAI if name == "openai" else PROVIDERS[name]
-    own = (os.environ.get(provider.url_env) or provider.base_url).rstrip("/")
-    version = provider.base_url[provider.base_url.rindex("/") :]
-    if name != "openai" and not own.endswith(version):
-        own += version  # as the provider's clients do
-    urls = [own] if block.base_url is None else endpoint_of("", None, block.base_url).urls
-    return urls, block.api_key_env or provider.key_env
+    # $OPENAI_BASE_URL counts as the base_url of models that have a prefix of the hub: here it is OpenAI's alone.
+    environ = {name: value for name, value in os.environ.items() if provider == "openai" or name != "OPENAI_BASE_URL"}
+    own = endpoint_of("" if provider == "openai" else f"{provider}/any", environ=environ)
+    urls = own.urls if block.base_url is None else endpoint_of("", None, block.base_url).urls
+    return urls, block.api_key_env or own.key_env
 
 
 def _query(place: Place, request: web.Request) -> str:
