@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.forking import start_warm_process
 from tests.support.invocations import invocation
 from tests.support.nat import nat
 from tests.support.running import HOME, Server, holdfast, run_dir, server, write_eval
@@ -22,6 +23,12 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 os.environ["HOLDFAST_HOME"] = str(HOME)  # nothing is written to the home directory of whoever runs the tests
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the process that forks commands before those that run the tests, which share it."""
+    if config.getoption("numprocesses", None):
+        start_warm_process()
 
 
 @pytest.fixture(scope="module")

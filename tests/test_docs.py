@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from ruamel.yaml import YAML
 from holdfast.spec.load import load_eval
 from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.providers import PROVIDERS
-from tests.support.running import ROOT, environment
+from tests.support.running import ROOT, environment, holdfast
 
 DOCS = ROOT / "docs"
 FORMATS = DOCS / "file-formats.md"
@@ -24,6 +25,8 @@ MARKED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 """a block of code: commands to run, or a file below its name"""
+PLAIN = re.compile(r"holdfast [^|&;<>()$`*?\[\]#~\\{}!\n]*")
+"""a command that a shell only splits into words"""
 SECTION = re.compile(r"^###? `(\w+)`\n\n```yaml\n(- type: .*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = sorted(path for path in [ROOT / "README.md", *DOCS.glob("*.md")] if MARKED.search(path.read_text()))
 SNIPPETS = [
@@ -33,10 +36,21 @@ SNIPPETS = [
 ]
 
 
+def run_line(line: str, cwd: Path, env: dict[str, str], code: int, *, installed: bool) -> None:
+    """Run a line of the documentation: in a shell, if that has anything to do, or if the installed script is meant."""
+    if PLAIN.fullmatch(line) and not installed:
+        holdfast(*shlex.split(line)[1:], cwd=cwd, env=env, check=code)
+        return
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == code, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_files_and_commands_of_a_page_work(page: Path, tmp_path: Path) -> None:
     programs = Path(sys.executable).parent
-    env = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}", HOLDFAST_HOME=str(tmp_path / "home"))
+    env = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "HOLDFAST_HOME": str(tmp_path / "home")}
     commands = 0
     for block in MARKED.finditer(page.read_text()):
         if block["file"]:
@@ -44,10 +58,7 @@ def test_files_and_commands_of_a_page_work(page: Path, tmp_path: Path) -> None:
             continue
         for line in block["body"].splitlines():
             if line.startswith("$ "):
-                done = subprocess.run(
-                    ["bash", "-c", line[2:]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900
-                )
-                assert done.returncode == int(block["exit"] or 0), f"{line}\n{done.stdout}\n{done.stderr}"
+                run_line(line[2:], tmp_path, env, int(block["exit"] or 0), installed=page.name == "tutorial.md")
                 commands += 1
     if page.name == "tutorial.md":
         assert commands >= 8

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +56,7 @@ class UsageError(HoldfastError):
     """A request that cannot be fulfilled: the command line, a file or the data are wrong."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A mistake in a file: its place and a message."""
 
     where: str
@@ -134,8 +132,7 @@ class Interrupted(HoldfastError):
         self.exit_code = 128 + signal_number
 
 
-@dataclass(frozen=True)
-class BudgetReached:
+class BudgetReached(NamedTuple):
     """A limit that the user set is reached."""
 
     message: str

@@ -91,6 +91,31 @@ class TestItself:
         others = {"aiohttp", "datasets", "holdfast.cluster", "holdfast.formats.waza.read", "mlflow", "wandb"}
         assert imported & others == set()
 
+    @pytest.mark.parametrize("words", [["eval", "--help"], ["eval"], ["eval", "--trials", "0"]])
+    def test_help_and_refusals_of_eval_import_no_schemas(self, tmp_path: Path, words: Any) -> None:
+        imported = set(watched(tmp_path, *words)["imported"])
+        assert "holdfast.cli.eval" in imported
+        assert imported & {"aiohttp", "asyncio", "jinja2", "pydantic", "rich", "ruamel.yaml"} == set()
+
+    def test_a_run_begins_without_what_only_its_end_or_other_evals_need(self, tmp_path: Path, mock: Any) -> None:
+        (tmp_path / "checks.py").write_text(
+            "import json, pathlib, sys\n"
+            "def note(output):\n"
+            "    pathlib.Path('modules.json').write_text(json.dumps(list(sys.modules)))\n"
+            "    return 1\n"
+        )
+        note = {"type": "python", "function": "checks.py:note"}
+        write_spec(tmp_path, target={"model": "m", "base_url": mock.base_url}, graders=[note])
+        opened = watched(tmp_path, "eval", "eval.yaml")["opened"]
+        assert metrics(run_dir(tmp_path, "e"))["outputs"] == 2
+        imported = set(json.loads((tmp_path / "modules.json").read_text()))
+        assert {"aiohttp", "holdfast.graders.python"} <= imported
+        later = {"holdfast.engine.outcome", "holdfast.report.metrics", "holdfast.report.outcome", "rich"}
+        unused = {"holdfast.benchmarks.names", "holdfast.formats.providers", "holdfast.formats.waza"}
+        unused |= {"holdfast.spec.file_grader_schema", "holdfast.spec.suite", "holdfast.targets.tools"}
+        assert imported & (later | unused) == set()
+        assert [path for path in opened if path.endswith("entry_points.txt")] == []  # of all installed packages
+
     @pytest.mark.parametrize("words", [["--help"], ["-h"]])
     def test_help_lists_every_verb(self, type_in: Any, words: Any) -> None:
         ended = type_in(*words)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast import evaluate
+from holdfast.dialects import dialect_of
 from holdfast.dialects.reading import visible
+from holdfast.dialects.types import ModelRequest
 from tests.support.breaking import kept
-from tests.support.providers import Call, Cut, FailMidStream, Refuse, Say, provider
+from tests.support.providers import Asked, Call, Cut, FailMidStream, Refuse, Say, provider
 from tests.support.running import lines
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.spec.schema import Api
     from tests.support.providers import Move, Provider
 
-APIS: tuple[Api, ...] = ("chat", "messages", "responses")
+APIS: tuple[Api, ...] = ("chat", "messages", "responses", "gemini")
 """the APIs that have tools and reasoning; `completions` has neither"""
 
 apis = pytest.mark.parametrize("api", APIS)
@@ -211,3 +214,40 @@ def test_files_in_messages(api: Api, stream: bool, tmp_path: Path) -> None:
     sent = json.dumps(ran.server.asked[0].body)
     assert b64encode(b"\x89PNG cat").decode() in sent and b64encode(b"%PDF notes").decode() in sent
     assert [part["type"] for part in ran.transcript()[0]["content"]] == ["text", "image", "file"]
+
+
+@apis
+def test_a_parameter_that_a_model_refuses_ends_the_run_with_the_line_to_write(api: Api) -> None:
+    ran = run(api, [Refuse(400, "Unsupported parameter: 'temperature' is not supported with this model.")])
+    assert "hint: Remove `temperature` from target.params: this model does not take it." in (ran.run.reason or "")
+    assert ran.run.exit_code == 3 and len(ran.server.asked) == 1
+
+
+@apis
+def test_a_parameter_that_an_api_does_not_have_ends_the_run_with_the_line_to_write(api: Api) -> None:
+    ran = run(api, [Say("yes")], target={"params": {"mirostat": 2}})
+    assert "Remove `mirostat` from target.params: this API does not have it." in (ran.run.reason or "")
+
+
+@pytest.mark.parametrize("api", [api for api in APIS if api != "chat"])
+@pytest.mark.parametrize("length", [2, 4, 7, 8, 9])
+def test_a_history_from_elsewhere_is_one_that_the_server_takes(api: Api, length: int) -> None:
+    """User-written messages, messages of another API, and messages that this one would not send."""
+    weather = {"id": "a.1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    broken = {"id": "b", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "CE'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "", "raw": {"api": "of-another-server", "reply": {"id": 1}}},
+        {"role": "user", "content": [{"type": "text", "text": "Look"}, {"type": "text", "text": "outside"}]},
+        {"role": "assistant", "content": None, "tool_calls": [weather, broken], "reasoning": "I must look"},
+        {"role": "tool", "tool_call_id": "a.1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "b", "name": "clock", "content": "not a JSON object"},
+        {"role": "assistant", "content": None, "refusal": "I cannot say"},
+        {"role": "user", "content": "Yes or no?"},
+    ]
+    dialect, wire = dialect_of(api), import_module(f"tests.support.providers.{api}").WIRE
+    body = dialect.encode(ModelRequest(model="m-1", messages=messages[:length], max_tokens=9))
+    wire.check(Asked("/v1" + dialect.path("m-1", stream=False), dialect.headers("k"), body))
+    sent = [message for message in dialect.conversation(body) if message["role"] == "tool"]
+    assert [message["content"] for message in sent] == (["rain", "not a JSON object"] if length >= 7 else [])

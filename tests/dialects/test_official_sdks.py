@@ -99,3 +99,33 @@ def test_openai_responses(stream: bool) -> None:
     ]
     assert (reply.usage.input_tokens, reply.usage.input_tokens_details.cached_tokens) == (100, 90)
     assert (reply.usage.output_tokens, reply.usage.output_tokens_details.reasoning_tokens) == (7, 3)
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in the client's own source
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_google(stream: bool) -> None:
+    from google.genai import Client
+    from google.genai.types import HttpOptions
+
+    request: Any = {"model": "m-1", "contents": "Shall I take an umbrella?"}
+    with provider("gemini", [THINKS]) as server:
+        options = HttpOptions(base_url=server.url.removesuffix("/v1"), api_version="v1")
+        with Client(api_key="sk-of-the-test", http_options=options) as client:
+            replies: list[Any] = (
+                [*client.models.generate_content_stream(**request)]
+                if stream
+                else [client.models.generate_content(**request)]
+            )
+    parts = [part for reply in replies for part in reply.candidates[0].content.parts or ()]
+    assert "".join(part.text for part in parts if part.thought) == "it may rain"
+    assert "".join(part.text for part in parts if part.text and not part.thought) == "let me look"
+    calls = [part for part in parts if part.function_call]
+    assert [(call.function_call.name, call.function_call.args) for call in calls] == [
+        ("weather", {"city": "Oslo"}),
+        ("clock", {"zone": "CET"}),
+    ]
+    assert b"sealed" in calls[0].thought_signature and calls[1].thought_signature is None
+    assert replies[-1].candidates[0].finish_reason == "STOP"
+    usage = replies[-1].usage_metadata
+    assert (usage.prompt_token_count, usage.cached_content_token_count) == (100, 90)
+    assert (usage.candidates_token_count, usage.thoughts_token_count) == (4, 3)

@@ -19,7 +19,7 @@ from tests.dialects.test_conformance import apis, every_api
 from tests.support.providers import Asked, Call, Say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from holdfast.dialects.types import Answer, StreamReader
     from holdfast.spec.schema import Api
@@ -113,7 +113,8 @@ def test_a_reply_that_makes_no_sense_is_an_error_of_the_attempt(api: Api, say: S
     events = [value for _, value in wire.events(say, asked(api, stream=True)) if value != "[DONE]"]
     at = data.draw(st.integers(0, len(events) - 1))
     events[at] = spoiled(events[at], data)
-    for attempt in (lambda: dialect.read(reply), lambda: fed(api, iter(events)).finish()):
+    attempts: list[Callable[[], Answer]] = [lambda: dialect.read(reply), lambda: fed(api, iter(events)).finish()]
+    for attempt in attempts:
         try:
             assert isinstance(attempt().text, str)
         except AttemptError as error:
@@ -126,7 +127,7 @@ def test_the_conversation_of_a_request_that_makes_no_sense_is_what_is_known_of_i
     api: Api, data: st.DataObject
 ) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
         {"role": "assistant", "content": "b", "tool_calls": [call]},

@@ -203,7 +203,7 @@ def test_a_second_signal_ends_a_busy_worker_at_once(tmp_path: Path) -> None:
     source = BUSY["the event loop is inside C code"].replace("mark()", "open('called', 'a')")
     crew = start("eval", python_eval(tmp_path, source), "--workers", "1", cwd=tmp_path)
     wait_for(lambda: started(tmp_path), "the function to be called")
-    (worker,) = [process for process in leftovers(tmp_path) if "work" in process.cmdline()]
+    (worker,) = [process for process in leftovers(tmp_path) if process.pid != crew.pid]
 
     def gone() -> bool:
         with suppress(psutil.NoSuchProcess):

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from tests.support.viewing import Viewer
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_NAMES = ("/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome")
+"""Debian's `chromium` is a script that adds options: it would draw with a simulated graphics card"""
+CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,8 @@ def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("there is no Chromium; scripts/lab/install gets it on Debian and Ubuntu")
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=options)
         yield started
         started.close()
 

@@ -2,12 +2,11 @@
 
 Starting Python and importing Holdfast is most of the time a short command takes, and tests start thousands of them.
 `Forked` is a `subprocess.Popen` whose process is forked from a warm one: its standard files, working directory,
-environment, arguments and `sys.path` are those of a new `python -m MODULE`, and it ends
-as one, but for the clearing of its memory.
+environment, arguments and `sys.path` are those of a new `python -m MODULE`, and it ends as one, but for the clearing of
+its memory. The processes of Holdfast that it starts in turn, such as workers, are forked as well.
 
-    python -m tests.support.forking SOCKET
-
-is the warm process: it forks for each request that comes over the socket, and ends when the socket is closed.
+All processes of a test run share the warm process. For each connection to its socket it forks a process that in turn
+forks for each request, until the connection is closed.
 """
 
 from __future__ import annotations
@@ -19,15 +18,21 @@ import os
 import pkgutil
 import runpy
 import select
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Never
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _LARGEST: Final = 1 << 20
@@ -37,6 +42,15 @@ _READ_AT_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "HOLDFAST_LEASE_SECONDS
 """variables that Python or Holdfast reads as it starts: a process forked later would not notice them"""
 _ALSO_NEEDED: Final = ("aiohttp", "jinja2", "mcp", "rich.live", "rich.progress", "rich.table", "ruamel.yaml", "uvloop")
 """what commands import as they run"""
+_NEEDED_BY_LM_EVAL: Final = ("chardet", "lxml.etree", "pandas", "pyarrow.dataset", "requests", "sacrebleu")
+"""what lm-eval imports, but for the packages that read variables as they are imported"""
+_WITH_LM_EVAL: Final = ("holdfast.benchmarks.compiler", "tests.support.lm_eval_oracle")
+_OF_THE_VIEWER: Final = ("holdfast.view.columns", "holdfast.view.reported", "holdfast.view.search")
+_FORKABLE: Final = ("holdfast", *_OF_THE_VIEWER, *_WITH_LM_EVAL)
+"""modules that are forked also where code under test starts them"""
+_FOLDER: Final = "FOLDER_OF_WARM_PROCESS"
+"""the variable by which the processes of a test run know where the sockets are"""
+_EVAL: Final = "{schemaVersion: '1.0', name: e, samples: [{q: 1}], prompt: '{{ q }}', target: {model: m}}"
 
 
 def can_fork(env: dict[str, str]) -> bool:
@@ -48,14 +62,22 @@ def can_fork(env: dict[str, str]) -> bool:
 class Forked(subprocess.Popen[Any]):
     """`Forked(["python", "-m", MODULE, *arguments], cwd=…, env=…, …)`."""
 
+    _ended: int
+
     def _execute_child(
         self, args: Any, executable: Any, preexec: Any, close: Any, fds: Any, cwd: Any, env: Any, *rest: Any
     ) -> None:
         stdin, _, _, stdout, _, stderr = pipes = rest[3:9]
-        request = {"module": args[2], "arguments": args[3:], "cwd": os.fspath(cwd), "env": env}
-        streams = {0: stdin, 1: stdout, 2: stderr}
-        streams = {number: file for number, file in streams.items() if file != -1}
-        self.pid = _warm().ask({"fork": request, "files": list(streams)}, list(streams.values()))
+        request = {
+            "module": args[2],
+            "arguments": [os.fspath(argument) for argument in args[3:]],
+            "cwd": os.fspath(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "new_session": rest[-2],
+        }
+        files = [own if given == -1 else given for own, given in enumerate((stdin, stdout, stderr))]
+        self._forker = _forker("lm-eval" if args[2] in _WITH_LM_EVAL else "holdfast")
+        self.pid = self._forker.ask({"fork": request}, files)
         self._ended = os.pidfd_open(self.pid)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -65,7 +87,7 @@ class Forked(subprocess.Popen[Any]):
         if not ended:
             return 0, 0
         os.close(self._ended)
-        return self.pid, _warm().ask({"wait": self.pid})
+        return self.pid, self._forker.ask({"wait": self.pid})
 
     def _internal_poll(self, _deadstate: Any = None, **_: Any) -> int | None:
         if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
@@ -78,23 +100,31 @@ class Forked(subprocess.Popen[Any]):
         return self.returncode
 
 
-class _Warm:
-    """The warm process, from outside."""
+class ForkedIfPossible:
+    """Stands in for `subprocess.Popen` where code under test starts processes of Holdfast."""
 
-    def __init__(self) -> None:
+    def __new__(cls, args: Any, *rest: Any, **options: Any) -> Any:
+        """Fork a process that may be forked, and start any other one."""
+        env = options.get("env")
+        is_ours = args[:2] == [sys.executable, "-m"] and args[2] in _FORKABLE
+        can = is_ours and can_fork(dict(os.environ if env is None else env))
+        return (Forked if can else _Popen)(args, *rest, **options)
+
+    def __class_getitem__(cls, _: Any) -> type[ForkedIfPossible]:
+        return cls
+
+
+_Popen: Final = subprocess.Popen
+
+
+class _Forker:
+    """A connection to the warm process."""
+
+    def __init__(self, name: str) -> None:
         self._lock = threading.Lock()
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
-        with other:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forking", str(other.fileno())],
-                pass_fds=[other.fileno()],
-                cwd=ROOT,
-                env=_ENVIRONMENT,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        atexit.register(lambda: (self._socket.close(), process.wait()))
+        self._socket.connect(f"{start_warm_process()}/{name}")
 
     def ask(self, request: dict[str, Any], files: list[int] | None = None) -> int:
         with self._lock:
@@ -102,33 +132,61 @@ class _Warm:
             return int(self._socket.recv(64))
 
 
-_warm_processes: dict[int, _Warm] = {}
+_forkers: dict[tuple[int, str], _Forker] = {}
 
 
-def _warm() -> _Warm:
-    """The warm process of this process: one that was forked from it has its own."""
-    return _warm_processes.get(os.getpid()) or _warm_processes.setdefault(os.getpid(), _Warm())
+def _forker(name: str) -> _Forker:
+    """The connection of this process: one that was forked from it has its own."""
+    key = os.getpid(), name
+    return _forkers.get(key) or _forkers.setdefault(key, _Forker(name))
 
 
-def _serve(control: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request; return the request in the process that was forked for it."""
-    while True:
-        message, files, _, _ = socket.recv_fds(control, _LARGEST, 3)
-        if not message:
-            return None
-        request = json.loads(message)
-        if "wait" in request:
-            answer = os.waitpid(request["wait"], 0)[1]
-        else:
-            answer = os.fork()
-            for number, file in zip(request["files"], files, strict=True):
-                if answer == 0:
-                    os.dup2(file, number)
-                os.close(file)
-            if answer == 0:
-                control.close()
-                return request["fork"]
-        control.send(b"%d" % answer)
+def start_warm_process() -> str:
+    """Start the warm process of this test run unless it runs, and return the folder of its sockets."""
+    if _FOLDER not in _ENVIRONMENT:
+        folder = tempfile.mkdtemp(prefix="holdfast-warm-")
+        _ENVIRONMENT[_FOLDER] = os.environ[_FOLDER] = folder
+        listeners = [_listen(f"{folder}/{name}") for name in ("holdfast", "lm-eval")]
+        numbers = [listener.fileno() for listener in listeners]
+        process = _Popen(
+            [sys.executable, "-c", f"from tests.support.forking import serve; serve(*{numbers})"],
+            pass_fds=numbers,
+            cwd=ROOT,
+            env=_ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for listener in listeners:
+            listener.close()
+        atexit.register(_stop, os.getpid(), process, folder)
+    return _ENVIRONMENT[_FOLDER]
+
+
+def _listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(64)
+    return listener
+
+
+def _stop(starter: int, process: subprocess.Popen[bytes], folder: str) -> None:
+    if os.getpid() == starter:  # and not a process that was forked from it
+        process.communicate(b".")  # as the end of the file would, which others may hold open
+        shutil.rmtree(folder)
+
+
+def serve(holdfast: int, lm_eval: int) -> None:
+    """Be the warm process until standard input is closed. Takes the sockets at which it listens."""
+    import_all()
+    _run_a_command()
+    gc.collect()
+    gc.freeze()  # no fork needs to look through all that, and to copy it by doing so
+    if other := os.fork():
+        _accept(socket.socket(fileno=holdfast), ())
+        os.waitpid(other, 0)
+    else:
+        _accept(socket.socket(fileno=lm_eval), _NEEDED_BY_LM_EVAL)
 
 
 def import_all() -> None:
@@ -136,22 +194,77 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(import_module("holdfast").__path__, "holdfast."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    for name in (*_ALSO_NEEDED, "tests.support.server"):
+    _import((*_ALSO_NEEDED, "tests.support.server"))
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
         with suppress(ImportError):
             import_module(name)
-    gc.freeze()  # no fork needs to look through all that, and to copy it by doing so
 
 
-def _main() -> None:
-    import_all()
-    request = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if request:
-        os.environ.clear()
-        os.environ.update(request["env"])
-        os.chdir(request["cwd"])
-        sys.path[0] = request["cwd"]
-        sys.argv = ["-m", *request["arguments"]]
-        os._exit(_run(request["module"]))
+def _run_a_command() -> None:
+    """Look at an eval, so that the validators of its keys and the like are made."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()), suppress(SystemExit):
+        file = Path(folder) / "e.yaml"
+        file.write_text(_EVAL)
+        os.environ["HOLDFAST_HOME"] = folder
+        sys.argv = ["-m", "eval", str(file), "--dry-run", "--runs-dir", folder]
+        import_module("holdfast.cli.main").main()
+
+
+def _accept(listener: socket.socket, needed: Iterable[str]) -> None:
+    """Fork for each connection, after the first has shown that what is needed is to be imported."""
+    while True:
+        ready, _, _ = select.select([0, listener.fileno()], [], [])
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if 0 in ready:  # standard input was closed
+            return
+        connection, _ = listener.accept()
+        _import(needed)
+        with connection:
+            if os.fork() == 0:
+                listener.close()
+                _obey(connection)
+
+
+def _obey(connection: socket.socket) -> Never:
+    """Fork for each request that comes over a connection, until this is closed."""
+    while True:
+        message, files, _, _ = socket.recv_fds(connection, _LARGEST, 3)
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        if "wait" in request:
+            answer = os.waitpid(request["wait"], 0)[1]
+        else:
+            answer = os.fork()
+            for number, file in enumerate(files):
+                if answer == 0:
+                    os.dup2(file, number)
+                os.close(file)
+            if answer == 0:
+                connection.close()
+                _become(**request["fork"])
+        connection.send(b"%d" % answer)
+
+
+def _become(module: str, arguments: list[str], cwd: str, env: dict[str, str], new_session: bool) -> Never:
+    """Be a new process that runs a module."""
+    if new_session:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.path[0] = cwd
+    tempfile.tempdir = None  # that of the variables
+    sys.argv = ["-m", *arguments]
+    subprocess.Popen = ForkedIfPossible
+    if module != "holdfast":
+        sys.modules.pop(module, None)  # it is __main__
+    os._exit(_run(module))
 
 
 def _run(module: str) -> int:
@@ -174,7 +287,3 @@ def _run(module: str) -> int:
     except OSError:
         code = 120  # as Python does
     return int(code or 0)
-
-
-if __name__ == "__main__":
-    _main()

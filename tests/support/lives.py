@@ -15,9 +15,6 @@ import sys
 
 from holdfast.cli.main import main as holdfast_main
 from holdfast.engine.recorder import Recorder
-from tests.support.forking import import_all
-
-import_all()  # so that no life has to
 
 recorded = 0
 

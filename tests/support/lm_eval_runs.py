@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from holdfast.benchmarks.index import OVERLAY
+from tests.support.forking import Forked
 from tests.support.running import ROOT, environment
 
 if TYPE_CHECKING:
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
 def evaluate_with_lm_eval(place: Path, base_url: str, tasks: list[Any], **options: Any) -> Any:
     """Evaluate `tasks` on the data under `place`/hub; see `lm_eval_oracle` for the tasks and the options."""
     request = {"base_url": base_url, "hub": str(place / "hub"), "tasks": tasks, "limit": None, "include": str(OVERLAY)}
-    finished = subprocess.run(
+    process = Forked(
         [sys.executable, "-m", "tests.support.lm_eval_oracle"],
-        input=json.dumps({**request, **options}),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         cwd=ROOT,
         env=environment(HF_DATASETS_CACHE=str(place / "hf"), HF_HUB_OFFLINE="1", TQDM_DISABLE="1"),
     )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return json.loads(finished.stdout)
+    with process:
+        results, errors = process.communicate(json.dumps({**request, **options}))
+    assert process.returncode == 0, errors[-3000:]
+    return json.loads(results)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.browsing import browser, opened
-from tests.support.running import holdfast, server, write_eval
+from tests.support.running import holdfast, server, wait_for, write_eval
 from tests.support.showcase import agent_run
 from tests.support.viewing import Viewer, viewer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.browser
@@ -189,6 +189,46 @@ def test_ticked_runs_are_compared_and_a_flip_is_seen_side_by_side(browser: Brows
         assert page.get_by_role("link", name="milk", exact=True).is_visible()
 
 
+def test_a_page_that_waits_loads_again_when_it_is_done(browser: Browser, shown: Viewer) -> None:
+    address = f"/run/{runs_of(shown, 'many')[0]}/trials"
+    module = '<script type="module" src="/static/wait.js"></script>'
+    share = "0.25"
+
+    def wait(route: Route) -> None:
+        response = route.fetch()
+        if not share:
+            return route.fulfill(response=response)
+        bar = f'<progress aria-label="Reading" data-wait value="{share}"></progress>'
+        page = response.text().replace("</head>", f"{module}</head>").replace("<h1>", f"{bar}<h1>")
+        return route.fulfill(response=response, body=page)
+
+    with opened(browser, shown) as page:
+        page.route(re.compile(f"{address}$"), wait)
+        page.goto(shown.base + address)
+        bar = page.locator("progress[data-wait]")
+        bar.wait_for()
+        share = "0.75"
+        wait_for(lambda: bar.evaluate("bar => bar.value") == 0.75, "the progress to move")
+        share = ""
+        bar.wait_for(state="detached")
+        assert len(rows(page)) > 0
+
+
+def test_a_hidden_tab_closes_its_stream_and_opens_it_again(browser: Browser, shown: Viewer) -> None:
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    streams = re.compile("/events/")
+    with opened(browser, shown) as page:
+        with page.expect_response(streams):
+            page.reload()
+        with page.expect_event("requestfailed", lambda request: streams.search(request.url) is not None):
+            page.evaluate(hide, True)
+        with page.expect_response(streams):
+            page.evaluate(hide, False)
+
+
 def test_the_keys_are_listed_and_none_works_where_text_is_typed(browser: Browser, shown: Viewer) -> None:
     with opened(browser, shown) as page:
         page.keyboard.press("?")
@@ -218,11 +258,7 @@ def addresses(shown: Viewer) -> dict[str, str]:
     }
 
 
-PAGES = ["runs", "jobs", "run", "trials", "trial", "compare", "beside", "several", "grid", "missing"]
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer, name: str) -> None:
+def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer) -> None:
     texts = {
         "runs": "agent.py:reply",
         "jobs": "No job was submitted",
@@ -235,48 +271,45 @@ def test_every_page_reads_without_scripts(browser: Browser, shown: Viewer, name:
         "grid": "agent.py:reply",
         "missing": "no run 'ffff'",
     }
-    with_status = {"missing": 404}
-    path = addresses(shown)[name]
     context = browser.new_context(java_script_enabled=False)
     try:
         page = context.new_page()
         page.goto(f"{shown.base}/open?key={shown.key}")
-        response = page.goto(shown.base + path)
-        assert response.status == with_status.get(name, 200)
-        assert texts[name] in page.locator("main").inner_text()
+        for name, path in addresses(shown).items():
+            response = page.goto(shown.base + path)
+            assert response.status == (404 if name == "missing" else 200), name
+            assert texts[name] in page.locator("main").inner_text(), name
     finally:
         context.close()
 
 
-@pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_accessible_in_both_schemes(browser: Browser, shown: Viewer, name: str, scheme: str) -> None:
+def test_every_page_is_accessible_in_both_schemes(browser: Browser, shown: Viewer, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe")
     options: dict[str, Any] = {"color_scheme": scheme, "bypass_csp": True}  # axe is a script of its own
-    path = addresses(shown)[name]
     context = browser.new_context(**options)
     try:
         page = context.new_page()
         page.goto(f"{shown.base}/open?key={shown.key}")
-        page.goto(shown.base + path)
-        serious = [
-            (finding["id"], [node["html"] for node in finding["nodes"]])
-            for finding in axe.Axe().run(page).response["violations"]
-            if finding["impact"] in ("serious", "critical")
-        ]
-        assert serious == []
+        for name, path in addresses(shown).items():
+            page.goto(shown.base + path)
+            serious = [
+                (finding["id"], [node["html"] for node in finding["nodes"]])
+                for finding in axe.Axe().run(page).response["violations"]
+                if finding["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], name
     finally:
         context.close()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_fits_a_narrow_and_a_wide_window(browser: Browser, shown: Viewer, name: str) -> None:
-    path = addresses(shown)[name]
-    if name == "missing":  # which the browser's console reports
-        pytest.skip("its content is that of any short page")
-    for width in WIDTHS.values():
-        with opened(browser, shown, path, viewport={"width": width, "height": 700}) as page:
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_every_page_fits_a_narrow_and_a_wide_window(browser: Browser, shown: Viewer, width: int) -> None:
+    with opened(browser, shown, viewport={"width": width, "height": 700}) as page:
+        for name, path in addresses(shown).items():
+            if name != "missing":  # which the browser's console reports; its content is that of any short page
+                page.goto(shown.base + path)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
 @contextmanager

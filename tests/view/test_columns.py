@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.store.rundir import RunDir
 from holdfast.view.columns import open_columns, read_rows, remove_least_used
+from holdfast.view.table import TrialTable, key_bytes, many_key_bytes
 from tests.view import journals
 from tests.view.journals import ROWS, TRIALS, JournaledRun, WriteBytes, WriteOutput, whole_trial
 
@@ -64,7 +66,8 @@ def expected(run: JournaledRun) -> dict[tuple[str, int], Any]:
 def _trials(view: RunView) -> Iterator[tuple[tuple[str, int], Any]]:
     for trial in view.everything():
         if not isinstance(trial, GradedTrial):
-            yield (trial.sample, trial.trial), ("pending", None, {}, *[None] * 5, "", None, "", trial.error)
+            status = "error" if trial.error else "pending"
+            yield (trial.sample, trial.trial), (status, None, {}, *[None] * 5, "", None, "", trial.error)
             continue
         output = trial.output
         graders: dict[str, Any] = {grade.grader: (grade.status, grade.score) for grade in trial.grades}
@@ -203,7 +206,7 @@ def test_a_stored_table_that_is_not_whole_is_built_again(finished: JournaledRun,
         "header": data[:60] + bytes([data[60] ^ 1]) + data[61:],
         "empty": b"",
         "foreign": b"PAR1" + data[4:],
-        "other format": data.replace(b"columns 1", b"columns 0", 1),
+        "other format": data.replace(b"columns 2", b"columns 1", 1),
     }
     path.write_bytes(broken[damage])
     assert shown(open_again(finished)) == wanted
@@ -281,7 +284,6 @@ def test_a_lost_line_of_a_finished_run_is_noticed(finished: JournaledRun) -> Non
 
 def test_large_runs_are_built_by_helper_processes(finished: JournaledRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.view.columns._LARGE", 0)
-    monkeypatch.setattr("holdfast.view.reported._LARGE", 0)
     shares: list[float] = []
     columns = open_columns(finished.rundir, finished.folder / "home", shares.append)
     assert shares[-1] == 1.0
@@ -289,9 +291,64 @@ def test_large_runs_are_built_by_helper_processes(finished: JournaledRun, monkey
     assert columns.table.dataset is not None
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_helper_processes_share_the_outputs_of_large_runs(
+    finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, twice: bool
+) -> None:
+    if twice:
+        journal = finished.rundir.path / "outputs.jsonl"
+        journal.write_bytes(journal.read_bytes() * 2)
+        finished.report()
+    monkeypatch.setattr("holdfast.view.outputs._LARGE", 0)
+    monkeypatch.setattr("holdfast.view.outputs._CHUNK", 500)
+    columns = open_again(finished)
+    assert columns.table.notes["kind"] == "reported"
+    assert same(shown(columns), expected(finished))
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/bin/echo"])
+def test_a_helper_process_that_fails_costs_only_time(
+    finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr("holdfast.view.outputs._LARGE", 0)
+    monkeypatch.setattr("holdfast.view.outputs._CHUNK", 500)
+    monkeypatch.setattr("sys.executable", program)
+    assert same(shown(open_again(finished)), expected(finished))
+
+
+@given(st.lists(st.lists(st.sampled_from(["", "a", "é", "a\nb", "\udc80"]), max_size=4), max_size=4))
+def test_sample_ids_come_back_as_they_were(batches: list[list[str]]) -> None:
+    table = TrialTable(())
+    for batch in batches:
+        table.extend(batch, [1] * len(batch), [f"sha256:{number:032x}" for number in range(len(batch))])
+    samples = [sample for batch in batches for sample in batch]
+    assert [table.id_at(row) for row in range(len(table))] == samples
+    assert all(list(table.rows_of(sample)) == [r for r, s in enumerate(samples) if s == sample] for sample in samples)
+
+
+@given(st.lists(st.sampled_from(["sha256:" + "0a" * 16, "sha256:" + "FF" * 16, "sha256:" + " 0" * 16, "", "x" * 39])))
+def test_keys_are_the_same_one_by_one_and_together(keys: list[str]) -> None:
+    assert many_key_bytes(keys) == b"".join(map(key_bytes, keys))
+
+
 def test_columns_are_shown_where_nothing_can_be_stored(finished: JournaledRun) -> None:
     (finished.folder / "home").write_text("a file is in the way")
     assert same(shown(open_again(finished)), expected(finished))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_full_disk_costs_only_the_cache(finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    if large:
+        monkeypatch.setattr("holdfast.view.columns._LARGE", 0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, limits[1]))  # to write more fails as on a full disk
+    try:
+        assert same(shown(open_again(finished)), expected(finished))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path for path in (finished.folder / "home").rglob("*") if path.is_file()] == []
+    assert same(shown(open_again(finished)), expected(finished))
+    assert cache_file(finished).exists()
 
 
 def test_a_trial_is_found_by_sample_and_number(finished: JournaledRun) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -18,7 +20,7 @@ from holdfast.store.records import Output
 from holdfast.store.rundir import RunDir
 from holdfast.view.run_pages import shorten
 from tests.export.test_reports import HOSTILE, Page
-from tests.support.running import Server, module_server, wait_for
+from tests.support.running import Server, holdfast, module_server, wait_for
 from tests.support.showcase import agent_run, judged_run, long_run
 from tests.support.viewing import viewer
 
@@ -104,7 +106,26 @@ class TestRun:
     def test_an_unfinished_run_has_its_numbers_so_far(self, shown: Viewer, runs: dict[str, Path]) -> None:
         page = Page(run_page(shown, runs["shop"]))
         assert "This run is not finished: 3 of 4 trials have an output." in page.text
-        assert "checkpoint@1/knows 0.667 0.208 – 0.939" in page.text and "1 pending" in page.text
+        assert "checkpoint@1/knows 0.667 0.208 – 0.939" in page.text and "1 error" in page.text
+
+
+@pytest.mark.parametrize("name", ["shop", "endurance", "rivers"])
+def test_the_table_counts_pages_and_show_agree_on_the_status_of_every_trial(
+    name: str, shown: Viewer, runs: dict[str, Path]
+) -> None:
+    run = runs[name]
+    run_page(shown, run)
+    address = f"/run/{name_of(run)}"
+    rows = shown.json(f"{address}/trials.json")["rows"]
+    statuses = [row["status"].replace("ungraded", "pending") for row in rows]
+    pages = [shown.json(f"{address}/trial/{quote(row['sample'])}/{row['trial']}.json") for row in rows]
+    assert [page["timeline"]["facts"]["status"] for page in pages] == statuses
+    assert shown.json(f"{address}.json")["overview"]["statuses"] == Counter(statuses)
+    errors = json.loads(holdfast("show", run, "--errors", "--json", cwd=run).stdout)["trials"]
+    assert sorted(trial["sample"] for trial in errors) == sorted(
+        row["sample"] for row, status in zip(rows, statuses, strict=True) if status == "error"
+    )
+    assert name != "shop" or "error" in statuses, "of a trial without an output"
 
 
 class TestTrial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -256,9 +257,29 @@ def test_a_search_in_lines_finds_what_reading_them_finds(before: str, text: str,
         places.append(place)
         place += len(line) + 1
     needle = text.swapcase() if swap else text
-    hits = [row for rows in search_lines([journal], places, [len(line) for line in lines], needle) for row in rows]
+    found = search_lines(
+        lambda _, offset, size: journal[offset : offset + size], places, [len(line) for line in lines], needle
+    )
+    hits = [row for rows in found for row in rows]
     assert hits == [row for row, line in enumerate(lines) if contains_text(line, fold(needle))]
     assert needle != text or 0 in hits
+
+
+@pytest.mark.parametrize("text", ["words", "wörds"])
+def test_a_journal_may_be_truncated_while_it_is_searched(tmp_path: Path, text: str) -> None:
+    line = _line(f"these {text}")
+    journal = tmp_path / "outputs.jsonl"
+    journal.write_bytes((line + b"\n") * 2_000)
+    first = TrialTable(()).place("outputs.jsonl", 0)
+    places = [first + number * (len(line) + 1) for number in range(2_000)]
+    with journal.open("rb", buffering=0) as file:
+        found = search_lines(
+            lambda _, offset, size: os.pread(file.fileno(), size, offset), places, [len(line)] * 2_000, text
+        )
+        rows = next(found)
+        os.truncate(journal, len(rows) * (len(line) + 1) + 20)
+        assert rows == list(range(len(rows)))
+        assert not any(found), "only the beginning of the next line is there"
 
 
 def test_keys_and_roles_are_not_what_was_said(columns: Columns) -> None:

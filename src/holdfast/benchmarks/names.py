@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
+
+import msgspec
 
 from holdfast.benchmarks import native
 from holdfast.benchmarks.cache import entries_of
@@ -19,8 +20,7 @@ _NEMO_PARAMS: Final = {"temperature": 1e-7, "top_p": 0.9999999}
 """parameters of NeMo's requests, unless a benchmark has its own"""
 
 
-@dataclass(frozen=True)
-class Benchmark:
+class Benchmark(msgspec.Struct, frozen=True):
     """A benchmark and the settings of its name."""
 
     name: str
@@ -32,7 +32,7 @@ class Benchmark:
     """None: as the definition prefers"""
     primary: str | None = None
     """the metric that is the score, as `METRIC` or `METRIC,FILTER`; None: the task's first"""
-    params: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any] = {}
     """parameters of requests, over those of the task"""
     provider: Literal["lm-eval", "native"] = "lm-eval"
     listed: bool = True
@@ -46,8 +46,7 @@ class Benchmark:
         return "NeMo Evaluator" if self.listed else "lm-eval"
 
 
-@dataclass(frozen=True)
-class About:
+class About(msgspec.Struct, frozen=True):
     """A short description of a task, or of a family of names."""
 
     measures: str
@@ -55,16 +54,14 @@ class About:
     """the metric that is the score"""
 
 
-@dataclass(frozen=True)
-class DatasetFacts:
+class DatasetFacts(msgspec.Struct, frozen=True):
     """A dataset of the Hugging Face hub."""
 
     revision: str | None = None
     license: str | None = None
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """The content of `names.toml`."""
 
     benchmarks: dict[str, Benchmark]

@@ -14,15 +14,15 @@ from holdfast.benchmarks.progress import notes_to
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import export_results, run_and_report, run_locally
 from holdfast.cli.errors import show_note
-from holdfast.cli.export import ExporterName
-from holdfast.cli.flags import Concurrency, Duration, EvalFlags, Positive
+from holdfast.cli.flags import Concurrency, Duration, EvalFlags, ExporterName, Positive
 from holdfast.cli.runs import runs_dir_option
 from holdfast.display.choice import make_display
 from holdfast.errors import UsageError
-from holdfast.spec.overrides import parse_override
+from holdfast.spec.document import read_document
 
 if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
+    from holdfast.spec.document import Document
     from holdfast.spec.load import Eval
     from holdfast.spec.suite import Suite
 
@@ -206,10 +206,9 @@ def _is_override(argument: str) -> bool:
 
 def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     """Run what one argument names: an eval, a suite file, or a cluster configuration."""
-    from holdfast.formats import is_configuration, is_eval, load_any
-    from holdfast.formats.providers import resolve_eval
+    from holdfast.formats import is_configuration, is_eval, is_suite, load_any
     from holdfast.spec.load import baseline_of
-    from holdfast.spec.suite import is_suite, read_suite
+    from holdfast.spec.overrides import parse_override
 
     if flags.run or flags.batch:
         return _launch(config, overrides, flags)
@@ -217,8 +216,10 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
         from holdfast.cluster.config.compose import find_config
 
         config = str(find_config(config, Path(), os.environ))
-    document = resolve_eval(config)
+    document = _read_eval(config)
     if is_suite(document.data):
+        from holdfast.spec.suite import read_suite
+
         return _eval_suite(read_suite(document), overrides, flags)
     if is_configuration(document.data) or (flags.named is not None and not is_eval(document.data)):
         return _launch(config, overrides, flags)
@@ -244,6 +245,16 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
 
         print_side_by_side(outcome, baseline_outcome)
     return baseline_outcome.exit_code if baseline_outcome.exit_code > 1 else outcome.exit_code
+
+
+def _read_eval(config: str) -> Document:
+    """Read an eval file, or find the one that a name stands for, which takes the tables of benchmarks."""
+    path = Path(config)
+    if path.is_file():
+        return read_document(path)
+    from holdfast.formats.providers import resolve_eval
+
+    return resolve_eval(config)
 
 
 _EVAL_FILES: Final = ("eval.yaml", "eval.yml", "holdfast.yaml")

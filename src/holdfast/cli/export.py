@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_error, show_note, show_warning
+from holdfast.cli.flags import ExporterName
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.spec.load_exports import EXPORTERS
-
-
-class ExporterName(click.ParamType[str]):
-    """The name of an exporter, built in or of an installed package."""
-
-    name = "exporter"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check the name."""
-        if value not in EXPORTERS:
-            self.fail(EXPORTERS.unknown(str(value)), param, ctx)
-        return str(value)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Offer all exporters."""
-        names = (*EXPORTERS, *EXPORTERS.plugins)
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 @click.command("export")

@@ -1,16 +1,20 @@
-"""Command-line options that several verbs share, typed."""
+"""Command-line options that several verbs share, typed.
+
+What needs pydantic is imported where a value is read: help texts and refusals do without.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+from click.shell_completion import CompletionItem
+from msgspec.structs import replace
 
 from holdfast.cli.runs import command_line, runs_directory
 from holdfast.errors import UsageError
-from holdfast.spec.schema import parse_duration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,10 +40,33 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Parse a duration."""
+        from holdfast.spec.schema import parse_duration
+
         try:
             return float(parse_duration(value))
         except ValueError:
             return self.fail(f"{value!r} is not a duration such as 90s, 5m or 2h", param, ctx)
+
+
+class ExporterName(click.ParamType[str]):
+    """The name of an exporter, built in or of an installed package."""
+
+    name = "exporter"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the name."""
+        from holdfast.spec.load_exports import EXPORTERS
+
+        if value not in EXPORTERS:
+            self.fail(EXPORTERS.unknown(str(value)), param, ctx)
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Offer all exporters."""
+        from holdfast.spec.load_exports import EXPORTERS
+
+        names = (*EXPORTERS, *EXPORTERS.plugins)
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 class Concurrency(click.ParamType["int | str"]):
@@ -56,8 +83,7 @@ class Concurrency(click.ParamType["int | str"]):
         return self.fail(f"{value!r} is neither a number above 0 nor auto", param, ctx)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalFlags:
+class EvalFlags(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `holdfast eval`, each under the name of its flag unless it says otherwise."""
 
     named: str | None
@@ -135,6 +161,8 @@ def lock_timeout(*, wait: bool) -> float:
     text = os.environ.get("HOLDFAST_LOCK_TIMEOUT")
     if not text:
         return -1 if wait else 0
+    from holdfast.spec.schema import parse_duration
+
     try:
         return max(0.0, float(parse_duration(text)))
     except ValueError:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from holdfast.cli.errors import show_note
 from holdfast.cli.suite import suite_of, with_models
 from holdfast.cluster.config.compose import find_config
 from holdfast.errors import ConfigError, UsageError
-from holdfast.formats import is_eval
+from holdfast.formats import is_eval, is_suite
 from holdfast.spec.document import read_document
-from holdfast.spec.suite import Suite, is_suite, read_suite
+from holdfast.spec.suite import Suite, read_suite
 
 if TYPE_CHECKING:
     from holdfast.cli.flags import EvalFlags

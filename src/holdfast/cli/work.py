@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from holdfast.cli.ending import export_results
 from holdfast.cli.flags import Concurrency, lock_timeout

@@ -7,7 +7,7 @@ which there may be files, stand for history and prompt.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.data.messages import RowMessages, parts_with_source
 from holdfast.errors import AttemptError, DataError
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
     from holdfast.store.records import Content
     from holdfast.targets.types import Message
+
+
+_LIST: Final = (list, tuple)
 
 
 class Prompts(NamedTuple):
@@ -111,7 +114,7 @@ def _render_messages(messages: RowMessages, sample: Sample) -> list[Message]:
 def evaluate_continuations(formula: str, sample: Sample) -> tuple[Continuation, ...]:
     """Return the continuations that a row contains. They are used as written, never as templates."""
     values = _evaluate(formula, sample, "continuations")
-    if not isinstance(values, list | tuple) or not values:
+    if not isinstance(values, _LIST) or not values:
         raise _unfit(sample, f"continuations give {values!r:.80}, not a list of texts")
     return tuple([Continuation(value) if isinstance(value, str) else _pair(value, sample) for value in values])
 
@@ -131,7 +134,7 @@ def _pair(value: Any, sample: Sample) -> Continuation:
 def _evaluate_history(formula: str, sample: Sample) -> list[Message]:
     """Return the messages that a row places before its prompt. They are used as written, never as templates."""
     values = _evaluate(formula, sample, "history")
-    if not isinstance(values, list | tuple):
+    if not isinstance(values, _LIST):
         raise _unfit(sample, f"history gives {values!r:.80}, not a list of messages")
     for value in values:
         fits = isinstance(value, dict) and value.keys() == {"role", "content"} and isinstance(value["content"], str)

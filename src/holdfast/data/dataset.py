@@ -10,13 +10,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from hashlib import sha256
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 from msgspec import DecodeError
 from msgspec.json import decode, encode
 from xxhash import xxh3_64_intdigest
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _SENT = ("system", "prompt", "messages", "follow_ups")
 """templates whose text is sent to the target as it comes out"""
+_NESTED = (list, tuple, dict)
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
 _MOST_SHAPES = 100_000
@@ -70,12 +71,13 @@ class Sample(NamedTuple):
         return self.id == self.digest[7:19]
 
 
+Shape = tuple[tuple[str, ...], Panel]
+"""the names of a row's fields, and the graders that apply to it"""
 RowCheck = Callable[[Sample, Panel], Iterable[tuple["Location", str]]]
 """tells what is wrong with a row, and which key of the eval file says so"""
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True):
     """Result of reading the whole dataset once."""
 
     count: int
@@ -89,9 +91,9 @@ class Survey:
     """set if a new run is impossible: a list or an object would be sent as a text, or a row has no continuations"""
     typed: bytes = b""
     """a 1 for each sample whose HTTP request holds values other than texts; empty if there is none"""
-    shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
-    """each set of fields that rows have, with the graders that apply, and the place of the first such row"""
-    groupings: Mapping[str, Grouping] = field(default_factory=dict, repr=False)
+    shapes: dict[Shape, str] = {}
+    """the place of the first row of each shape"""
+    groupings: Mapping[str, Grouping] = {}
     """values of the fields by which results are broken down, by field"""
 
     def digest_at(self, position: int) -> bytes:
@@ -181,23 +183,22 @@ class Dataset:
 
         `stale` is passed to `Conditions`; `check` yields what is wrong with a row, and where in the eval file.
         """
-        whole, digests, ids = sha256(), bytearray(), array("Q")
+        digests, ids = bytearray(), array("Q")
         typed = bytearray()
         checks, conditions = _TemplateChecks(self._eval, check), Conditions(self._eval, stale)
         panels, groupings = Panels(conditions.everyone), Groupings(self._eval)
-        shapes: dict[tuple[tuple[str, ...], Panel], str] = {}
+        shapes: dict[Shape, str] = {}
         count = 0
         for sample in self:
-            raw = bytes.fromhex(sample.digest[7:])
-            digests += raw
-            whole.update(raw)
+            digests += bytes.fromhex(sample.digest[7:])
             ids.append(xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass")))
             panel = conditions.panel_for(sample.fields)
             panels.add(panel)
-            checks.look(sample, panel)
+            shape = tuple(sample.fields), panel
+            checks.look(sample, shape)
             groupings.add(sample.fields, sample.where)
-            if len(shapes) < _MOST_SHAPES:
-                shapes.setdefault((tuple(sample.fields), panel), sample.where)
+            if shape not in shapes and len(shapes) < _MOST_SHAPES:
+                shapes[shape] = sample.where
             typed.append(sample.typed)
             count += 1
         if count == 0:
@@ -208,7 +209,7 @@ class Dataset:
             self._name_duplicate()
         return Survey(
             count=count,
-            digest="sha256:" + whole.hexdigest()[:32],
+            digest=digest_bytes(digests),
             digests=bytes(digests),
             panels=panels,
             unsendable=checks.unsendable(),
@@ -352,6 +353,18 @@ def _render(compiled: Template, values: Row, fields: Row) -> str:
     return compiled.render({**fields, **values})
 
 
+class _RowTemplate(NamedTuple):
+    """A template or expression over the row."""
+
+    location: Location
+    """in the eval file"""
+    fill_in: Callable[[Row], Any]
+    needed: frozenset[str]
+    """fields that it names"""
+    grader: int | None
+    """the number of the grader that it belongs to, if any"""
+
+
 class _TemplateChecks:
     """Checks templates, expressions and graders' `where` against rows.
 
@@ -364,7 +377,7 @@ class _TemplateChecks:
         self.fields: set[str] = set()
         """fields that some row has"""
         self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
-        self._templates: list[tuple[Location, Callable[[Row], Any], frozenset[str], int | None]] = []
+        self._templates: list[_RowTemplate] = []
         self._not_texts: dict[Location, str] = {}
         self._unfit: dict[Location, str] = {}
         self._graders = list(spec.placed_graders())
@@ -374,33 +387,44 @@ class _TemplateChecks:
             if needed := compiled.names - names:
                 placeholders = dict.fromkeys(compiled.names - needed, "")
                 grader = numbers.get(location[:-1])
-                self._templates.append((location, partial(_render, compiled, placeholders), needed, grader))
+                self._templates.append(_RowTemplate(location, partial(_render, compiled, placeholders), needed, grader))
         for location, formula in spec.row_expressions():
             evaluate = expression(formula)
             if evaluate.names:
                 grader = numbers.get(location[:-1])
-                self._templates.append((location, evaluate.required, evaluate.names, grader))
+                self._templates.append(_RowTemplate(location, evaluate.required, evaluate.names, grader))
+        self._doubtful = lru_cache(self._find_doubtful)
 
-    def look(self, sample: Sample, panel: Panel) -> None:
-        fields = sample.fields.keys()
-        self.fields |= fields
-        for location, fill_in, needed, grader in self._templates:
-            unfit = not needed <= fields or (location[0] in _SENT and _any_nested(sample.fields, needed))
-            if unfit and (grader is None or grader in panel.graders):
-                self._try(sample, location, fill_in, needed)
+    def look(self, sample: Sample, shape: Shape) -> None:
+        incomplete, sent = self._doubtful(shape)
+        for template in incomplete:
+            self._try(sample, template)
+        for template in sent:
+            if _any_nested(sample.fields, template.needed):
+                self._try(sample, template)
         if self._check is not None:
-            for location, message in self._check(sample, panel):
+            for location, message in self._check(sample, shape[1]):
                 self._unfit.setdefault(location, message)
+
+    def _find_doubtful(self, shape: Shape) -> tuple[list[_RowTemplate], list[_RowTemplate]]:
+        """Return the templates that lack a field in rows of this shape, and others that are sent.
+
+        Most datasets have many rows of few shapes, so this is asked once for each.
+        """
+        fields, panel = shape
+        self.fields.update(fields)
+        templates = [each for each in self._templates if each.grader is None or each.grader in panel.graders]
         for number in panel.unsure:
             location, block = self._graders[number]
             condition = expression(block.where or "")
-            if not condition.names <= fields:
-                self._try(sample, (*location, "where"), condition, condition.names)
+            templates.append(_RowTemplate((*location, "where"), condition, condition.names, number))
+        incomplete = [each for each in templates if not each.needed.issubset(fields)]
+        return incomplete, [each for each in templates if each.location[0] in _SENT and each not in incomplete]
 
-    def _try(self, sample: Sample, location: Location, fill_in: Callable[[Row], Any], needed: frozenset[str]) -> None:
-        missing = needed - sample.fields.keys()
+    def _try(self, sample: Sample, template: _RowTemplate) -> None:
+        location, missing = template.location, template.needed - sample.fields.keys()
         try:
-            fill_in(sample.fields)
+            template.fill_in(sample.fields)
         except NotText as error:
             self._not_texts.setdefault(location, f"{sample.where}: {error}")
         except TemplateError as error:
@@ -431,7 +455,10 @@ class _TemplateChecks:
 
 
 def _any_nested(fields: Row, names: Iterable[str]) -> bool:
-    return any(isinstance(fields.get(name), list | tuple | dict) for name in names)
+    for name in names:  # noqa: SIM110 - asked of each row, for which a generator takes three times as long
+        if isinstance(fields[name], _NESTED):
+            return True
+    return False
 
 
 class _Request:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NO_VALUE: Final = "(none)"
 """stands for the value of rows that lack the field, or hold null in it"""
+_NESTED: Final = (list, tuple, dict)
 _MOST_VALUES: Final = 10_000
 """a field with more different values is a text or an id, and breaks nothing down"""
 
@@ -39,9 +40,14 @@ class Grouping:
         """The values, in the order in which they first occur."""
         return list(self._numbers)
 
-    def add(self, value: str) -> None:
-        """Add the value of the next row."""
-        self._rows.append(self._numbers.setdefault(value, len(self._numbers)))
+    def add(self, value: str) -> bool:
+        """Add the value of the next row; return True if no row before has it."""
+        numbers = self._numbers
+        is_new = value not in numbers
+        if is_new:
+            numbers[value] = len(numbers)
+        self._rows.append(numbers[value])
+        return is_new
 
     def number_at(self, position: int) -> int:
         """Return the number, among `values`, of the value of the row at a position."""
@@ -66,12 +72,11 @@ class Groupings:
             value = fields.get(field)
             if field in fields:
                 self._present.add(field)
-            if isinstance(value, list | tuple | dict):
+            if isinstance(value, _NESTED):
                 kind = "a mapping" if isinstance(value, dict) else "a list"
                 self._problems.setdefault(field, f"{where}: {field!r} is {kind}, and results need one value per row")
                 value = None
-            grouping.add(as_text(value))
-            if len(grouping) > _MOST_VALUES:
+            if grouping.add(value if type(value) is str else as_text(value)) and len(grouping) > _MOST_VALUES:
                 message = f"{field!r} has more than {_MOST_VALUES:,} different values, which breaks nothing down"
                 raise ConfigError([Problem(self._where(field), message)])
 

@@ -8,6 +8,7 @@
 `completions`  plain completions of a text
 `messages`     Anthropic's Messages
 `responses`    OpenAI's Responses API
+`gemini`       Google's generateContent
 `clouds`       Anthropic's Messages as clouds offer them
 """
 

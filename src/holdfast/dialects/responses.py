@@ -244,8 +244,8 @@ def _answer(reply: Any) -> Answer:
     message = _message(objects(reply["output"]))
     stop = "tool_calls" if message.get("tool_calls") else "stop"
     if status == "incomplete":
-        reason = (reply.get("incomplete_details") or {}).get("reason")
-        stop = _CUTS.get(reason, str(reason or status))
+        reason = str((reply.get("incomplete_details") or {}).get("reason") or status)
+        stop = _CUTS.get(reason, reason)
     beside = {key: value for key, value in reply.items() if key not in _ECHOED and value is not None}
     return Answer(message=with_raw(message, "responses", beside), tokens=_tokens(reply.get("usage")), stop=stop)
 

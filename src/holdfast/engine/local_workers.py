@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.engine.ended import Ended
 from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """How to go about a run, from the command line or from Python."""
 
     runs_dir: Path = Path("runs")
@@ -32,7 +32,7 @@ class Options:
     """also grade outputs that have all their verdicts"""
     accept_drift: bool = False
     """keep outputs even if the target's code has changed"""
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = msgspec.field(default_factory=threading.Event)
     """set from another thread to stop the run as Ctrl-C does"""
     wait: float = 0
     """seconds to wait for another process that holds the run; negative: as long as it takes"""
@@ -40,7 +40,7 @@ class Options:
     """write the transcripts to samples.jsonl when the run is over"""
     output_path: Path | None = None
     """a folder for the results and transcripts when the run is over"""
-    noted: set[str] = field(default_factory=set)
+    noted: set[str] = set()
     """notices about evals that were shown: the runs of a suite have many in common"""
     command: str = ""
     """what to type to resume the run"""

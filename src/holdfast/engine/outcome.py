@@ -1,23 +1,26 @@
-"""How a run ended: whether it is finished, which gates it misses, what failed, and the numbers so far."""
+"""How a run ended: its report, whether it is finished, which gates it misses, what failed, and the numbers so far."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import Interrupted, ResultsError, VersionError
+from holdfast.errors import DataError, Fault, Interrupted, ResultsError, VersionError
 from holdfast.plan.identity import new_manifest
 from holdfast.plan.plan import Plan
 from holdfast.report.benchmark import describes
 from holdfast.report.failures import read_failures
 from holdfast.report.gate import missed_minima
-from holdfast.report.metrics import report_so_far
+from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.outcome import Outcome
 from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import benchmark_tasks
+from holdfast.store.claims import end_rounds
 
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
     from holdfast.engine.options import Options
+    from holdfast.engine.session import Session
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.failures import Failures
     from holdfast.spec.load import Eval
@@ -28,6 +31,54 @@ if TYPE_CHECKING:
 _QUICK_VERDICTS: Final = 50_000
 """so many are counted in a moment, also for a user who has pressed Ctrl-C"""
 _QUICK_BYTES: Final = 8_000_000
+
+
+def conclude(run: Session, remaining: Plan, reason: Reason | None, started: float) -> Outcome:
+    """Return how the work on a run ended, and write its report if it is finished.
+
+    `started` is when the work began, on the clock of `time.monotonic()`.
+    """
+    options = run.options
+    failures = gather_failures(run.rundir, run.identity, run.index, reason)
+    finished = remaining.complete or (options.accept_errors and reason is None)
+    if not finished or (options.skip_graders and run.identity.work.slots and remaining.to_grade):
+        return Outcome(
+            run.rundir,
+            remaining,
+            None,
+            run.index.spent,
+            reason,
+            skipped_graders=options.skip_graders,
+            grade_only=options.grade_only,
+            so_far=None if options.skip_graders else count_so_far(run.identity, run.index, reason),
+            failures=failures,
+            wall=time.monotonic() - started,
+        )
+    try:
+        metrics = write_report(run.identity, run.rundir, run.index)
+        end_rounds(run.rundir)
+    except (Fault, DataError, OSError) as error:
+        return Outcome(run.rundir, remaining, None, run.index.spent, _report_fault(error))
+    run.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
+    return Outcome(
+        run.rundir,
+        remaining,
+        metrics,
+        run.index.spent,
+        missed_gates=missed_minima(metrics, run.spec.gate),
+        failures=failures,
+        wall=time.monotonic() - started,
+    )
+
+
+def _report_fault(error: Fault | DataError | OSError) -> Fault:
+    if isinstance(error, Fault):
+        return error
+    if isinstance(error, DataError):  # the dataset could be read when the run began
+        return Fault("dataset_changed", error.message, remedy=error.remedy)
+    return Fault(
+        "disk", f"cannot write the report: {error}", remedy="Free some disk space, then run the same command again."
+    )
 
 
 def finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) -> Outcome | None:

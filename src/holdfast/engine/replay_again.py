@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,8 +34,7 @@ class Unrepeatable(Exception):
     """A call whose state is lost cannot be run again."""
 
 
-@dataclass
-class _RepeatableCall:
+class _RepeatableCall(msgspec.Struct):
     call: PastCall
     before: Files | None
     """the workspace before the call"""

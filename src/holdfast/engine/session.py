@@ -17,27 +17,23 @@ import os
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from holdfast.conversation.simulated_user import build_player
 from holdfast.engine.budget import check_prices
 from holdfast.engine.log import RunLog
 from holdfast.engine.loop import run_loop
-from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures
 from holdfast.engine.parameters import check_parameters
 from holdfast.engine.unseen import unseen_code
-from holdfast.errors import DataError, Fault, HoldfastError, ResultsError, VersionError
+from holdfast.errors import Fault, HoldfastError, ResultsError, VersionError
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
-from holdfast.report.gate import missed_minima
-from holdfast.report.metrics import write_report
-from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
-from holdfast.store.claims import end_rounds
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.index import Index
 from holdfast.store.lease import RunLease
@@ -56,21 +52,21 @@ if TYPE_CHECKING:
     from holdfast.export.live import LiveExporter
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.plan.plan import Plan
+    from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
     from holdfast.store.tail import Follower
     from holdfast.targets.types import Target
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True):
     """The target, simulated user and graders of a run, built but not opened."""
 
     target: Target | None = None
     """None: nothing is generated"""
     player: Player | None = None
     """the simulated user, if there is one"""
-    graders: list[InstantGrader | WaitingGrader] = field(default_factory=list)
+    graders: list[InstantGrader | WaitingGrader] = []
     """in the order of the plan's slots"""
 
     @classmethod
@@ -85,8 +81,7 @@ class Parts:
         return parts
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """The records of a run, and what is left to do."""
 
     index: Index
@@ -97,8 +92,7 @@ class Loaded:
     """reads what other workers record, where there are any"""
 
 
-@dataclass
-class Session:
+class Session(msgspec.Struct):
     """A run that this process works on, alone or as one of several workers."""
 
     identity: RunIdentity
@@ -110,7 +104,7 @@ class Session:
     lease: RunLease
     index: Index
     plan: Plan
-    lost: threading.Event = field(default_factory=threading.Event)
+    lost: threading.Event = msgspec.field(default_factory=threading.Event)
     """set when another process has taken over the lease"""
     finished: Outcome | None = None
     """the outcome of a run that is finished and needs nothing more"""
@@ -174,40 +168,14 @@ class Session:
 
     def complete(self) -> Outcome:
         """Finish a run that this process has to itself, as far as possible, and write the report if it is finished."""
-        started, options = time.monotonic(), self.options
+        started = time.monotonic()
         if self.rundir.finished:
             self.rundir.reopen()
         remaining, reason = self.work()
-        failures = gather_failures(self.rundir, self.identity, self.index, reason)
-        finished = remaining.complete or (options.accept_errors and reason is None)
-        if not finished or (options.skip_graders and self.identity.work.slots and remaining.to_grade):
-            return Outcome(
-                self.rundir,
-                remaining,
-                None,
-                self.index.spent,
-                reason,
-                skipped_graders=options.skip_graders,
-                grade_only=options.grade_only,
-                so_far=None if options.skip_graders else count_so_far(self.identity, self.index, reason),
-                failures=failures,
-                wall=time.monotonic() - started,
-            )
-        try:
-            metrics = write_report(self.identity, self.rundir, self.index)
-            end_rounds(self.rundir)
-        except (Fault, DataError, OSError) as error:
-            return Outcome(self.rundir, remaining, None, self.index.spent, _report_fault(error))
-        self.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
-        return Outcome(
-            self.rundir,
-            remaining,
-            metrics,
-            self.index.spent,
-            missed_gates=missed_minima(metrics, self.spec.gate),
-            failures=failures,
-            wall=time.monotonic() - started,
-        )
+
+        from holdfast.engine.outcome import conclude  # after the work: starting it needs no reports
+
+        return conclude(self, remaining, reason, started)
 
 
 def show_notice(display: Display, log: RunLog, message: str) -> None:
@@ -291,7 +259,7 @@ def open_session(
             follower=loaded.follower,
         )
 
-    outcome = finished_outcome(identity, rundir, options)
+    outcome = _finished_outcome(identity, rundir, options)
     if outcome is not None:
         yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
         return
@@ -303,7 +271,7 @@ def open_session(
     loaded: Loaded | None = None
     forgotten = False
     try:
-        if (outcome := finished_outcome(identity, rundir, options)) is not None:
+        if (outcome := _finished_outcome(identity, rundir, options)) is not None:
             yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
             return
         try:
@@ -319,6 +287,15 @@ def open_session(
         if forgotten:
             with suppress(OSError):  # it contains other runs
                 rundir.path.parent.rmdir()
+
+
+def _finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) -> Outcome | None:
+    """Return the outcome of a run that is finished and needs nothing more, else None."""
+    if not rundir.finished:
+        return None
+    from holdfast.engine.outcome import finished_outcome
+
+    return finished_outcome(identity, rundir, options)
 
 
 def locate_run(spec: Eval, options: Options) -> RunIdentity:
@@ -403,14 +380,4 @@ def _unusable(rundir: RunDir, error: OSError) -> Fault:
         "disk",
         f"cannot use {rundir.path}: {error.strerror or error}",
         remedy=f"{advice_for(error)} Or choose another place with --runs-dir.",
-    )
-
-
-def _report_fault(error: Fault | DataError | OSError) -> Fault:
-    if isinstance(error, Fault):
-        return error
-    if isinstance(error, DataError):  # the dataset could be read when the run began
-        return Fault("dataset_changed", error.message, remedy=error.remedy)
-    return Fault(
-        "disk", f"cannot write the report: {error}", remedy="Free some disk space, then run the same command again."
     )

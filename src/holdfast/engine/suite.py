@@ -6,8 +6,10 @@ that are finished already.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from holdfast.display.types import Result, SuiteCell
 from holdfast.engine.budget import budget_reached

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.functions.loading import unseen_imports
-from holdfast.spec.file_grader_schema import ProgramGrader
 from holdfast.spec.fingerprint import computed_imports
 from holdfast.spec.schema import CommandTarget
 
@@ -34,5 +33,5 @@ def _commands(spec: Eval) -> Iterator[tuple[Location, Sequence[str]]]:
         if tool.mcp is not None:
             yield ("target", "tools", number, "mcp", "command"), tool.mcp.command
     for location, grader in spec.placed_graders():
-        if isinstance(grader, ProgramGrader):
-            yield (*location, "command"), (grader.command, *grader.args)
+        if grader.program:
+            yield (*location, "command"), grader.program

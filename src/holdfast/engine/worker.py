@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
 
 from holdfast.engine.log import RunLog
 from holdfast.engine.session import Loaded, load_run, open_run, open_session

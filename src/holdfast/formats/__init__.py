@@ -91,6 +91,11 @@ def is_configuration(data: Mapping[str, Any]) -> bool:
     return not data.keys().isdisjoint(_CONFIGURATION)
 
 
+def is_suite(data: Mapping[str, Any]) -> bool:
+    """Tell whether a file is a suite file."""
+    return "suite" in data
+
+
 def is_eval(data: Mapping[str, Any]) -> bool:
     """Tell whether a file is an eval file, of any format that `holdfast eval` reads."""
     return not is_configuration(data) and (not data.keys().isdisjoint(_EVAL) or find_format(data) is not None)

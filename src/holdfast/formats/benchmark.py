@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
+
 from holdfast.benchmarks.compile import compile_benchmark, make_document
 from holdfast.benchmarks.data import mirror_folder
 from holdfast.benchmarks.names import LM_EVAL, Benchmark, find_in_lm_eval, find_listed
@@ -161,7 +163,7 @@ def find_benchmark(block: BenchmarkBlock) -> Benchmark:
         return benchmark
     if find_in_lm_eval(block.task) is None:
         raise unknown_task(block.task)
-    return replace(benchmark, task=block.task, primary=None, provider="lm-eval")
+    return msgspec.structs.replace(benchmark, task=block.task, primary=None, provider="lm-eval")
 
 
 def wants_chat(benchmark: Benchmark, block: BenchmarkBlock, target: Mapping[str, Any]) -> bool | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from holdfast.benchmarks.names import LM_EVAL
 from holdfast.errors import ConfigError, Problem
-from holdfast.formats import is_configuration, load_any
+from holdfast.formats import is_configuration, is_suite, load_any
 from holdfast.formats.providers import find_file, installed_providers, may_be_name, unknown_task
 from holdfast.spec.document import read_document
 from holdfast.spec.load import baseline_of, target_name, with_export_folder
-from holdfast.spec.suite import Cell, dotted_overrides, is_suite
+from holdfast.spec.suite import Cell, dotted_overrides
 from holdfast.spec.validation import suggest
 from holdfast.store.durable import slug
 
@@ -62,7 +64,8 @@ def _with_each_notice_once(cells: Sequence[Cell]) -> list[Cell]:
     for cell in cells:
         notices = tuple(notice for notice in cell.spec.notices if notice not in seen)
         seen.update(notices)
-        changed.append(replace(cell, spec=replace(cell.spec, notices=notices)))
+        spec = msgspec.structs.replace(cell.spec, notices=notices)
+        changed.append(msgspec.structs.replace(cell, spec=spec))
     return changed
 
 

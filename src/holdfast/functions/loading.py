@@ -15,7 +15,6 @@ import importlib.util
 import inspect
 import os
 import sys
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
@@ -29,6 +28,8 @@ from importlib.machinery import (
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.functions.calling import describe_error
@@ -193,8 +194,7 @@ def _suggest(module: Any, name: str) -> str:
     return f"It has: {', '.join(functions)}." if functions else "It has no functions at all."
 
 
-@dataclass(frozen=True)
-class _Loaded:
+class _Loaded(msgspec.Struct, frozen=True):
     """A user's file that is loaded, with the digests of its code at that time."""
 
     module: Any

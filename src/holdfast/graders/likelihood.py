@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.conversation.script import evaluate_continuations
 from holdfast.errors import AttemptError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
     from holdfast.spec.origin import Origin
+
+
+_LIST: Final = (list, tuple)
 
 
 class Likelihood(InstantGrader):
@@ -82,7 +85,7 @@ def row_check(spec: Eval) -> RowCheck | None:
             yield ("continuations",), error.message
             return
         texts = [continuation.text for continuation in continuations]
-        if not all(continuation.text or continuation.rolling for continuation in continuations):
+        if "" in texts and not all(continuation.text or continuation.rolling for continuation in continuations):
             yield ("continuations",), f"{sample.where}: continuation {texts.index('')} is empty (the first is 0)"
         for number, location, block in graders:
             if number not in panel.graders or number in panel.unsure:
@@ -117,7 +120,7 @@ def _choices(block: LikelihoodGrader, fields: dict[str, Any], texts: list[str]) 
         choices = expression(block.choices)(fields)
     except RENDER_ERRORS as error:
         raise AttemptError("grader", f"cannot evaluate choices: {error}", retry=False) from error
-    if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) for choice in choices):
+    if not isinstance(choices, _LIST) or not all(isinstance(choice, str) for choice in choices):
         raise AttemptError("grader", f"choices give {choices!r:.80}, not a list of texts", retry=False)
     return list(choices)
 
@@ -130,7 +133,7 @@ def _positions(expected: Any, fields: dict[str, Any], choices: list[str]) -> lis
             value = template(part).value(fields) if isinstance(part, str) else part
         except RENDER_ERRORS as error:
             raise AttemptError("grader", f"cannot render {part!r}: {error}", retry=False) from error
-        values += value if isinstance(value, list | tuple) else [value]
+        values += value if isinstance(value, _LIST) else [value]
     if not values:
         raise AttemptError("grader", f"{expected!r} is an empty list for this row", retry=False)
     return [_position(value, choices) for value in values]

@@ -18,7 +18,7 @@ from holdfast.pages.prose import render_markdown
 from holdfast.report.overview import FEW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 MOST_TEXT: Final = 20_000
 """characters shown of one text"""
@@ -33,6 +33,12 @@ def render(template: str, **values: Any) -> str:
 def generate(template: str, **values: Any) -> Iterator[str]:
     """Fill a template piece by piece."""
     return environment().get_template(template).generate(values)
+
+
+def compile_templates(names: Iterable[str]) -> None:
+    """Compile templates, which takes longer than to fill them, before somebody waits for a page."""
+    for name in names:
+        environment().get_template(name)
 
 
 def read_asset(name: str) -> str:

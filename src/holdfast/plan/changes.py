@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,8 +22,7 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-@dataclass(frozen=True)
-class RowChanges:
+class RowChanges(msgspec.Struct, frozen=True):
     """Changes of the rows since an earlier run, by their ids."""
 
     new: int = 0

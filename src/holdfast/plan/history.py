@@ -6,10 +6,10 @@ Of runs that cannot lend anything, only the manifests are read. Nothing here wri
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.errors import UsageError
@@ -182,7 +182,7 @@ def _with_texts_alone(identity: RunIdentity) -> RunIdentity:
         identity,
         work=replace(identity.work, typed_digest=None),
         fingerprints=parts,
-        contents=msgspec.structs.replace(identity.contents, target=target),
+        contents=replace(identity.contents, target=target),
         id=run_id(identity.spec.name, parts),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Drift
 
 
-@dataclass(frozen=True)
-class RunIdentity:
+class RunIdentity(msgspec.Struct, frozen=True, dict=True):
     """An eval whose dataset was read once, with everything that its keys are made of."""
 
     spec: Eval

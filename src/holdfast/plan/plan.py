@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from holdfast.canonical import digest
 from holdfast.data.dataset import dataset_changed
@@ -66,8 +67,7 @@ def _reread(fingerprint: str) -> str:
     return digest({"grader": fingerprint, "expected": "alternatives"})
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """Turns samples and trial numbers into keys."""
 
     digest: str
@@ -220,8 +220,7 @@ class PendingTrial(NamedTuple):
     """the graders of this sample"""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """How much there is to do, and why."""
 
     samples: int
@@ -233,13 +232,13 @@ class Plan:
     to_run: int
     reused: int = 0
     """complete, with records of other runs"""
-    lenders: Mapping[str, int] = field(default_factory=dict)
+    lenders: Mapping[str, int] = {}
     """how many outputs come from which other run"""
     reasons: tuple[str, ...] = ()
     """what changed against the nearest earlier run"""
     begun: int = 0
     """how many of those to run have recorded calls, from which they continue"""
-    done: bytes = field(default=b"", repr=False, compare=False)
+    done: bytes = b""
     """a 1 for each trial that is finished here, in the dataset's order; empty if there is none"""
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from holdfast.plan.plan import Plan
 
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from holdfast.store.index import Spent
 
 
-@dataclass
-class GraderProgress:
+class GraderProgress(msgspec.Struct):
     """Verdicts that one grader has given in this process."""
 
     grades: int = 0
@@ -27,8 +27,7 @@ class GraderProgress:
         return self.score_sum / self.scored if self.scored else None
 
 
-@dataclass
-class RateLimit:
+class RateLimit(msgspec.Struct):
     """Requests of one party, the target or a grader, that wait because its server has too much to do."""
 
     since: float
@@ -48,8 +47,7 @@ class _Mark(NamedTuple):
     graded: int
 
 
-@dataclass
-class Progress:
+class Progress(msgspec.Struct):
     """Kept by the engine, read by displays."""
 
     plan: Plan
@@ -62,11 +60,11 @@ class Progress:
     """outputs are made in this process"""
     grades: bool = True
     """outputs are graded in this process"""
-    graders: dict[str, GraderProgress] = field(default_factory=dict)
+    graders: dict[str, GraderProgress] = {}
     """by name, in the order of the eval file"""
-    retried: Counter[str] = field(default_factory=Counter)
+    retried: Counter[str] = msgspec.field(default_factory=Counter)
     """failed attempts that were or will be retried, by class"""
-    failed_grades: Counter[str] = field(default_factory=Counter)
+    failed_grades: Counter[str] = msgspec.field(default_factory=Counter)
     """grades that this process gave up, by grader"""
     given_up: int = 0
     """trials without an output that this process will not try again"""
@@ -79,13 +77,13 @@ class Progress:
     in_flight: int = 0
     backing_off: int = 0
     """attempts that wait to be retried, rate limits included"""
-    rate_limits: dict[str, RateLimit] = field(default_factory=dict)
+    rate_limits: dict[str, RateLimit] = {}
     """by whose requests wait: `target`, or a grader's name"""
     limit: int = 0
     _at_work: int = 0
     _busy: float = 0.0
     _busy_since: float = 0.0
-    _marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=60))
+    _marks: deque[_Mark] = msgspec.field(default_factory=lambda: deque(maxlen=60))
 
     def begin(self) -> None:
         """Count a trial as in flight."""

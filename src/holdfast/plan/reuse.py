@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from holdfast.plan.plan import find_verdict
 from holdfast.store.blobs import Blobs
@@ -36,17 +37,16 @@ _GRADE_KEY: Final = slice(62, 101)
 _CHUNK: Final = 8 << 20
 
 
-@dataclass
-class Borrowed:
+class Borrowed(msgspec.Struct):
     """Records of other runs that are valid here."""
 
-    outputs: dict[str, OutputRef] = field(default_factory=dict)
-    verdicts: dict[str, VerdictRef] = field(default_factory=dict)
-    lenders: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, OutputRef] = {}
+    verdicts: dict[str, VerdictRef] = {}
+    lenders: dict[str, str] = {}
     """by key of an output or grade: the run that it comes from"""
-    steps: list[tuple[str, str, LineRef]] = field(default_factory=list)
+    steps: list[tuple[str, str, LineRef]] = []
     """calls of conversations that no run has finished: lender, key and line"""
-    grades: dict[str, LineRef] = field(default_factory=dict)
+    grades: dict[str, LineRef] = {}
     """by grade key: the line of the verdict"""
 
     @property

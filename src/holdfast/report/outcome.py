@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from holdfast.display.types import Result
 from holdfast.errors import BudgetReached, Fault, Interrupted
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """How far a run is when a command ends, and why the command stopped."""
 
     rundir: RunDir

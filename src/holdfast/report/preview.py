@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from holdfast.conversation.script import Script
 from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError
@@ -69,7 +71,7 @@ class Preview(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Describe it for scripts."""
-        continuations = [continuation._asdict() for continuation in self.continuations]
+        continuations = [msgspec.structs.asdict(continuation) for continuation in self.continuations]
         return {**self._asdict(), "messages": self.messages, "continuations": continuations}
 
 

@@ -253,7 +253,7 @@ class RunView:
     def _records_of(self, key: str, ref: OutputRef, panel: Panel | None) -> _Records:
         """Read the verdicts on an output; with its panel only as many as there are, if none was given twice."""
         index, lines = Index(), []
-        enough = panel is not None and not panel.reread and self._graded_once
+        enough = panel is not None and not panel.reread and self.graded_once
         for path in self.rundir.journals("grades"):
             start = first_line_since(path, ref.started, _graded_at) if enough else 0
             for line in search(path, _key_words(key), start):
@@ -267,7 +267,7 @@ class RunView:
         return self._with_grades({key: ref}, index.verdicts, lines)
 
     @cached_property
-    def _graded_once(self) -> bool:
+    def graded_once(self) -> bool:
         """True if the run is finished, and no grader has judged an output twice, as with `grade --again`.
 
         Then the first verdict that is found is the one that counts. An error is no verdict, and may be repeated.

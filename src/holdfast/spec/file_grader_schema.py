@@ -106,6 +106,11 @@ class ProgramGrader(TextBlock):
     templates: ClassVar[tuple[str, ...]] = ("args",)
     later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+        return (self.command, *self.args)
+
 
 class CodeGrader(TextBlock):
     """Evaluates expressions that must be true."""

@@ -18,11 +18,12 @@ import shutil
 import sys
 import sysconfig
 import tokenize
-from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, Problem
@@ -58,13 +59,12 @@ class _Parsed(NamedTuple):
     """the first line with an import that reading does not show"""
 
 
-@dataclass
-class Scan:
+class Scan(msgspec.Struct):
     """A Python file and the local modules it imports, as far as reading shows them."""
 
-    files: dict[Path, str] = field(default_factory=dict)
+    files: dict[Path, str] = {}
     """digests in the order of discovery"""
-    digests: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = {}
     """digests by names relative to the folders of the files, sorted"""
     computed: str | None = None
     """`file.py:3`, the place of code that may import more than reading shows"""

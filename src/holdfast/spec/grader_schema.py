@@ -61,6 +61,11 @@ class GraderBlock(Block):
         """Measures of the output that the verdict depends on, beside its text: a part of its grades' keys."""
         return ()
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The program that the grader runs, with its arguments; empty where there is none."""
+        return ()
+
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
         if self.checks and not any(self._is_set(field) for field in self.checks):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
@@ -41,8 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Set
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """Graders after a turn."""
 
     after_turn: int
@@ -51,8 +52,7 @@ class Checkpoint:
     graders: tuple[GraderBlock, ...]
 
 
-@dataclass(frozen=True)
-class Eval:
+class Eval(msgspec.Struct, frozen=True):
     """An eval, checked as far as possible without its data."""
 
     name: str
@@ -237,7 +237,7 @@ def baseline_of(spec: Eval) -> Eval | None:
         raw.update({key: value for key, value in inherited.items() if value is not None})
     _export_below(changed, spec, "baseline")
     built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
-    return replace(built, notices=())  # the first eval has them already
+    return msgspec.structs.replace(built, notices=())  # the first eval has them already
 
 
 def with_export_folder(spec: Eval, name: str) -> Eval:
@@ -246,7 +246,7 @@ def with_export_folder(spec: Eval, name: str) -> Eval:
     if not _export_below(changed, spec, name):
         return spec
     built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
-    return replace(built, notices=spec.notices)
+    return msgspec.structs.replace(built, notices=spec.notices)
 
 
 def _export_below(data: dict[str, Any], spec: Eval, name: str) -> bool:
@@ -372,7 +372,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     if problems:
         raise ConfigError(problems)
     limits = built.limits.for_models(built.models())
-    return replace(built, limits=limits, notices=(*notices, *vacuous_checks(built)))
+    return msgspec.structs.replace(built, limits=limits, notices=(*notices, *vacuous_checks(built)))
 
 
 def _message_problems(top: EvalFields, document: Document) -> Iterator[Problem]:

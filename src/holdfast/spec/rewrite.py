@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import parse_document
@@ -27,8 +28,7 @@ Edit = tuple[int, int, str]
 """start, end, and the replacement"""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """A change at a key."""
 
     location: Location
@@ -37,29 +37,25 @@ class Change:
     """for the user; empty for the second half of a change"""
 
 
-@dataclass(frozen=True)
-class Rename(Change):
+class Rename(Change, frozen=True):
     """The key gets another name."""
 
     to: str
 
 
-@dataclass(frozen=True)
-class Assign(Change):
+class Assign(Change, frozen=True):
     """The key gets another text as its value."""
 
     value: str
 
 
-@dataclass(frozen=True)
-class Wrap(Change):
+class Wrap(Change, frozen=True):
     """The key's text becomes a mapping of one key to it."""
 
     key: str
 
 
-@dataclass(frozen=True)
-class Add(Change):
+class Add(Change, frozen=True):
     """Another key with a text is put before the key."""
 
     key: str

@@ -1,5 +1,6 @@
 """Models of the eval file, one per block. Unknown keys are errors."""
 
+import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -117,6 +118,8 @@ Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
 LoosePattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles_loosely)]
 """a regular expression that ignores case"""
 
+_DISABLE_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+
 
 class Block(BaseModel):
     """A block of the eval file: fixed keys, values that do not change after reading."""
@@ -127,6 +130,22 @@ class Block(BaseModel):
 
     templates: ClassVar[tuple[str, ...]] = ()
     """fields that hold templates over the row"""
+
+    @classmethod
+    def model_rebuild(cls, *, _parent_namespace_depth: int = 2, **options: Any) -> bool | None:
+        """Build the model, without pydantic's plug-ins: to find them it reads the metadata of all installed packages.
+
+        Models of the user's own code, in this process too, still have them.
+        """
+        disabled = os.environ.get(_DISABLE_PLUGINS)
+        os.environ[_DISABLE_PLUGINS] = "1"
+        try:
+            return super().model_rebuild(_parent_namespace_depth=_parent_namespace_depth + 1, **options)
+        finally:
+            if disabled is None:
+                del os.environ[_DISABLE_PLUGINS]
+            else:
+                os.environ[_DISABLE_PLUGINS] = disabled
 
 
 class DatasetBlock(Block):

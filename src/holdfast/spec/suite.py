@@ -4,10 +4,10 @@ A suite file is a YAML file with the key `suite`. `read_suite` checks everything
 files; loading those is up to `formats.suite`, which knows all formats.
 """
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 from pydantic import Field
 
 from holdfast.errors import ConfigError, Problem
@@ -74,8 +74,7 @@ class SuiteFields(Block):
     """Average of scores to show below the table: see [`average`](#average). Default: none."""
 
 
-@dataclass(frozen=True)
-class SuiteTarget:
+class SuiteTarget(msgspec.Struct, frozen=True):
     """A target of a suite."""
 
     label: str
@@ -93,16 +92,15 @@ class SuiteTarget:
         return [(("target", key), value) for key, value in self.keys.items()]
 
 
-@dataclass(frozen=True)
-class Suite:
+class Suite(msgspec.Struct, frozen=True):
     """Several evals and targets to run with one command."""
 
     name: str
     evals: tuple[SuiteEval, ...]
     targets: tuple[SuiteTarget, ...] = ()
     """empty: the target of each eval file"""
-    limits: SuiteLimits = field(default_factory=SuiteLimits)
-    overrides: dict[str, Any] = field(default_factory=dict)
+    limits: SuiteLimits = msgspec.field(default_factory=SuiteLimits)
+    overrides: dict[str, Any] = {}
     average: AverageBlock | None = None
     document: Document | None = None
     """None: the suite was given on the command line"""
@@ -117,25 +115,19 @@ class Suite:
         return Path() if self.document is None or self.document.path is None else self.document.path.parent
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True):
     """One eval and one target of a suite: an ordinary run."""
 
     eval: str
     """name of the row in tables"""
     target: str
     """name of the column in tables"""
-    spec: Eval = field(repr=False)
+    spec: Eval
 
     @property
     def name(self) -> str:
         """Both names."""
         return f"{self.eval} · {self.target}"
-
-
-def is_suite(data: dict[str, Any]) -> bool:
-    """Tell whether a file is a suite file."""
-    return "suite" in data
 
 
 def model_target(name: str) -> SuiteTarget:

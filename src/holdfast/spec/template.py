@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, Undefined, meta, nodes
 from jinja2.parser import Parser
@@ -31,6 +31,10 @@ __all__ = [
 RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 """errors of rendering over a user's row"""
 
+# Tuples, and not unions, which would be made anew for each row.
+_NESTED: Final = (list, tuple, dict)
+_TYPED: Final = (bool, int, float, *_NESTED)
+
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 _environment.tests["glob"] = lambda value, pattern: fnmatchcase(str(value), pattern)
 
@@ -45,7 +49,7 @@ class NotText(TemplateError):
 
 
 def _text(value: Any) -> Any:
-    if isinstance(value, list | tuple | dict):
+    if isinstance(value, _NESTED):
         raise NotText(f"cannot insert {'an object' if isinstance(value, dict) else 'a list'} into text: {value!r:.80}")
     return value
 
@@ -57,7 +61,7 @@ _ONE_FIELD = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
 def _scalar(value: Any) -> Any:
     """Return a value that has one obvious form as text; raise TypeError for others."""
-    if value is None or isinstance(value, list | tuple | dict) or hasattr(value, "__next__"):
+    if value is None or isinstance(value, _NESTED) or hasattr(value, "__next__"):
         kind = "null" if value is None else "an object" if isinstance(value, dict) else "a list"
         raise TypeError(f"cannot insert {kind} into text")
     return value
@@ -104,7 +108,7 @@ class Template:
             return text
         if (lone := self._lone) is not None:
             value = lone.value(fields)
-            if value is None or isinstance(value, bool | int | float | list | tuple | dict):
+            if value is None or isinstance(value, _TYPED):
                 return value
             if strict and hasattr(value, "__next__"):
                 return value  # of a filter such as `map`: a list in the making

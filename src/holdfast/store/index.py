@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass, field
 from heapq import merge
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -91,8 +90,7 @@ class Damage(NamedTuple):
         return f"{self.path.name}: {self.what} at byte {self.offset} was set aside; its work counts as not done"
 
 
-@dataclass
-class Spent:
+class Spent(msgspec.Struct):
     """Usage of a run so far, over all its processes: outputs, judges and failed attempts."""
 
     tokens: int = 0
@@ -102,8 +100,8 @@ class Spent:
     """number of trials and grades without a known price"""
     unmetered: int = 0
     """number of trials and grades that do not report their tokens"""
-    _starts: array[float] = field(default_factory=lambda: array("d"))
-    _ends: array[float] = field(default_factory=lambda: array("d"))
+    _starts: array[float] = msgspec.field(default_factory=lambda: array("d"))
+    _ends: array[float] = msgspec.field(default_factory=lambda: array("d"))
 
     def add(self, usage: Usage, times: int = 1) -> None:
         """Add the usage of a trial or grade."""
@@ -142,21 +140,20 @@ class Spent:
         return total
 
 
-@dataclass
-class Index:
+class Index(msgspec.Struct):
     """Everything that a resumed run needs from its records."""
 
-    outputs: dict[str, OutputRef] = field(default_factory=dict)
-    verdicts: dict[str, VerdictRef] = field(default_factory=dict)
+    outputs: dict[str, OutputRef] = {}
+    verdicts: dict[str, VerdictRef] = {}
     """by grade key"""
-    attempts: dict[str, int] = field(default_factory=dict)
+    attempts: dict[str, int] = {}
     """failed attempts of the target by generation key"""
-    grader_attempts: dict[tuple[str, str], int] = field(default_factory=dict)
+    grader_attempts: dict[tuple[str, str], int] = {}
     """failed attempts of graders by generation key and the grader's name"""
-    steps: dict[str, list[LineRef]] = field(default_factory=dict)
+    steps: dict[str, list[LineRef]] = {}
     """calls of conversations that have no output yet, by generation key"""
-    spent: Spent = field(default_factory=Spent)
-    damage: list[Damage] = field(default_factory=list)
+    spent: Spent = msgspec.field(default_factory=Spent)
+    damage: list[Damage] = []
 
     @property
     def begun(self) -> tuple[Container[str], ...]:

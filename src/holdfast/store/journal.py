@@ -22,10 +22,11 @@ import os
 import secrets
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import msgspec
 
 from holdfast.errors import Fault
 from holdfast.store.durable import advice_for, make_directory, sync, sync_directory
@@ -56,8 +57,7 @@ class _Entry(NamedTuple):
     then: Callable[[], None] | None
 
 
-@dataclass
-class _Segment:
+class _Segment(msgspec.Struct):
     """An open journal file, and the length that is known to be on the medium."""
 
     path: Path

@@ -8,8 +8,8 @@ newline and its checksum matches, so a torn or corrupt line is ignored and its t
 
 from __future__ import annotations
 
-import mmap
 import os
+from bisect import bisect_left
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TAIL = len(b',"sum":"0123456789abcdef"}')
-_WINDOW: Final = 8 << 20
-"""bytes that are searched at once, so that other threads of the process are not kept waiting"""
+_BLOCK: Final = 1 << 20
+"""bytes that are read and searched at once"""
+_FIRST_STEP: Final = 1 << 12
+"""bytes that are searched first: most lines are short, and near"""
 _NEAR: Final = 1 << 16
 """bytes to which a position is narrowed down; they are searched faster than halved further"""
 
@@ -77,6 +79,54 @@ class Line(NamedTuple):
     """False for a last line that has no newline"""
 
 
+class LineBlock(NamedTuple):
+    """Whole lines of a journal file that follow each other, unchecked."""
+
+    offset: int
+    data: bytes
+    """may go on behind the last of the lines"""
+    starts: list[int]
+    ends: list[int]
+    """where lines begin in the data, and where their newlines are"""
+
+    def all_sound(self) -> bool:
+        """True if every line is whole and unchanged; much faster than looking at one after the other."""
+        data = self.data
+        bounds = zip(self.starts, self.ends, strict=True)
+        sums = '"},"sum":"'.join([xxh3_64_hexdigest(data[start : end - _TAIL]) for start, end in bounds])
+        return b"".join([data[end - _TAIL : end] for end in self.ends]) == b',"sum":"%b"}' % sums.encode()
+
+    def lines(self) -> list[bytes]:
+        """Return the lines, without their newlines."""
+        return [self.data[start:end] for start, end in zip(self.starts, self.ends, strict=True)]
+
+
+def read_blocks(path: Path, start: int, stop: int) -> Iterator[LineBlock]:
+    """Yield the whole lines of a journal file that begin between two offsets, many at once."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        offset, size = max(0, start - 1), _BLOCK  # a line begins at `start` only if a newline is before it
+        skip = start > 0
+        while offset < stop and (data := os.pread(fd, size, offset)):
+            ends, place = [], data.find(b"\n")
+            while place >= 0:
+                ends.append(place)
+                place = data.find(b"\n", place + 1)
+            if not ends:
+                if len(data) < size:
+                    return  # the last line is not finished
+                size *= 2  # a line that is longer than a block
+                continue
+            starts = [0, *[end + 1 for end in ends[:-1]]]
+            count = bisect_left(starts, stop - offset)
+            block = LineBlock(offset, data, starts[skip:count], ends[skip:count])
+            if block.starts:
+                yield block
+            offset, size, skip = offset + ends[-1] + 1, _BLOCK, False
+    finally:
+        os.close(fd)
+
+
 def scan(path: Path, start: int = 0) -> Iterator[Line]:
     """Yield every line of a journal file from an offset on, sound or not. A missing file has none."""
     for offset, raw in _raw(path, start):
@@ -102,18 +152,14 @@ def find_lines(path: Path, words: bytes, start: int = 0) -> Iterator[tuple[int, 
 
     The search begins at an offset where the line is likely to be, and goes on at the beginning of the file.
     """
-    with _mapped(path) as content:
-        turn = content.rfind(b"\n", 0, min(start, len(content))) + 1 if start > 0 else 0
-        for position, end in ((turn, len(content)), (0, turn)):
-            while position < end:
-                match = content.find(words, position, min(end, position + _WINDOW + len(words) - 1))
-                if match < 0:
-                    position += _WINDOW
-                    continue
-                offset, newline = content.rfind(b"\n", 0, match) + 1, content.find(b"\n", match)
+    with _opened(path) as content:
+        turn = content.rfind(b"\n", 0, min(start, content.size)) + 1 if start > 0 else 0
+        for position, end in ((turn, content.size), (0, turn)):
+            while (match := content.find(words, position, end)) >= 0:
+                offset, newline = content.rfind(b"\n", 0, match) + 1, content.find(b"\n", match, content.size)
                 if newline < 0:
                     break
-                yield offset, content[offset:newline]
+                yield offset, content.read(offset, newline)
                 position = newline + 1
 
 
@@ -122,12 +168,12 @@ def first_line_since(path: Path, moment: float, time_of: Callable[[bytes], float
 
     In a file that is not, the offset is a guess. `time_of` returns None for a line that does not say when it was.
     """
-    with _mapped(path) as content:
-        low, high = 0, len(content)
+    with _opened(path) as content:
+        low, high = 0, content.size
         while high - low > _NEAR:
             middle = content.rfind(b"\n", low, (low + high) // 2) + 1 or low
             newline = content.find(b"\n", middle, high)
-            time = time_of(content[middle:newline]) if newline >= 0 else None
+            time = time_of(content.read(middle, newline)) if newline >= 0 else None
             if time is None or time >= moment:
                 high = (low + high) // 2
             else:
@@ -137,28 +183,63 @@ def first_line_since(path: Path, moment: float, time_of: Callable[[bytes], float
 
 def count_lines(path: Path, without: bytes) -> int:
     """Return the number of whole lines of a file, less those that contain some bytes, at most once each."""
-    with _mapped(path) as content:
+    with _opened(path) as content:
         count = 0
-        for position in range(0, len(content), _WINDOW):
-            count += content[position : position + _WINDOW].count(b"\n")
-            count -= content[position : position + _WINDOW + len(without) - 1].count(without)
+        for position in range(0, content.size, _BLOCK):
+            data = content.read(position, position + _BLOCK + len(without) - 1)
+            count += data.count(b"\n", 0, _BLOCK) - data.count(without)
         return count
 
 
+class _Content:
+    """The bytes of a file, read where they are needed.
+
+    Mapping the file would be simpler. But a process that reads a mapped file behind its end is killed, and others may
+    truncate a journal: a run that repairs it.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self.size = size
+
+    def read(self, start: int, stop: int) -> bytes:
+        return os.pread(self._fd, stop - start, start)
+
+    def find(self, words: bytes, start: int, stop: int) -> int:
+        """Return the first place of some bytes; -1 if there is none."""
+        step = _FIRST_STEP
+        while start < stop:
+            match = self.read(start, min(stop, start + step + len(words) - 1)).find(words)
+            if match >= 0:
+                return start + match
+            start, step = start + step, min(2 * step, _BLOCK)
+        return -1
+
+    def rfind(self, words: bytes, start: int, stop: int) -> int:
+        """Return the last place of some bytes; -1 if there is none."""
+        step = _FIRST_STEP
+        end = stop
+        while end > start:
+            begin = max(start, end - step)
+            match = self.read(begin, min(stop, end + len(words) - 1)).rfind(words)
+            if match >= 0:
+                return begin + match
+            end, step = begin, min(2 * step, _BLOCK)
+        return -1
+
+
 @contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
-    """Map a file; a missing or empty one is no bytes."""
+def _opened(path: Path) -> Iterator[_Content]:
+    """Open a file; a missing one has no bytes."""
     try:
-        file = path.open("rb")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield b""
+        yield _Content(-1, 0)
         return
-    with file:
-        if not os.fstat(file.fileno()).st_size:
-            yield b""
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            yield content
+    try:
+        yield _Content(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
 
 
 def _raw(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:

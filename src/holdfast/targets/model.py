@@ -21,7 +21,6 @@ from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
 from holdfast.targets.tokenizer import tokenizer_identity
-from holdfast.targets.tools import Toolbox, answer, tools_identity
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.spec.schema import ResponderBlock
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
+    from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
 
 
@@ -63,7 +63,11 @@ class Model(Target):
             from holdfast.targets.likelihood import LikelihoodModel  # which few evals need
 
             return LikelihoodModel(block, Prices(block.model, origin.spec.prices), origin)
-        tools = Toolbox(block.tools, origin.spec) if block.tools else None
+        tools = None
+        if block.tools:
+            from holdfast.targets.tools import Toolbox  # which few evals need
+
+            tools = Toolbox(block.tools, origin.spec)
         return cls(block, Prices(block.model, origin.spec.prices), tools, origin.where("model"))
 
     @classmethod
@@ -85,6 +89,8 @@ class Model(Target):
             urls = [""] if default else sorted(shown_url(url) for url in endpoint.urls)
             identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
         if block.tools:
+            from holdfast.targets.tools import tools_identity
+
             identity |= {"tools": tools_identity(block.tools, origin.spec), "max_steps": block.max_steps}
         return identity
 
@@ -160,6 +166,8 @@ class Model(Target):
     async def _reply(self, turn: Turn) -> Reply:
         if self._tools is None:
             return await self.complete(turn.messages, turn.params, turn.load)
+        from holdfast.targets.tools import answer
+
         assert turn.calls is not None
         tools = await self._tools.of(turn.calls)
         await self._tools.restore(tools, turn)

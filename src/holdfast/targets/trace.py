@@ -8,7 +8,6 @@ behind the last user message; what stands before it is history, or an example.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Message
 
 
-@dataclass(eq=False)
-class Seen:
+class Seen(msgspec.Struct, eq=False):
     """A tool call."""
 
     name: str

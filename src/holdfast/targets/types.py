@@ -131,7 +131,7 @@ class Closing(Protocol):
         ...
 
 
-class Continuation(NamedTuple):
+class Continuation(msgspec.Struct, frozen=True):
     """A text whose likelihood is asked for."""
 
     text: str

@@ -11,11 +11,13 @@
 `live`     numbers of runs that are being written, and streams of events
 `jobs`     invocations on clusters
 `columns`  the trials of a run as columns, opened from a cache, built and refreshed
+`building` the helper process that builds the columns of a large run
 `query`    the filter language
 `snapshot` rows that a query selects, sorted and counted
 `search`   texts in transcripts, searched in a helper process
 `fields`   fields of the rows as columns
 `reported` columns of a finished run, from its report
+`outputs`  outputs as rows, read by several processes
 `recorded` columns of any other run, from its journals, extended as they grow
 `facts`    facts of a trial, written into its row
 `table`    typed columns, in memory and as one checked file

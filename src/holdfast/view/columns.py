@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -29,7 +28,6 @@ from holdfast.errors import HoldfastError
 from holdfast.report.run_view import RunView
 from holdfast.store.index import read_error_head
 from holdfast.store.lines import LineRef
-from holdfast.store.rundir import RunDir
 from holdfast.view.fields import read_field
 from holdfast.view.recorded import JournalReader, RecordedNotes, StaleColumnsError, read_everything
 from holdfast.view.reported import read_reported
@@ -38,7 +36,10 @@ from holdfast.view.table import STATUSES, RowStatus, TrialTable, field_column, s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
+    from holdfast.store.rundir import RunDir
+    from holdfast.view.outputs import OutputRows
     from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
@@ -265,7 +266,7 @@ class Columns:
         self.build(progress)
 
     def _build_in_helper(self, progress: Progress) -> bool:
-        command = [sys.executable, "-m", "holdfast.view.columns", str(self.rundir.path), str(self._folder)]
+        command = [sys.executable, "-m", "holdfast.view.building", str(self.rundir.path), str(self._folder)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             try:
@@ -276,10 +277,10 @@ class Columns:
                 raise
         return process.returncode == 0
 
-    def build(self, progress: Progress) -> None:
-        """Build the table in this process, and store it."""
+    def build(self, progress: Progress, outputs: Callable[[], OutputRows] | None = None) -> None:
+        """Build the table in this process, and store it. `outputs` returns those that are being read already."""
         notes = ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
-        table, recorder = read_reported(self.view, notes.dataset, progress), None
+        table, recorder = read_reported(self.view, notes.dataset, progress, outputs), None
         if table is None:
             try:
                 recorder = JournalReader(self.view)
@@ -380,8 +381,15 @@ def _read_row(columns: Columns, row: int) -> TrialRow:
         stop=table.values["stop"][table["stop"][row]],
         stopped=table["stopped"][row] or None,
         error=_read_error(columns, table["error_at"][row]),
-        preview="" if line is None else _answer.decode(line.read()).output[:_PREVIEW],
+        preview="" if line is None else _preview(line),
     )
+
+
+def _preview(line: LineRef) -> str:
+    try:
+        return _answer.decode(line.read()).output[:_PREVIEW]
+    except msgspec.DecodeError:
+        return ""  # the journal has been repaired, which the next look at it notices
 
 
 def _number(value: float) -> float | None:
@@ -412,17 +420,3 @@ def remove_least_used(folder: Path, *, keep: Path, limit: int = _MOST_BYTES) -> 
         if path != keep:
             shutil.rmtree(path, ignore_errors=True)
             total -= sizes[path]
-
-
-def main() -> None:
-    """Build the columns of a run and store them, printing progress: the helper process of large runs."""
-
-    def show(share: float) -> None:
-        sys.stdout.write(f"{share}\n")
-        sys.stdout.flush()
-
-    Columns(RunDir(Path(sys.argv[1])), Path(sys.argv[2])).build(show)
-
-
-if __name__ == "__main__":
-    main()

@@ -107,6 +107,12 @@ def set_verdicts(table: TrialTable, row: int, judged: JudgedOutput, failure: Fai
     table.set(row, status=CODES[status], score=_known(judged.score))
 
 
+def set_missing(table: TrialTable, row: int, failure: Failure | None, root: Path) -> None:
+    """Write that a row has no output: an error if an attempt at it has failed, as in reports, else pending."""
+    table.set(row, status=CODES["pending" if failure is None else "error"])
+    set_failure(table, row, failure, root)
+
+
 def set_failure(table: TrialTable, row: int, failure: Failure | None, root: Path) -> None:
     """Write the failed attempt that explains why a row has no output or no verdict."""
     if failure is None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from itertools import groupby
+from itertools import compress, groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _PAUSE: Final = 1.0
 """seconds between two looks at a run"""
+_IS_ERROR: Final = bytes(code == CODES["error"] for code in range(256))
 _LOAD: Final = 0.1
 """share of the time that looking may take"""
 _WINDOW: Final = 60.0
@@ -153,7 +154,8 @@ def _count(table: TrialTable) -> dict[str, Any]:
     """Return what can be counted at once, also where there are a million trials."""
     statuses = bytes(table["status"])
     counts = {status: count for status, code in CODES.items() if (count := statuses.count(code))}
-    done = len(statuses) - counts.get("pending", 0)
+    errors = statuses.translate(_IS_ERROR)
+    done = len(statuses) - counts.get("pending", 0) - sum(not place for place in compress(table["at"], errors))
     return {"done": done, "total": len(statuses), "graded": done - counts.get("ungraded", 0), "counts": counts}
 
 

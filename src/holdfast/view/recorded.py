@@ -21,7 +21,7 @@ from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError
 from holdfast.store.index import Entry, GradeHead, Index, VerdictRef, keep_output, keep_verdict, read_error_head
 from holdfast.store.lines import LineRef, is_sound, scan, scan_raw
-from holdfast.view.facts import LastFailures, output_facts, set_failure, set_output, set_verdicts
+from holdfast.view.facts import LastFailures, output_facts, set_failure, set_missing, set_output, set_verdicts
 from holdfast.view.table import CODES, TrialTable, key_bytes, key_text, status_column
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class JournalReader:
         self._touched.pop(row)
         table, key = self.table, self.table.key_at(row)
         if not table["at"][row]:
-            set_failure(table, row, self._failures.of_target.get(key_text(key)), self._root)
+            set_missing(table, row, self._failures.of_target.get(key_text(key)), self._root)
         elif not self._has_all_verdicts(row, key):
             self._unusual.add(key)
         else:
@@ -392,7 +392,7 @@ def read_everything(view: RunView) -> TrialTable:
         raw_key = key_bytes(key)
         if ref is None:
             assert sample is not None
-            row, failure = table.append(sample.id, trial, raw_key), failures.of_target.get(key)
+            set_missing(table, table.append(sample.id, trial, raw_key), failures.of_target.get(key), root)
         else:
             facts = output_facts.decode(ref.line.read())
             row = table.append(facts.sample, facts.trial, raw_key)
@@ -400,7 +400,5 @@ def read_everything(view: RunView) -> TrialTable:
             panel = None if sample is None or not sample.fields else conditions.panel_for(sample.fields)
             failure = failures.of_graders.get(key)
             set_verdicts(table, row, view.judge(key, ref, panel)[1], failure)
-            if table["status"][row] != CODES["error"]:
-                failure = None
-        set_failure(table, row, failure, root)
+            set_failure(table, row, failure if table["status"][row] == CODES["error"] else None, root)
     return table

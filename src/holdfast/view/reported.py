@@ -1,59 +1,56 @@
-"""Columns of a finished run: verdicts from `results.json`, in its order, and everything else from the outputs.
-
-The two are read at the same time, the outputs of a large run by a helper process. Run as a program, this module is
-that helper: it stores the columns of the outputs, in the order of their lines, in a file.
-"""
+"""Columns of a finished run: verdicts from `results.json`, in its order, and everything else from the outputs."""
 
 from __future__ import annotations
 
 import gc
 import re
-import subprocess
-import sys
 from array import array
-from contextlib import contextmanager, suppress
-from itertools import accumulate, islice
-from operator import add, itemgetter
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import contextmanager, nullcontext
+from itertools import chain, repeat
+from operator import attrgetter
+from struct import iter_unpack
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from holdfast.store.index import Entry, Index, keep_output, read_output_head
-from holdfast.store.lines import LineRef, is_sound
-from holdfast.view.facts import LastFailures, output_facts, set_failure
-from holdfast.view.table import CODES, NAN, NUMBERS, TrialTable, field_column, score_column, status_column
+from holdfast.store.lines import LineRef
+from holdfast.view.facts import LastFailures, set_failure, set_missing
+from holdfast.view.outputs import COLUMNS, NO_OUTPUT, column_of, known, output_files, place_and_length, reading_outputs
+from holdfast.view.table import CODES, TrialTable, field_column, score_column, split_place, status_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
-    from holdfast.view.facts import OutputFacts
+    from holdfast.view.outputs import OutputRows
 
-_BATCH: Final = 512
-"""lines that are decoded before their columns are written"""
+_BLOCK: Final = 1 << 20
+"""bytes of results that are decoded at once"""
+_LAST: Final = b"\n]}\n"
+"""the end of `results.json`"""
 _NOT_IN_STRUCTS: Final = re.compile(r"[\\\"\x00-\x1f]")
 """characters that no field of a struct may have in its name"""
-_NEWLINE: Final = ord("\n")
-_LARGE: Final = 32 << 20
-"""bytes of outputs from which on a helper process reads them"""
-_OF_OUTPUT: Final = (*(name for name in NUMBERS if name != "score"), "stop", "source", "stopped", "at", "length")
-"""columns that outputs fill"""
-
 Verdict = Literal["passed", "failed", "error", "skipped", "not_reached"]
 
 
-class _Grade(msgspec.Struct, gc=False):
-    status: Verdict
-    score: float | None
+class _Grade(msgspec.Struct, frozen=True, gc=False):
+    status: Verdict | Literal[""] = ""
+    """empty for a grader that does not look at the row"""
+    score: float | None = None
 
 
-def read_reported(view: RunView, dataset: Any, progress: Callable[[float], None]) -> TrialTable | None:
+_VERDICT_CODES: Final = {"": 0, **CODES}
+
+
+def read_reported(
+    view: RunView, dataset: Any, progress: Callable[[float], None], outputs: Callable[[], OutputRows] | None
+) -> TrialTable | None:
     """Return the columns of a finished run; None if its report does not fit its journals, which then decide.
 
     `dataset` is the present state of the dataset, for the columns of the fields by which results are broken down.
+    `outputs` returns the outputs where somebody reads them already.
     """
     metrics = view.metrics
     if metrics is None or not view.rundir.results.exists():
@@ -61,9 +58,12 @@ def read_reported(view: RunView, dataset: Any, progress: Callable[[float], None]
     sizes = view.rundir.journal_bytes()
     if any(getattr(metrics.timing, name) not in (None, size) for name, size in sizes.items()):
         return None
-    with _without_collector(), _reading_outputs(view.rundir, sizes["outputs_bytes"]) as outputs:
-        table = _read_results(view, dataset, progress)
-        return None if table is None else _join(view, table, outputs())
+    with _without_collector(), nullcontext(outputs) if outputs else reading_outputs(view.rundir) as read_outputs:
+        results = _Results(view, dataset)
+        try:
+            return _join(view.rundir, results, read_outputs()) if results.read(progress) else None
+        except ValueError:
+            return None  # a helper process has failed
 
 
 @contextmanager
@@ -78,230 +78,151 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def _reading_outputs(rundir: RunDir, size: int) -> Iterator[Callable[[], TrialTable | None]]:
-    """Begin to read the outputs; yields a function that returns their columns, None if that failed."""
-    if size < _LARGE:
-        yield lambda: read_outputs(rundir.path, rundir.journals("outputs"))
-        return
-    with TemporaryDirectory(prefix="holdfast-view-") as folder:
-        file = Path(folder) / "outputs"
-        with subprocess.Popen([sys.executable, "-m", "holdfast.view.reported", rundir.path, file]) as process:
-            try:
-                yield lambda: TrialTable.load(file) if process.wait() == 0 else None
-            finally:
-                process.kill()
+class _Results:
+    """The columns of `results.json`, in which each trial is a line."""
+
+    def __init__(self, view: RunView, dataset: Any) -> None:
+        self._view = view
+        self.table = TrialTable(view.graders)
+        self.table.files = output_files(view.rundir)  # as the outputs number them
+        for name in view.spec.by:
+            self.table.set_field(name, [""], array("I"), dataset)
+        self.present = bytearray()
+        """a byte of 1 for each trial that has an output"""
+        self._graders = [f"grader{number}" for number in range(len(self.table.graders))]
+        self._fields = [f"field{number}" for number in range(len(view.spec.by))]
+        self._failures = LastFailures()
+        self._failures.read(view.rundir.journals("errors"))
+
+    def _decoder(self) -> msgspec.json.Decoder[list[Any]]:
+        grades = msgspec.defstruct(
+            "Grades",
+            [(name, _Grade, _Grade()) for name in self._graders],
+            rename=dict(zip(self._graders, self.table.graders, strict=True)),
+            gc=False,
+        )
+        breakdown = msgspec.defstruct(
+            "Breakdown",
+            [(name, str, "") for name in self._fields],
+            rename=dict(zip(self._fields, self._view.spec.by, strict=True)),
+            frozen=True,
+            gc=False,
+        )
+        result = msgspec.defstruct(
+            "Result",
+            [
+                ("sample", str),
+                ("trial", int),
+                ("key", str),
+                ("status", Verdict),
+                ("score", float | None),
+                ("output", msgspec.Raw),
+                ("grades", grades),
+                ("by", breakdown, breakdown()),
+            ],
+            gc=False,
+        )
+        return msgspec.json.Decoder(list[result])  # type: ignore[valid-type]
+
+    def read(self, progress: Callable[[float], None]) -> bool:
+        """Read the file; returns False where it is written otherwise, or says too little."""
+        if any(_NOT_IN_STRUCTS.search(name) for name in (*self._view.graders, *self._view.spec.by)):
+            return False
+        decode = self._decoder().decode
+        size = max(1, self._view.rundir.results.stat().st_size)
+        with self._view.rundir.results.open("rb") as file:
+            if not file.readline().endswith(b'"trials":[\n'):
+                return False
+            rest = b""
+            while block := file.read(_BLOCK):
+                progress(min(1.0, file.tell() / size))
+                trials = bytearray(b"[")
+                trials += rest
+                trials += block
+                end = trials.rfind(b",\n")
+                if trials.endswith(_LAST):
+                    rest, trials[-len(_LAST) :] = b"", b"]"
+                elif end < 0:
+                    rest = bytes(trials[1:])
+                    continue
+                else:
+                    rest, trials[end:] = bytes(trials[end + 2 :]), b"]"
+                try:
+                    if not self._add(decode(trials)):
+                        return False
+                except msgspec.DecodeError:
+                    return False
+        return not rest
+
+    def _add(self, batch: list[Any]) -> bool:
+        """Add trials; returns False if the results do not tell which graders looked at one of them."""
+        table, first = self.table, len(self.table)
+        table.extend([each.sample for each in batch], [each.trial for each in batch], [each.key for each in batch])
+        table.fill("status", [CODES[each.status] for each in batch])
+        table.fill("score", known([each.score for each in batch]))
+        every_grades = [each.grades for each in batch]
+        for number, name in enumerate(self._graders):
+            verdicts = list(map(attrgetter(name), every_grades))
+            table.fill(status_column(number), [_VERDICT_CODES[verdict.status] for verdict in verdicts])
+            table.fill(score_column(number), known([verdict.score for verdict in verdicts]))
+        for field, name in zip(self._fields, self._view.spec.by, strict=True):
+            column = field_column(name)
+            table.fill(column, table.codes(column, [getattr(each.by, field) for each in batch]))
+        for name in ("error", "error_at"):
+            table[name].frombytes(bytes(len(batch) * table[name].itemsize))
+        self.present += b"\1" * len(batch)
+        return all(self._explain_error(row, each) for row, each in enumerate(batch, first) if each.status == "error")
+
+    def _explain_error(self, row: int, result: Any) -> bool:
+        """Tell a trial without an output from one whose verdicts failed or are still to come; False if unsure."""
+        table, root = self.table, self._view.rundir.path
+        if bytes(result.output) == b"null":
+            self.present[row] = 0
+            set_missing(table, row, self._failures.of_target.get(result.key), root)
+            return True
+        failure = self._failures.of_graders.get(result.key)
+        set_failure(table, row, failure, root)
+        columns = [table[status_column(number)] for number in range(len(table.graders))]
+        if failure is None and all(column[row] != CODES["error"] for column in columns):
+            table["status"][row] = CODES["ungraded"]
+        absent = [number for number, column in enumerate(columns) if not column[row]]
+        for number in absent:
+            columns[number][row] = CODES["ungraded"]
+        return all(self._view.places[number].block.where is None for number in absent)
 
 
-def read_outputs(root: Path, paths: Iterable[Path]) -> TrialTable:
-    """Return the columns of all outputs in journals, in the order of their lines."""
-    table = TrialTable(())
-    for path in paths:
-        start = table.place(str(path.relative_to(root)), 0)
-        with suppress(FileNotFoundError), path.open("rb", buffering=1 << 20) as journal:
-            while lines := list(islice(journal, _BATCH)):
-                starts = list(accumulate(map(len, lines), initial=start))
-                sound = [
-                    (place, len(line) - 1, facts)
-                    for place, line in zip(starts, lines, strict=False)
-                    if line[-1] == _NEWLINE and is_sound(line[:-1]) and (facts := _output_facts(line)) is not None
-                ]
-                _add_outputs(table, sound)
-                start = starts[-1]
-    return table
-
-
-def _output_facts(line: bytes) -> OutputFacts | None:
-    try:
-        return output_facts.decode(line)
-    except msgspec.DecodeError:
-        return None  # sound, but not an output
-
-
-def _add_outputs(table: TrialTable, batch: list[tuple[int, int, OutputFacts]]) -> None:
-    every = [facts for _, _, facts in batch]
-    table.extend([each.sample for each in every], [each.trial for each in every], [each.key for each in every])
-    usages, timings = [facts.usage for facts in every], [facts.timing for facts in every]
-    inputs = _known([usage.input_tokens for usage in usages])
-    outputs = _known([usage.output_tokens for usage in usages])
-    columns: dict[str, Sequence[Any]] = {
-        "turns": [facts.turns for facts in every],
-        "attempt": [facts.attempt for facts in every],
-        "tokens": list(map(add, inputs, outputs)),
-        "input_tokens": inputs,
-        "output_tokens": outputs,
-        "cost": _known([usage.cost for usage in usages]),
-        "seconds": [timing.seconds for timing in timings],
-        "first_token": _known([timing.first_token for timing in timings]),
-        "started": [timing.started for timing in timings],
-        "stop": _codes(table, "stop", [facts.stop for facts in every]),
-        "source": _codes(table, "source", [facts.source or "" for facts in every]),
-        "stopped": [0 if facts.stopped_by is None else len(facts.marks) or 1 for facts in every],
-        "at": [place for place, _, _ in batch],
-        "length": [length for _, length, _ in batch],
-    }
-    for name, values in columns.items():
-        table[name].extend(array(table[name].typecode, values))
-
-
-def _known(values: list[Any]) -> list[float]:
-    return [NAN if value is None else value for value in values] if None in values else values
-
-
-def _codes(table: TrialTable, name: str, values: list[str]) -> list[int]:
-    codes = {value: table.code(name, value) for value in dict.fromkeys(values)}
-    return [codes[value] for value in values]
-
-
-def _read_results(view: RunView, dataset: Any, progress: Callable[[float], None]) -> TrialTable | None:
-    """Return the columns of `results.json`, of which each trial is a line; None where it is written otherwise."""
-    if any(_NOT_IN_STRUCTS.search(name) for name in (*view.graders, *view.spec.by)):
-        return None
-    table = TrialTable(view.graders)
-    for path in view.rundir.journals("outputs"):
-        table.place(str(path.relative_to(view.rundir.path)), 0)  # as the columns of the outputs number them
-    for name in view.spec.by:
-        table.set_field(name, [""], array("I"), dataset)
-    fields = [f"grader{number}" for number in range(len(table.graders))]
-    grades = msgspec.defstruct(
-        "Grades",
-        [(field, _Grade | None, None) for field in fields],
-        rename=dict(zip(fields, table.graders, strict=True)),
-        gc=False,
-    )
-    breakdown = msgspec.defstruct(
-        "Breakdown",
-        [(f"field{number}", str | None, None) for number in range(len(view.spec.by))],
-        rename={f"field{number}": name for number, name in enumerate(view.spec.by)},
-        gc=False,
-    )
-    result = msgspec.defstruct(
-        "Result",
-        [
-            ("sample", str),
-            ("trial", int),
-            ("key", str),
-            ("status", Verdict),
-            ("score", float | None),
-            ("output", msgspec.Raw),
-            ("grades", grades),
-            ("by", breakdown | None, None),
-        ],
-        gc=False,
-    )
-    decode = msgspec.json.Decoder(result).decode
-    failures = LastFailures()
-    failures.read(view.rundir.journals("errors"))
-    size, done = max(1, view.rundir.results.stat().st_size), 0
-    with view.rundir.results.open("rb", buffering=1 << 20) as file:
-        if not file.readline().endswith(b'"trials":[\n'):
-            return None
-        last = False
-        while not last and (lines := list(islice(file, _BATCH))):
-            done += sum(map(len, lines))
-            progress(min(1.0, done / size))
-            while lines and lines[-1].strip() in (b"", b"]}"):
-                lines.pop()
-                last = True
-            try:
-                batch = [decode(line[:-2] if line.endswith(b",\n") else line) for line in lines]
-            except msgspec.DecodeError:
-                return None
-            if not _add_results(view, table, fields, batch, failures):
-                return None
-    return table if last else None
-
-
-def _add_results(view: RunView, table: TrialTable, fields: list[str], batch: list[Any], failures: LastFailures) -> bool:
-    """Add trials; returns False if the results do not tell which graders looked at one of them."""
-    first = len(table)
-    table.extend([each.sample for each in batch], [each.trial for each in batch], [each.key for each in batch])
-    table["status"].extend(array("B", [CODES[each.status] for each in batch]))
-    table["score"].extend(array("d", _known([each.score for each in batch])))
-    for number, field in enumerate(fields):
-        verdicts = [getattr(each.grades, field) for each in batch]
-        codes = [0 if verdict is None else CODES[verdict.status] for verdict in verdicts]
-        scores = [NAN if verdict is None or verdict.score is None else verdict.score for verdict in verdicts]
-        table[status_column(number)].extend(array("B", codes))
-        table[score_column(number)].extend(array("d", scores))
-    for name in ("error", "error_at"):
-        table[name].frombytes(bytes(len(batch) * table[name].itemsize))
-    for number, name in enumerate(view.spec.by):
-        values = [getattr(each.by, f"field{number}", None) or "" for each in batch]
-        table[field_column(name)].extend(array("I", _codes(table, field_column(name), values)))
-    return all(
-        _explain_error(view, table, row, each, failures)
-        for row, each in enumerate(batch, first)
-        if each.status == "error"
-    )
-
-
-def _explain_error(view: RunView, table: TrialTable, row: int, result: Any, failures: LastFailures) -> bool:
-    """Tell a trial without an output from one whose verdicts failed or are still to come; False if that is unsure."""
-    if bytes(result.output) == b"null":
-        table["status"][row] = CODES["pending"]
-        set_failure(table, row, failures.of_target.get(result.key), view.rundir.path)
-        return True
-    failure = failures.of_graders.get(result.key)
-    set_failure(table, row, failure, view.rundir.path)
-    columns = [table[status_column(number)] for number in range(len(table.graders))]
-    if failure is None and all(column[row] != CODES["error"] for column in columns):
-        table["status"][row] = CODES["ungraded"]
-    absent = [number for number, column in enumerate(columns) if not column[row]]
-    for number in absent:
-        columns[number][row] = CODES["ungraded"]
-    return all(view.places[number].block.where is None for number in absent)
-
-
-def _join(view: RunView, table: TrialTable, outputs: TrialTable | None) -> TrialTable | None:
+def _join(rundir: RunDir, results: _Results, outputs: OutputRows) -> TrialTable | None:
     """Fill the columns of the results with those of their outputs; None if there is an output too many or too few."""
-    if outputs is None or outputs.files != table.files[: len(outputs.files)]:
+    table = results.table
+    chosen = _choose_outputs(rundir, table.files, outputs)
+    keys = chain.from_iterable(iter_unpack("16s", table["keys"]))
+    joined = b"".join(map(chosen.get, keys, repeat(NO_OUTPUT)))
+    for name in COLUMNS:
+        table[name].frombytes(column_of(joined, name))
+    if bytes(map(bool, table["at"])) != results.present or len(chosen) != sum(results.present):
         return None
-    chosen = _choose_outputs(view.rundir, outputs)
-    keys = bytes(table["keys"])
-    places = [chosen.get(keys[start : start + 16]) for start in range(0, len(keys), 16)]
-    with_output = [status != CODES["pending"] for status in table["status"]]
-    if [place is not None for place in places] != with_output or sum(with_output) != len(chosen):
-        return None
-    order = [len(outputs) if place is None else place for place in places]
-    table.values["stop"], table.values["source"] = outputs.values["stop"], outputs.values["source"]
-    pick = itemgetter(*order, -1)  # two values at least, else it returns one and not a tuple
-    for name in _OF_OUTPUT:
-        values = [*outputs[name], NAN if name in NUMBERS else 0]
-        table[name].extend(array(table[name].typecode, pick(values)[:-1]))
+    for name, codes in outputs.values.items():
+        table.values[name] = list(codes)
     table.pad()
     return table
 
 
-def _choose_outputs(rundir: RunDir, outputs: TrialTable) -> dict[bytes, int]:
+def _choose_outputs(rundir: RunDir, files: list[str], outputs: OutputRows) -> dict[bytes, bytes]:
     """Return the output that counts for each key, as the index chooses it where there are several."""
-    chosen = outputs.keys()
+    chosen = dict(outputs.pairs())
     if len(chosen) == len(outputs):
         return chosen
-    rows: dict[bytes, list[int]] = {}
-    for row in range(len(outputs)):
-        rows.setdefault(outputs.key_at(row), []).append(row)
+    rows: dict[bytes, list[bytes]] = {}
+    for key, row in outputs.pairs():
+        rows.setdefault(key, []).append(row)
     for key, several in rows.items():
         if len(several) > 1:
             index, by_line = Index(), {}
-            for row in several:
-                file, offset = outputs.file_and_offset(outputs["at"][row])
-                line = LineRef(rundir.path / file, offset, outputs["length"][row])
+            for (place, length), row in sorted((place_and_length(row), row) for row in several):
+                file, offset = split_place(place)
+                line = LineRef(rundir.path / files[file], offset, length)
                 if (head := read_output_head(line.read())) is not None:
                     keep_output(index, Entry(line, head))
                     by_line[line] = row
             chosen[key] = by_line[next(iter(index.outputs.values())).line]
     return chosen
-
-
-def main() -> None:
-    """Store the columns of the outputs of a run, in the order of their lines, in a file."""
-    from holdfast.store.rundir import RunDir
-
-    rundir, file = RunDir(Path(sys.argv[1])), Path(sys.argv[2])
-    gc.disable()
-    read_outputs(rundir.path, rundir.journals("outputs")).save(file)
-
-
-if __name__ == "__main__":
-    main()

@@ -52,10 +52,11 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
 
     @property
-    def links(self) -> list[tuple[str, int]]:
-        """Statuses that some trials have, for links to them."""
+    def links(self) -> list[tuple[str, int, str]]:
+        """Statuses that some trials have, with the filters that select these trials."""
         counts = self.overview.statuses or {}
-        return [(status, counts[status]) for status in ("failed", "error", "pending", "passed") if counts.get(status)]
+        filters = {"failed": "failed", "error": "error", "pending": "pending or ungraded", "passed": "passed"}
+        return [(status, counts[status], query) for status, query in filters.items() if counts.get(status)]
 
 
 class VerdictLink(msgspec.Struct, frozen=True):

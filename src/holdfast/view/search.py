@@ -9,14 +9,13 @@ Run as a program, this module is the helper: it reads a job from standard input 
 
 from __future__ import annotations
 
-import mmap
+import os
 import re
 import subprocess
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from pathlib import Path
 from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -25,11 +24,14 @@ import msgspec
 from holdfast.view.table import split_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from io import BufferedReader
 
     from holdfast.view.columns import Columns
     from holdfast.view.table import TrialTable
+
+    Read = Callable[[int, int, int], bytes]
+    """returns bytes of a file, by its number, an offset and a size; fewer if the file has become shorter"""
 
 _FIRST_WINDOW: Final = 512
 _LARGEST_WINDOW: Final = 32_768
@@ -80,7 +82,10 @@ def fold(text: str) -> str:
 
 def contains_text(line: bytes, folded: str) -> bool:
     """Return True if what was said in a transcript contains a text that is already folded."""
-    transcript = _transcript.decode(line)
+    try:
+        transcript = _transcript.decode(line)
+    except msgspec.DecodeError:
+        return False  # cut off meanwhile, or another line is there now
     replies = [transcript.output, *(mark.output for mark in transcript.marks)]
     parts = replies, transcript.messages, transcript.state, transcript.calls, transcript.trace
     return any(folded in fold(text) for part in parts for text in _texts(part))
@@ -114,18 +119,18 @@ class _Needle(NamedTuple):
         return cls(folded, max(pieces, key=len), len(pieces) == 1)
 
 
-def search_lines(maps: list[Any], at: Any, length: Any, text: str) -> Iterator[list[int]]:
-    """Yield the rows whose transcript contains a text, window by window. `maps` are the files, as bytes or mapped."""
+def search_lines(read: Read, at: Any, length: Any, text: str) -> Iterator[list[int]]:
+    """Yield the rows whose transcript contains a text, window by window."""
     needle = _Needle.of(text)
     start, size = 0, _FIRST_WINDOW
     while start < len(at):
         rows = [row for row in range(start, min(start + size, len(at))) if length[row]]
         rows.sort(key=at.__getitem__)
-        yield sorted(_search_window(maps, at, length, rows, needle))
+        yield sorted(_search_window(read, at, length, rows, needle))
         start, size = start + size, min(size * 2, _LARGEST_WINDOW)
 
 
-def _search_window(maps: list[Any], at: Any, length: Any, rows: list[int], needle: _Needle) -> Iterator[int]:
+def _search_window(read: Read, at: Any, length: Any, rows: list[int], needle: _Needle) -> Iterator[int]:
     first = 0
     while first < len(rows):
         begin = at[rows[first]]
@@ -138,7 +143,7 @@ def _search_window(maps: list[Any], at: Any, length: Any, rows: list[int], needl
             end = at[row] + length[row]
             last += 1
         file, offset = split_place(begin)
-        span = maps[file][offset : offset + end - begin]
+        span = read(file, offset, end - begin)
         starts = [at[row] - begin for row in rows[first : last + 1]]
         for number in _search_span(span, starts, [length[row] for row in rows[first : last + 1]], needle):
             yield rows[first + number]
@@ -280,13 +285,13 @@ def main() -> None:
     at, length = array("Q"), array("I")
     at.frombytes(sys.stdin.buffer.read(job.rows * 8))
     length.frombytes(sys.stdin.buffer.read(job.rows * 4))
-    maps: list[Any] = []
-    for file in job.files:
-        with Path(file).open("rb") as opened:
-            empty = not opened.seek(0, 2)
-            maps.append(b"" if empty else mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    files = [os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in job.files]
+
+    def read(file: int, offset: int, size: int) -> bytes:
+        return os.pread(files[file], size, offset)  # a mapped file must not be truncated while it is read
+
     with suppress(BrokenPipeError):  # nobody wants to know any more
-        for rows in search_lines(maps, at, length, job.text):
+        for rows in search_lines(read, at, length, job.text):
             if rows:
                 sys.stdout.buffer.write(array("I", rows))
                 sys.stdout.buffer.flush()

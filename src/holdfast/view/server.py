@@ -159,6 +159,7 @@ async def serve(site: Site, rules: AccessRules, listener: socket.socket, ready: 
         await runner.setup()
         try:
             await web.SockSite(runner, listener).start()
+            site.prepare()
             ready()
             await stopped.wait()
         finally:

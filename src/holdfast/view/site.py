@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.pages.environment import render
+from holdfast.pages.environment import compile_templates, render
 from holdfast.report.run_view import RunView
 from holdfast.store.catalog import find_runs
 from holdfast.view.columns import open_columns
@@ -43,6 +43,10 @@ RUN_ID = "{run:[0-9a-f]+}"
 _KEPT_RUNS = 8
 """runs that are kept open"""
 _THREADS = 8
+_FIRST_TEMPLATES = (
+    *("base.html", "numbers.html", "plots.html", "parts.html", "run.html", "trials.html"),
+    *("conversation.html", "trial.html", "runs.html"),
+)
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -94,6 +98,10 @@ class Site:
         self.ending = asyncio.Event()
         """set when the server ends; streams end with it"""
 
+    def prepare(self) -> None:
+        """Begin with what the first pages need, while they wait for other things."""
+        self._threads.submit(compile_templates, _FIRST_TEMPLATES)
+
     def rundirs(self) -> Iterator[tuple[str, RunDir]]:
         """Yield the id and the directory of every run; those that were named come first."""
         yield from self._named.items()
@@ -136,11 +144,17 @@ class Site:
             future = self._columns.pop(run, None)
             if future is None or (future.done() and future.exception() is not None):
                 future = self._builders.submit(open_columns, rundir, self.home, partial(self._note_share, run))
+                future.add_done_callback(lambda _: self._prepare_trials(run))
             self._columns[run] = future
             evicted = self._columns.pop(next(iter(self._columns))) if len(self._columns) > _KEPT_RUNS else None
         if evicted is not None:
             _close_columns(evicted)
         return future.result(wait)
+
+    def _prepare_trials(self, run: str) -> None:
+        """Find out how trials of a run are read fastest, before somebody opens one."""
+        with suppress(RuntimeError):  # the server is ending
+            self._threads.submit(lambda: self.run(run).graded_once)
 
     def _note_share(self, run: str, done: float) -> None:
         self.shares_read[run] = done

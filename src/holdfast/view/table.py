@@ -12,7 +12,11 @@ import os
 import sys
 from array import array
 from bisect import bisect_left
+from contextlib import suppress
+from itertools import accumulate, islice
+from operator import eq
 from struct import Struct as Layout
+from struct import pack
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -24,17 +28,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RowStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "ungraded"]
-"""`pending`: no output yet; `ungraded`: verdicts are still to come, and no attempt at them has failed"""
+"""`pending`: no output yet; `ungraded`: verdicts are still to come; `error` where an attempt at either has failed"""
 STATUSES: Final[tuple[RowStatus, ...]] = get_args(RowStatus)
 CODES: Final[dict[str, int]] = {status: code for code, status in enumerate(STATUSES, 1)}
 """numbers of the statuses in columns; 0 is a grader that does not look at the row"""
 NAN: Final = float("nan")
 """stands for unknown numbers, which fulfil no condition"""
 
-_MAGIC: Final = b"holdfast columns 1\n"
+_MAGIC: Final = b"holdfast columns 2\n"
 _FRAME: Final = Layout("<QQ")
 _FILE_SHIFT: Final = 48
-_HEX_DIGITS: Final = frozenset("0123456789abcdef")
+_KEY_LENGTH: Final = len("sha256:") + 32
+_LINE: Final = "\n"
 _SEPARATOR: Final = b"\xff"
 """before and after each sample id; no UTF-8 text contains this byte"""
 
@@ -81,6 +86,11 @@ def field_column(name: str) -> str:
     return f"field.{name}"
 
 
+def join_place(file: int, offset: int) -> int:
+    """Return the number that stands for an offset in a numbered journal; 0 stands for no place."""
+    return (file + 1) << _FILE_SHIFT | offset
+
+
 def split_place(place: int) -> tuple[int, int]:
     """Return the number of the journal, and the offset in it, of a place."""
     return (place >> _FILE_SHIFT) - 1, place & ((1 << _FILE_SHIFT) - 1)
@@ -95,6 +105,16 @@ def key_bytes(key: str) -> bytes:
     if len(raw) == 16:
         return raw
     return xxh3_128_digest(key.encode("utf-8", "surrogatepass"))  # not a key that Holdfast makes
+
+
+def many_key_bytes(keys: list[str]) -> bytes:
+    """Return the bytes of keys, one after the other; much faster than key by key."""
+    if set(map(len, keys)) == {_KEY_LENGTH}:
+        with suppress(ValueError):
+            raw = bytes.fromhex("".join([key[7:] for key in keys]))
+            if len(raw) == 16 * len(keys):  # else there is a space among the digits
+                return raw
+    return b"".join(map(key_bytes, keys))
 
 
 def key_text(key: bytes) -> str:
@@ -137,6 +157,8 @@ class TrialTable:
         self._codes: dict[str, dict[str, int]] = {}
         self._mapped: mmap.mmap | None = None
         """the file of a stored table"""
+        self._ids: tuple[mmap.mmap, int, int] | None = None
+        """where the ids are in it"""
 
     def __len__(self) -> int:
         return len(self._columns["trial"])
@@ -163,11 +185,16 @@ class TrialTable:
             self.values[name].append(value)
         return number
 
+    def codes(self, name: str, values: list[str]) -> list[int]:
+        """Return the numbers of many values in a coded column."""
+        numbers = {value: self.code(name, value) for value in dict.fromkeys(values)}
+        return [numbers[value] for value in values]
+
     def place(self, file: str, offset: int) -> int:
         """Return the number that stands for a place in a journal."""
         if file not in self.files:
             self.files.append(file)
-        return (self.files.index(file) + 1) << _FILE_SHIFT | offset
+        return join_place(self.files.index(file), offset)
 
     def file_and_offset(self, place: int) -> tuple[str, int]:
         """Return the journal and the offset of a place."""
@@ -204,16 +231,27 @@ class TrialTable:
         """Append many trials by sample, number and key. Their other columns are to be filled, or padded."""
         columns = self._columns
         starts, ids = columns["id_starts"], columns["ids"]
-        last, start = (self.id_at(len(self) - 1), starts[-1]) if len(self) else (None, 0)
-        for sample in samples:
-            if sample != last:  # the trials of a sample share its id
-                last, start = sample, len(ids)
-                ids.frombytes(sample.encode("utf-8", "surrogatepass") + _SEPARATOR)
-            starts.append(start)
-        columns["trial"].extend(array("I", trials))
-        digits = "".join([key[7:] for key in keys])
-        is_usual = len(digits) == 32 * len(keys) and set(digits) <= _HEX_DIGITS  # much faster than one by one
-        columns["keys"].frombytes(bytes.fromhex(digits) if is_usual else b"".join(map(key_bytes, keys)))
+        last = self.id_at(len(self) - 1) if len(self) else None
+        joined = _LINE.join(samples)
+        if joined.count(_LINE) == len(samples) - 1 and not any(map(eq, samples, [last, *samples])):
+            raw = joined.encode("utf-8", "surrogatepass")
+            lengths = map(len, samples if len(raw) == len(joined) else raw.split(_LINE.encode()))
+            starts.extend(islice(accumulate((length + 1 for length in lengths), initial=len(ids)), len(samples)))
+            ids.frombytes(raw.replace(_LINE.encode(), _SEPARATOR) + _SEPARATOR)
+        else:  # the trials of a sample share its id
+            start = starts[-1] if len(self) else 0
+            for sample in samples:
+                if sample != last:
+                    last, start = sample, len(ids)
+                    ids.frombytes(sample.encode("utf-8", "surrogatepass") + _SEPARATOR)
+                starts.append(start)
+        self.fill("trial", trials)
+        columns["keys"].frombytes(many_key_bytes(keys))
+
+    def fill(self, name: str, values: Sequence[float]) -> None:
+        """Append many values to a column."""
+        column = self._columns[name]
+        column.frombytes(pack(f"={len(values)}{column.typecode}", *values))  # faster than by way of an array
 
     def pad(self) -> None:
         """Fill columns that are shorter than the table with unknown numbers and zeros."""
@@ -247,16 +285,18 @@ class TrialTable:
 
     def rows_of(self, sample: str) -> Iterator[int]:
         """Yield the rows of a sample."""
-        blob = bytes(self._columns["ids"])
         starts = self._columns["id_starts"]
         needle = _SEPARATOR + sample.encode("utf-8", "surrogatepass") + _SEPARATOR
-        place = blob.find(needle)
+        where: bytes | mmap.mmap
+        where, begin, end = self._ids or (bytes(self._columns["ids"]), 0, len(self._columns["ids"]))
+        place = where.find(needle, begin, end)
         while place >= 0:
-            row = bisect_left(starts, place + 1)
-            while row < len(starts) and starts[row] == place + 1:
+            start = place - begin + 1
+            row = bisect_left(starts, start)
+            while row < len(starts) and starts[row] == start:
                 yield row
                 row += 1
-            place = blob.find(needle, place + 1)
+            place = where.find(needle, place + 1, end)
 
     def release(self) -> None:
         """Give the memory of a stored table back; its pages are mapped again when they are needed."""
@@ -270,7 +310,7 @@ class TrialTable:
                 column: array[Any] = array(memoryview(view).format)
                 column.frombytes(bytes(view))
                 self._columns[name] = column
-            self._mapped = None
+            self._mapped = self._ids = None
 
     def save(self, path: Path) -> None:
         """Store the table, in one step. It is a cache: nothing is synced, and the checksum tells what was lost."""
@@ -328,6 +368,8 @@ class TrialTable:
         table.notes, table.dataset = header.notes, header.dataset
         table._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         mapped: Any = memoryview(table._mapped)[start + length :]
+        _, offset, size = header.columns["ids"]
+        table._ids = table._mapped, start + length + offset, start + length + offset + size
         table._columns = {
             name: mapped[offset : offset + size].cast(code) if size else array(code)
             for name, (code, offset, size) in header.columns.items()

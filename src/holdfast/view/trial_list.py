@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from bisect import bisect_left
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -200,7 +201,7 @@ def _reported_row(number: int, trial: TrialResult) -> TrialRow:
         row=number,
         sample=trial.sample,
         trial=trial.trial,
-        status="pending" if trial.output is None else trial.status,
+        status=trial.status,
         score=trial.score,
         graders={name: (grade.status, grade.score) for name, grade in trial.grades.items()},
         turns=None,
@@ -222,7 +223,7 @@ def _telling_numbers(columns: Columns, trials: int) -> list[str]:
         if known is not None and known[0] == generation:
             return known[1]
         table = columns.table
-        names = [name for name in ("turns", "attempt") if any(value > 1 for value in table[name])]
+        names = [name for name in ("turns", "attempt") if any(map((1.0).__lt__, table[name]))]
         names += [name for name in ("tokens", "cost", "seconds") if any(value == value for value in table[name])]
     shown: list[str] = [name for name in _NUMBERS if name in names or (name == "trial" and trials > 1)]
     _telling[columns] = generation, shown
@@ -291,11 +292,13 @@ def neighbours(site: Site, run: str, sample: str, trial: int, asked: Mapping[str
         columns = site.columns(run, _PATIENCE)
         columns.refresh()
         row = columns.find(sample, trial)
+        if row is None:
+            return None
         rows = _snapshot(site, columns, run, query, sort).rows
-        place = rows.index(row) if row is not None else -1
+        place = rows.index(row) if sort else bisect_left(rows, row)
     except (TimeoutError, QueryError, ValueError):
         return None
-    if place < 0:
+    if place == len(rows) or rows[place] != row:
         return None
 
     def address(number: int) -> str | None:

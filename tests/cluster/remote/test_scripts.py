@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import stat
 import subprocess
@@ -176,7 +177,7 @@ def test_the_wheel_of_a_version_is_reproducible() -> None:
 
 
 def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
-    transport = Here(pauses=())
+    transport = Here(pauses=(), env={**os.environ, "PIP_NO_COMPILE": "1"})  # bytecode takes longer than all the rest
     notes: list[str] = []
     python = ensure_python(transport, str(tmp_path), say=notes.append)
     assert len(notes) == 1 and "installing Holdfast" in notes[0]

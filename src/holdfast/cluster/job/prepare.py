@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.bundle import load_sent

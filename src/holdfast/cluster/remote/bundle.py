@@ -11,7 +11,7 @@ import fnmatch
 import itertools
 import os
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -199,7 +199,7 @@ def _ignored_by_git(folder: Path, paths: Sequence[Path]) -> set[Path]:
 def load_sent(file: Path, overrides: Sequence[Override]) -> Eval:
     """Load the eval of a bundle, without its notices, which were shown at submission."""
     if not file.name.endswith(TRANSLATED):
-        return replace(load_any(read_document(file), overrides), notices=())
+        return msgspec.structs.replace(load_any(read_document(file), overrides), notices=())
     return eval_of_run(msgspec.json.decode(file.read_bytes()), str(file.parent), str(file), overrides)
 
 

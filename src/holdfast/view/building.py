@@ -1,0 +1,33 @@
+"""The helper process that builds the columns of a large run, and prints how far it is.
+
+Its memory is freed when it ends. Other helpers read the outputs meanwhile; they start first, since they import little.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+from holdfast.store.rundir import RunDir
+from holdfast.view.outputs import reading_outputs
+
+
+def main() -> None:
+    """Build the columns of a run, and store them in a folder."""
+    gc.disable()  # nothing in the columns has cycles, and looking for them takes half of the time
+    rundir, folder = RunDir(Path(sys.argv[1])), Path(sys.argv[2])
+    with reading_outputs(rundir) if rundir.finished else nullcontext() as outputs:
+        from holdfast.view.columns import Columns
+
+        Columns(rundir, folder).build(_show, outputs)
+
+
+def _show(share: float) -> None:
+    sys.stdout.write(f"{share}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Fixtures of the tests of benchmarks."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.forking import ForkedIfPossible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True, scope="package")
+def forked_compilers() -> Iterator[None]:
+    """Fork the processes that compile, which import lm-eval, also where tests call what starts them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", ForkedIfPossible)
+        yield
