@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 APIS: tuple[Api, ...] = ("chat", "responses", "messages", "gemini")
 
+pytestmark = pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in google-genai's own source
+
 AGENT = """
 import json, uuid
 from pathlib import Path
@@ -175,7 +177,7 @@ def test_an_agent_is_recorded_counted_priced_and_graded(api: Api, stream: bool) 
     assert (usage["requests"], usage["input_tokens"], usage["output_tokens"], usage["cost"]) == (2, 30, 6, 30)
     call, result, answer = visible(output["messages"])[1:]
     assert call["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
-    assert (result["role"], result["content"]) == ("tool", "rain in Oslo")
+    assert result["role"] == "tool" and "rain in Oslo" in result["content"]
     assert answer == {"role": "assistant", "content": "yes"}
     headers = server.asked[0].headers
     assert sum("sk-of-the-test" in value for value in headers.values()) == 1

@@ -20,7 +20,7 @@ TARGETS = Registry(
         "python": "holdfast.targets.python:PythonFunction",
         "http": "holdfast.targets.http:HttpWorkflow",
         "command": "holdfast.targets.command:Command",
-        "agent": "holdfast.targets.agents:Agent",
+        "agent": "holdfast.targets.agents:AgentProgram",
         "nat": "holdfast.formats.nat.target:NatWorkflow",
         "mock": "holdfast.formats.waza.mock:Mock",
     },

@@ -86,7 +86,7 @@ RECIPES: Final = {
 }
 
 
-class Agent(Target):
+class AgentProgram(Target):
     """Runs the agent's program once per trial, in the trial's workspace."""
 
     schema = AgentTarget
