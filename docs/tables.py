@@ -12,6 +12,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -102,14 +103,21 @@ def docstring(block: type, name: str) -> str:
     """Return the string below a field, in the class that defines it."""
     for owner in block.__mro__:
         if name in inspect.get_annotations(owner):
-            body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
-            for statement, below in pairwise(body):
-                match statement, below:
-                    case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
-                        if field == name:
-                            return " ".join(text.split())
+            if name in _docstrings(owner):
+                return _docstrings(owner)[name]
             raise LookupError(f"{owner.__name__}.{name} has no docstring")
     raise LookupError(f"{block.__name__} has no field {name}")
+
+
+@cache
+def _docstrings(owner: type) -> dict[str, str]:
+    """Return the strings below the fields of a class. To find its source, the whole module is parsed."""
+    texts = {}
+    for statement, below in pairwise(ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body):
+        match statement, below:
+            case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
+                texts[field] = " ".join(text.split())
+    return texts
 
 
 def describe(field: FieldInfo, meaning: str) -> str:

@@ -234,6 +234,27 @@ def test_a_dry_run_shows_the_first_prompt_and_about_how_many_tokens(type_in: Any
     assert planned["tokens"] == pytest.approx(letters / 4 * 200, rel=0.05) and planned["trials"] == 200
     assert planned["cost"] == pytest.approx(planned["tokens"] * 0.15 / 1e6)
     assert f"about {planned['tokens']:,} tokens to send for 200 trials, about $" in ended.out
+    assert f"gpt-4o-mini is asked at {NOBODY} by the chat API, up to 64 at once\n" in ended.out
+    assert planned["replies"] is None and "without replies, later turns and judges\n" in ended.out
+
+
+def test_a_dry_run_counts_replies_as_an_earlier_run_had_them(type_in: Any, tmp_path: Path, mock: Server) -> None:
+    keys: dict[str, Any] = {"rows": 10, "prices": {"m": {"input": 1, "output": 1000}}}
+    path = write_eval(tmp_path, mock.base_url, target={"model": "m", "base_url": mock.base_url}, **keys)
+    assert type_in("eval", path, "--limit", "5").code == 0
+    metrics = json.loads(next((tmp_path / "runs").glob("*/*/metrics.json")).read_text())
+    ended = type_in("eval", path, "target.params.temperature=1", "--dry-run", "--json")
+    planned = json.loads(ended.out)["preview"]
+    mean = metrics["usage"]["output_tokens"] / 5
+    assert planned["replies"] == round(mean * 10) and planned["replies_of"] == f"{metrics['run']} (m)"
+    assert planned["cost"] == pytest.approx((planned["tokens"] + 1000 * planned["replies"]) / 1e6)
+    shown = type_in("eval", path, "target.params.temperature=1", "--dry-run").out
+    assert f"with {planned['replies']:,} tokens of replies as in run {metrics['run']} (m); without judges\n" in shown
+
+
+def test_a_dry_run_refuses_a_budget_that_cannot_be_enforced(type_in: Any, tmp_path: Path) -> None:
+    ended = type_in("eval", write_eval(tmp_path, NOBODY, rows=2), "--dry-run", "--max-cost", "1")
+    assert ended.code == 2 and "max_cost cannot be enforced" in ended.err
 
 
 def test_growing_a_limit_is_not_called_a_change_of_rows(type_in: Any, tmp_path: Path, mock: Server) -> None:

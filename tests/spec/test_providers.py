@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.benchmarks.names import find_listed
 from holdfast.errors import ConfigError
+from holdfast.formats.benchmark import wants_chat
 from holdfast.spec.providers import PROVIDERS, endpoint_of, suggest_prefix
+from holdfast.spec.schema import BenchmarkBlock
 from holdfast.targets.build import build_target
+from tests.support.providers import Say, provider
 from tests.support.specs import command, load, who, write_spec
 
 if TYPE_CHECKING:
@@ -166,6 +170,61 @@ def test_a_mistyped_prefix_is_recognised(tmp_path: Path, monkeypatch: pytest.Mon
     done = command(monkeypatch, capsys, tmp_path, "eval", path)
     assert done.code == 2
     assert "did you mean anthropic/?" in done.err
+
+
+class TestBenchmarks:
+    """Benchmarks leave the API to the provider, unless they need plain completions."""
+
+    @pytest.mark.parametrize(
+        ("target", "chat"),
+        [
+            ({"model": "anthropic/claude-x"}, True),
+            ({"model": "openai/gpt-5"}, True),
+            ({"model": "vllm/Qwen/Qwen3"}, False),
+            ({"model": "m", "base_url": "http://127.0.0.1:1/v1"}, False),
+            ({"model": "anthropic/claude-x", "base_url": "http://127.0.0.1:1/v1"}, False),
+            ({"model": "m", "api": "messages"}, True),
+            ({"model": "anthropic/claude-x", "api": "completions"}, False),
+            ({}, False),
+        ],
+    )
+    def test_a_provider_without_completions_is_asked_as_in_a_conversation(
+        self, target: dict[str, Any], chat: bool
+    ) -> None:
+        benchmark = find_listed("gsm8k")
+        assert benchmark is not None
+        assert wants_chat(benchmark, BenchmarkBlock(name="gsm8k"), target) is chat
+
+    def test_the_api_is_the_providers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+        model = ("-m", "anthropic/claude-x", "--dry-run")
+        done = command(monkeypatch, capsys, tmp_path, "eval", "humaneval-sample", *model)
+        assert done.code == 0 and "claude-x is asked at https://api.anthropic.com/v1 by the messages API" in done.out
+
+    @pytest.mark.parametrize("name", ["mmlu-sample", "winogrande-sample"])
+    def test_one_that_needs_completions_is_refused_by_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, name: str
+    ) -> None:
+        done = command(monkeypatch, capsys, tmp_path, "eval", name, "-m", "anthropic/claude-x", "--dry-run")
+        assert done.code == 2
+        assert f"{name} needs plain completions, which anthropic/claude-x does not have" in done.err
+
+    def test_likelihoods_are_refused_by_name(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"groq/m cannot be asked for likelihoods"):
+            load(tmp_path, target={"model": "groq/m", "api": "completions"}, continuations="ends", graders=[])
+
+
+def test_a_function_asks_a_model_at_its_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    body = "def reply(prompt, context):\n    return context.model(prompt, model='anthropic/claude-x').text\n"
+    (tmp_path / "agent.py").write_text(body)
+    path = write_spec(tmp_path, target={"python": "agent.py:reply"}, limits={"concurrency": 1})
+    refused = command(monkeypatch, capsys, tmp_path, "eval", path, "--display", "none")
+    assert refused.code == 3 and "ANTHROPIC_API_KEY is not set" in refused.out + refused.err
+    with provider("messages", [Say("2")]) as server:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "key-of-anthropic")
+        done = command(monkeypatch, capsys, tmp_path, "eval", path, "--display", "none")
+    assert done.code == 0, done.out + done.err
+    assert {asked.headers["x-api-key"] for asked in server.asked} == {"key-of-anthropic"}
 
 
 class TestKeys:

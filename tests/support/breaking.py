@@ -73,6 +73,8 @@ def holdfast_with_faults(
     limit = None if largest_file is None else (largest_file, largest_file)
     strace = [
         *("strace", "-qq", "-f", "-o", "/dev/null", "-e", f"trace={calls}"),
+        # so that other calls do not stop; a signal would come after the call
+        *(() if any("signal=" in fault for fault in faults) else ("--seccomp-bpf",)),
         *(() if file is None else ("-P", str(file))),
         *[part for fault in faults for part in ("-e", f"inject={fault}")],
     ]

@@ -159,7 +159,7 @@ def start_warm_process() -> str:
         )
         for listener in listeners:
             listener.close()
-        atexit.register(_stop, os.getpid(), process, folder)
+        atexit.register(_stop, os.getpid(), process)
     return _ENVIRONMENT[_FOLDER]
 
 
@@ -170,10 +170,9 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _stop(starter: int, process: subprocess.Popen[bytes], folder: str) -> None:
+def _stop(starter: int, process: subprocess.Popen[bytes]) -> None:
     if os.getpid() == starter:  # and not a process that was forked from it
         process.communicate(b".")  # as the end of the file would, which others may hold open
-        shutil.rmtree(folder)
 
 
 def serve(holdfast: int, lm_eval: int) -> None:
@@ -185,6 +184,7 @@ def serve(holdfast: int, lm_eval: int) -> None:
     if other := os.fork():
         _accept(socket.socket(fileno=holdfast), ())
         os.waitpid(other, 0)
+        shutil.rmtree(_ENVIRONMENT[_FOLDER])
     else:
         _accept(socket.socket(fileno=lm_eval), _NEEDED_BY_LM_EVAL)
 

@@ -14,6 +14,7 @@ import pytest
 import holdfast
 from holdfast.dialects.types import TokenCounts
 from holdfast.errors import ConfigError, UsageError
+from holdfast.spec.providers import PROVIDERS
 from holdfast.spec.schema import Price
 from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices
@@ -686,7 +687,7 @@ class TestPrices:
     def test_the_table_has_a_date_and_can_be_replaced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         built_in = Prices("openai/gpt-4o", {})
         assert built_in.usage(TokenCounts(input=1_000_000, output=0)).cost == 2.5 and re.fullmatch(
-            r"\d{4}-\d\d", built_in.date or ""
+            r"\d{4}-\d\d-\d\d", built_in.date or ""
         )
         mine = tmp_path / "prices.json"
         mine.write_text('{"date": "2031-01", "models": {"gpt-4o": [1, 2]}}')
@@ -703,3 +704,50 @@ class TestPrices:
         monkeypatch.setenv("HOLDFAST_PRICES", str(tmp_path / "gone.json"))
         with pytest.raises(UsageError, match=r"the prices in .*gone.json cannot be read"):
             Prices("gpt-4o", {})
+
+    def test_cached_input_tiers_and_batches_have_rates_of_their_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rates = {"input": [[0, 4], [200_000, 8]], "output": 20, "cache_read": 0.4, "cache_write": 5}
+        listed = {"match": ["|", ["=", "m-1"], ["/", r"^m-1-\d{8}$"]], "rates": rates, "batch": {"output": 10}}
+        table = {"date": "2031-01-01", "providers": {"anthropic": {"models": [listed]}}}
+        (tmp_path / "prices.json").write_text(json.dumps(table))
+        monkeypatch.setenv("HOLDFAST_PRICES", str(tmp_path / "prices.json"))
+        prices = Prices("anthropic/M-1-20310101", {})
+
+        def cost(**counts: int) -> float | None:
+            return prices.usage(TokenCounts(**counts)).cost
+
+        assert cost(input=1_000, output=100) == pytest.approx((4_000 + 2_000) / 1e6)
+        assert cost(input=1_000, output=0, cache_read=900) == pytest.approx((400 + 360) / 1e6)
+        assert cost(input=1_000, output=0, cache_write=500) == pytest.approx((2_000 + 2_500) / 1e6)
+        assert cost(input=200_000, output=0) == pytest.approx(0.8)
+        assert cost(input=200_001, output=0) == pytest.approx(200_001 * 8 / 1e6)
+        batched = prices.usage(TokenCounts(input=1_000, output=100), batch=True)
+        assert batched.cost == pytest.approx((4_000 + 1_000) / 1e6)
+        assert not Prices("anthropic/m-2", {}).known and not Prices("groq/m-1", {}).known
+
+    def test_the_eval_file_has_prices_of_cached_input_too(self) -> None:
+        prices = Prices("anthropic/m", {"m": Price(input=10, output=0, cache_read=1)})
+        assert prices.usage(TokenCounts(input=1_000, output=0, cache_read=900)).cost == pytest.approx(1_900 / 1e6)
+
+    @pytest.mark.parametrize("prefix", [*PROVIDERS, ""])
+    def test_prices_are_of_providers_and_of_names_that_nobody_else_serves(self, prefix: str) -> None:
+        names = {
+            "": ("gpt-5", "claude-opus-5", "gemini-2.5-pro", "grok-4"),
+            "bedrock": ("us.anthropic.claude-opus-5",),
+            "vertex": ("gemini-2.5-pro", "claude-opus-5"),
+            "openrouter": ("anthropic/claude-opus-5",),
+            "groq": ("openai/gpt-oss-20b",),
+            "mistral": ("mistral-large-latest",),
+            "together": ("meta-llama/Llama-3.3-70B-Instruct-Turbo",),
+            "deepseek": ("deepseek-chat",),
+            "google": ("gemini-2.5-pro",),
+            "anthropic": ("claude-opus-5",),
+            "xai": ("grok-4",),
+        }
+        for name in () if prefix in ("ollama", "vllm") else names.get(prefix, ("gpt-4o",)):
+            assert Prices(f"{prefix}/{name}".lstrip("/"), {}).known, name
+        for name in ("gpt-oss-20b", "Qwen/Qwen3-8B", "my-model"):
+            assert not Prices(name, {}).known
+        assert not Prices("vllm/gpt-4o", {}).known

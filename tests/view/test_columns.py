@@ -66,8 +66,8 @@ def expected(run: JournaledRun) -> dict[tuple[str, int], Any]:
 def _trials(view: RunView) -> Iterator[tuple[tuple[str, int], Any]]:
     for trial in view.everything():
         if not isinstance(trial, GradedTrial):
-            status = "error" if trial.error else "pending"
-            yield (trial.sample, trial.trial), (status, None, {}, *[None] * 5, "", None, "", trial.error)
+            missing = "error" if trial.error else "pending"
+            yield (trial.sample, trial.trial), (missing, None, {}, *[None] * 5, "", None, "", trial.error)
             continue
         output = trial.output
         graders: dict[str, Any] = {grade.grader: (grade.status, grade.score) for grade in trial.grades}

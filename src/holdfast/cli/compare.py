@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_runs
+from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
@@ -48,6 +49,7 @@ _SHOWN_VALUES = 10
 )
 @click.option("--accept-errors", is_flag=True, help="With --judge, finish even if some pairs could not be judged.")
 @runs_dir_option
+@env_file_options
 def command(
     runs: tuple[str, ...],
     as_json: bool,
@@ -73,6 +75,7 @@ def command(
     if output is not None and form is None:
         raise UsageError("--output needs --to html")
     if judge is not None:
+        load_env_file(judge.parent, Path())
         from holdfast.cli.pairwise import judge_runs
 
         return judge_runs(runs, judge, runs_directory(runs_dir), as_json=as_json, accept_errors=accept_errors)

@@ -13,6 +13,7 @@ import click
 from holdfast.benchmarks.progress import notes_to
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import export_results, run_and_report, run_locally
+from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.errors import show_note
 from holdfast.cli.flags import Concurrency, Duration, EvalFlags, ExporterName, Positive
 from holdfast.cli.runs import runs_dir_option
@@ -105,7 +106,7 @@ class _Grouped(click.Command):
 @click.option(
     "--concurrency",
     type=Concurrency(),
-    help="Maximum number of requests in flight, or auto [default: 64; 4 for the embedded model].",
+    help="Maximum number of requests in flight, or auto [default: auto for models on the internet, else 64].",
 )
 @click.option(
     "--fresh", "--force", is_flag=True, help="Archive the earlier run and start from scratch, reusing nothing."
@@ -155,6 +156,7 @@ class _Grouped(click.Command):
 @click.option("--wait", is_flag=True, help="Wait if another process holds the run, instead of exiting with code 4.")
 @click.option("-d", "--dry-run", is_flag=True, help="Show the plan and the first prompt without running anything.")
 @click.option("--json", is_flag=True, help="With --dry-run, print the plan as JSON.")
+@env_file_options
 @click.option(
     "--display",
     type=click.Choice(["rich", "plain", "json", "none"]),
@@ -188,6 +190,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
 def _eval(arguments: tuple[str, ...], flags: EvalFlags) -> int:
     """Run one eval, or several as a suite."""
+    files = map(Path, (flags.named, *arguments) if flags.named is not None else arguments)
+    load_env_file(*(file if file.is_dir() else file.parent for file in files if file.exists()), Path())
     if flags.named is not None:
         return _eval_one(flags.named, arguments, flags)
     evals = [argument for argument in arguments if not _is_override(argument)]
@@ -318,7 +322,7 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
     if not flags.json:
         from holdfast.report.preview import preview
 
-        identity, _, plan = previews[0]
-        for line in preview(identity, plan).lines():
+        identity, rundir, plan = previews[0]
+        for line in preview(identity, plan, rundir).lines():
             click.echo(line)
     return 0

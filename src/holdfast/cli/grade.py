@@ -10,6 +10,7 @@ import click
 
 from holdfast.cli.completion import complete_files, complete_runs
 from holdfast.cli.ending import export_results, run_and_report
+from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.flags import lock_timeout
 from holdfast.cli.runs import find_run, find_runs_dir, runs_dir_option, runs_directory
 from holdfast.errors import ResultsError, UsageError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     help="How to show progress [default: rich on a terminal, else plain].",
 )
 @runs_dir_option
+@env_file_options
 def command(
     run: str,
     config: str | None,
@@ -63,6 +65,7 @@ def command(
     if config is not None and "=" in config and not Path(config).exists():
         overrides, config = (config, *overrides), None
     changes = [parse_override(text) for text in overrides]
+    load_env_file(Path(config).parent if config else Path(manifest.folder), Path())
     spec = (
         load_any(read_document(Path(config)), changes)
         if config

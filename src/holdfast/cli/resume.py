@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from holdfast.canonical import canonical
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.ending import export_results, run_and_report
+from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.errors import show_note
 from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.runs import find_runs_dir, find_subject, runs_dir_option, runs_directory
@@ -17,8 +19,6 @@ from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.cluster.watch.find import Subject
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     help="Runs only: how to show progress [default: rich on a terminal, else plain].",
 )
 @runs_dir_option
+@env_file_options
 def command(
     what: str,
     overrides: tuple[str, ...],
@@ -139,6 +140,7 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
         raise UsageError(f"{path} has no manifest", remedy="`holdfast eval` with its eval file writes it again.")
     _refuse_hidden(manifest.eval, manifest.eval_file)
     changes = [parse_override(text) for text in overrides]
+    load_env_file(Path(manifest.folder), Path())
     spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file, changes)
     if (manifest.eval.get("metadata") or {}) == {"made_by": "holdfast compare --judge"}:
         raise UsageError(

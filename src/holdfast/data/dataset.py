@@ -209,7 +209,7 @@ class Dataset:
             self._name_duplicate()
         return Survey(
             count=count,
-            digest=digest_bytes(digests),
+            digest=digest_bytes(bytes(digests)),
             digests=bytes(digests),
             panels=panels,
             unsendable=checks.unsendable(),

@@ -202,7 +202,7 @@ def check_choice(choice: dict[str, Any]) -> None:
 
 def join_tool_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
     """Add a piece of a tool call, as streams have them, to its earlier pieces."""
-    number = piece.get("index")
+    number = count(piece.get("index"))
     if number is None:  # some servers omit the index: a new name is a new call
         number = len(calls) - 1 if calls and not (piece.get("function") or {}).get("name") else len(calls)
     call = calls.setdefault(number, {"type": "function", "function": {"name": "", "arguments": ""}})

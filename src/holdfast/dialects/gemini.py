@@ -60,13 +60,6 @@ _UNSIGNED: Final = "skip_thought_signature_validator"
 """the signature that Google documents for calls which another model made, or nobody"""
 _WITHOUT_SIGNATURES: Final = re.compile(r"gemini-[12]\b")
 _MODES: Final = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-_LINES: Final = {
-    r"API key (?:not valid|expired)": "Check the key: Google does not accept it.",
-    r"thinking.?level\W.{0,40}not supported": "Write `reasoning: {{tokens: 8192}}` in target.params: this model takes "
-    "no effort, only a limit of its reasoning.",
-    r'Unknown name "(\w+)"': "Remove `{0}` from target.params: this API does not have it.",
-}
-"""by what the API says of a request that it refuses"""
 
 
 class _Gemini(Dialect):
@@ -104,10 +97,8 @@ class _Gemini(Dialect):
         return _GeminiReader()
 
     def explain(self, error: AttemptError | Fault) -> str | None:
-        if error.status == 400:
-            for pattern, line in _LINES.items():
-                if match := re.search(pattern, error.message, re.IGNORECASE):
-                    return line.format(*match.groups())
+        if error.status == 400 and "API key" in error.message:  # where other services answer 401
+            return "Check the key: Google does not accept it."
         return explain(error)
 
     def conversation(self, body: Any) -> list[Message]:

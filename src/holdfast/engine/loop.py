@@ -31,9 +31,9 @@ from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import PromptGrader
-from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.spec.schema import is_embedded
 from holdfast.store.journal import Journal
-from holdfast.targets.embedded import PARALLEL
+from holdfast.targets.concurrency import FIXED, concurrency_of
 
 if TYPE_CHECKING:
     from holdfast.conversation.simulated_user import Player
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from holdfast.plan.plan import PendingTrial
     from holdfast.targets.types import Target
 
-DEFAULT_CONCURRENCY: Final = 64
-LIKELIHOOD_CONCURRENCY: Final = 16
-"""log-probabilities of a prompt take a server much memory"""
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -62,7 +59,9 @@ class Loop:
         self._graders = [] if options.skip_graders else session.parts.graders
         self._display = session.display
         self._spec = identity.spec
-        self._window = Window(self._concurrency())
+        concurrency = concurrency_of(self._spec)
+        self._window = Window(concurrency)
+        self._grades_at_once = FIXED if concurrency is None else concurrency
         pending = pending_trials(identity.dataset, identity.survey, identity.work, session.index, plan.done)
         if options.grade_only:
             pending = (trial for trial in pending if trial.output is not None)
@@ -84,15 +83,6 @@ class Loop:
         self._hooks = Hooks.of(self._spec, session.warn) if session.generates else None
         self.faults: list[Fault] = []
         """why graders became unavailable"""
-
-    def _concurrency(self) -> int | None:
-        concurrency, target = self._spec.limits.concurrency, self._spec.target
-        if concurrency is None:
-            embedded = isinstance(target, ModelTarget) and is_embedded(target.model)
-            if self._spec.continuations is not None:
-                return 1 if embedded else LIKELIHOOD_CONCURRENCY  # one by one, its requests share the row's context
-            return PARALLEL if embedded else DEFAULT_CONCURRENCY
-        return None if concurrency == "auto" else concurrency
 
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. All results are on disk when this returns."""
@@ -125,7 +115,7 @@ class Loop:
                 self._session.index,
                 retrier,
                 recorder,
-                self._window.limit,
+                self._grades_at_once,
                 self._session.notice,
             )
             self._trials = Trials(

@@ -318,6 +318,7 @@ def _has_begun(identity: RunIdentity, options: Options) -> bool:
 
 def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan]:
     """Return what a run would do, and where, without writing anything."""
+    check_prices(spec, generates=not options.grade_only)
     identity = locate_run(spec, options)
     rundir = identity.directory(options.runs_dir)
     rundir.read_manifest()

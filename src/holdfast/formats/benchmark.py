@@ -35,6 +35,8 @@ _MERGED: Final = ("target", "metadata", "dataset")
 """blocks whose keys are laid over the benchmark's"""
 _BROUGHT: Final = ("samples", "prompt", "continuations", "history")
 """keys that a benchmark brings itself"""
+_NEEDS_COMPLETIONS: Final = ("asks for likelihoods", "not defined for the chat API", "begins the reply itself")
+"""what is wrong with a benchmark that cannot be asked as a conversation"""
 _SELECTIONS: Final = ("limit", "limit_by", "offset", "shuffle", "where", "ids", "tags")
 """keys of `dataset` that select among the benchmark's rows"""
 
@@ -96,20 +98,18 @@ def benchmark_document(
     `target` is the block of the eval, `folder` the base of relative paths.
     """
     chat = wants_chat(benchmark, block, target)
-    if benchmark.provider == "native":
-        data = load(benchmark.task, {**block.model_dump(exclude_unset=True), "chat": chat}, folder)
-        assert data is not None
-        return {**data, "name": benchmark.name}, []
     try:
+        if benchmark.provider == "native":
+            data = load(benchmark.task, {**block.model_dump(exclude_unset=True), "chat": chat}, folder)
+            assert data is not None
+            return {**data, "name": benchmark.name}, []
         compiled = compile_shown(benchmark, block, folder, chat=bool(chat))
     except UsageError as error:
-        if "likelihoods" not in error.message or not _lacks_completions(target):
+        if not _lacks_completions(target) or not any(words in error.message for words in _NEEDS_COMPLETIONS):
             raise
-        remedy = (
-            "Serve the model with vLLM and name the server as base_url, or choose a benchmark that asks for replies."
-        )
         raise UsageError(
-            f"{benchmark.name} asks for likelihoods, which {target['model']} cannot be asked for", remedy=remedy
+            f"{benchmark.name} needs plain completions, which {target['model']} does not have",
+            remedy="Name a server that has them as base_url, such as vLLM, or choose a benchmark for chat models.",
         ) from error
     data = make_document(benchmark, block, compiled, chat=bool(chat))
     settings = describe_settings(benchmark, block, compiled.document["tasks"])

@@ -239,6 +239,6 @@ def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str,
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
         "notices": identity.idle_notices,
-        "preview": preview(identity, plan).as_dict(),
+        "preview": preview(identity, plan, rundir).as_dict(),
         "eval": without_secrets(identity.spec.document.data),
     }

@@ -19,6 +19,7 @@
 `tool_grader_schema` schemas of graders of tool calls
 `file_grader_schema` schemas of graders of files and by programs
 `providers`      where models are found by the prefix of their name
+`env_file`       `.env` files
 `vacuous`        warnings about checks that can hardly fail
 `expected`       expected values of a row: one text, or alternatives
 `numbers`        numbers as people and models write them

@@ -542,7 +542,8 @@ class Limits(Block):
 
     concurrency: int | Literal["auto"] | None = None
     """Maximum number of requests in flight, or `auto` to raise it while the server keeps up. A rate limit lowers it
-    for a while. Default: 64, or 4 for the embedded model; for likelihoods 16, or 1 for the embedded model."""
+    for a while. Default: `auto` for a model on the internet, 64 for one in your own network, for several servers and
+    for other targets, 4 for the embedded model; for likelihoods 16, or 1 for the embedded model."""
     turn_timeout: Seconds = 120
     """Time limit for one reply of the target. Default for the embedded model: 1 hour."""
     trial_timeout: Seconds = 600
@@ -583,6 +584,10 @@ class Price(Block):
     """US dollars per million input tokens."""
     output: float = Field(ge=0)
     """US dollars per million output tokens."""
+    cache_read: float | None = Field(default=None, ge=0)
+    """US dollars per million input tokens that are read from the provider's cache. Default: those of `input`."""
+    cache_write: float | None = Field(default=None, ge=0)
+    """US dollars per million input tokens that are written to it. Default: those of `input`."""
 
 
 FILE_KINDS = ("image", "audio", "file")

@@ -7,6 +7,8 @@
 `tokenizer` token ids, from the server or from a file
 `model_server` the paths of a model's server, and how many requests are in flight
 `client`    the HTTP client that all share, and the meaning of its failures
+`rate_limits` what servers say about when to ask again
+`concurrency` the number of requests in flight, where the eval sets none
 `sse`       server-sent events, parsed as they arrive
 `balancer`  a client for several servers of one model
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process

@@ -7,11 +7,8 @@ request would meet too. No other exception leaves this module.
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import os
-import re
 import ssl
-import time
 import urllib.request
 from contextlib import suppress
 from itertools import chain
@@ -26,6 +23,7 @@ from yarl import URL
 from holdfast import __version__
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.redact import bare_url
+from holdfast.targets.rate_limits import limit_reset, retry_after
 from holdfast.targets.sse import Event, EventParser
 
 if TYPE_CHECKING:
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from holdfast.targets.signing import Signer
 
 _decode = msgspec.json.Decoder().decode
-_MAX_RETRY_AFTER = 600.0
 
 
 class Reported(NamedTuple):
@@ -216,6 +213,8 @@ class Client:
         refusal = self._classify_status(status, code, message, text, headers)
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             refusal.body = _decode(self._without_secrets(data.decode()))
+        if isinstance(refusal, AttemptError) and refusal.kind == "rate_limit" and refusal.retry_after is None:
+            refusal.retry_after = limit_reset(headers, refusal.body)
         return refusal
 
     def _classify_status(
@@ -243,10 +242,10 @@ class Client:
                 ),
             )
         if status == 429 or _is_overload(status, headers, f"{code} {message}"):
-            return AttemptError("rate_limit", text, status=status, retry_after=_retry_after(headers))
+            return AttemptError("rate_limit", text, status=status, retry_after=retry_after(headers))
         if status in (408, 409, 425) or status >= 500 or code == "workflow_error":
             # A 422 with this code is anything that happens inside a workflow, a passing failure of its model included.
-            return AttemptError("server", text, status=status, retry_after=_retry_after(headers))
+            return AttemptError("server", text, status=status, retry_after=retry_after(headers))
         return AttemptError("bad_request", text, status=status, retry=False)
 
     def _without_secrets(self, text: str) -> str:
@@ -333,24 +332,8 @@ def _reason(data: bytes) -> tuple[str, str]:
 def _is_overload(status: int, headers: Mapping[str, str], reason: str) -> bool:
     """Return True for a server that reports an overload, and is not broken."""
     if status == 503:
-        return "overload" in reason.lower() or _retry_after(headers) is not None
+        return "overload" in reason.lower() or retry_after(headers) is not None
     return status == 529
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait, from `retry-after-ms` or `Retry-After` in either of its forms."""
-    if re.fullmatch(r"\d+(\.\d+)?", headers.get("retry-after-ms", "")):
-        return min(float(headers["retry-after-ms"]) / 1000, _MAX_RETRY_AFTER)
-    value = headers.get("Retry-After", "").strip()
-    if re.fullmatch(r"\d+(\.\d+)?", value):
-        return min(float(value), _MAX_RETRY_AFTER)
-    if value:
-        try:
-            moment = email.utils.parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        return min(max(0.0, moment.timestamp() - time.time()), _MAX_RETRY_AFTER)
-    return None
 
 
 def bearer(api_key_env: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import AsyncExitStack
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
-from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.spec.schema import ModelTarget, ResponderBlock, is_embedded
 from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from holdfast.dialects.types import Answer
     from holdfast.spec.grader_schema import PromptGrader
     from holdfast.spec.origin import Origin
-    from holdfast.spec.schema import ResponderBlock
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
     from holdfast.targets.tools import Toolbox
@@ -48,6 +48,8 @@ class Model(Target):
         self._tools = tools
         self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
         self._client: Client | Balancer | None = None
+        self._place = "target"
+        """the block of the eval file that asks"""
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
             check_embedded(block.model, where)
@@ -105,7 +107,9 @@ class Model(Target):
             api=block.api,
             params=block.params,
         )
-        return cls(asked, prices, where=where)
+        model = cls(asked, prices, where=where)
+        model._place = "responder" if isinstance(block, ResponderBlock) else f"graders.{block.name}"
+        return model
 
     def _check_endpoint(self, where: str) -> None:
         """Raise ConfigError where the model cannot be asked, before anything is."""
@@ -249,6 +253,7 @@ class Model(Target):
         line = self._dialect.explain(error)
         if line is None:
             return error
+        line = re.sub(r"\btarget\b", self._place, line)
         return Fault("rejected", error.message, remedy=line, status=error.status)
 
 

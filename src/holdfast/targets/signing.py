@@ -6,13 +6,14 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import UsageError
+from holdfast.errors import AttemptError, Fault, UsageError
 
 if TYPE_CHECKING:
     from holdfast.dialects.types import Dialect
     from holdfast.spec.providers import ModelEndpoint
 
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
+_LOG_IN: Final = "Log in again, then rerun the same command to resume from here."
 
 
 class Signer:
@@ -67,9 +68,14 @@ class _AwsSigner(Signer):
     def _sign(self, url: str, body: bytes) -> dict[str, str]:
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import BotoCoreError
 
+        try:
+            credentials = self._credentials.get_frozen_credentials()
+        except BotoCoreError as error:  # an expired login, which no retry renews
+            raise Fault("auth", f"the AWS credentials cannot be renewed: {error}", remedy=_LOG_IN) from error
         request = AWSRequest("POST", url, data=body)
-        SigV4Auth(self._credentials.get_frozen_credentials(), "bedrock", self._region).add_auth(request)
+        SigV4Auth(credentials, "bedrock", self._region).add_auth(request)
         return dict(request.headers.items())
 
 
@@ -99,10 +105,20 @@ class _GoogleSigner(Signer):
     async def headers(self, url: str, body: bytes) -> dict[str, str]:
         async with self._renewing:
             if not self._credentials.valid:
-                await asyncio.to_thread(self._credentials.refresh, self._transport)
+                await asyncio.to_thread(self._renew)
         headers: dict[str, str] = {}
         self._credentials.apply(headers)
         return headers
+
+    def _renew(self) -> None:
+        from google.auth.exceptions import GoogleAuthError, TransportError
+
+        try:
+            self._credentials.refresh(self._transport)
+        except TransportError as error:
+            raise AttemptError("connection", f"the server of Google's tokens does not answer: {error}") from error
+        except GoogleAuthError as error:
+            raise Fault("auth", f"Google's credentials cannot be renewed: {error}", remedy=_LOG_IN) from error
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Its memory is freed when it ends. Other helpers read the outputs meanwhile; they
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,9 +14,13 @@ from pathlib import Path
 from holdfast.store.rundir import RunDir
 from holdfast.view.outputs import reading_outputs
 
+_NICENESS = 5
+"""so that a run on the same machine goes first; helpers that read outputs inherit it"""
+
 
 def main() -> None:
     """Build the columns of a run, and store them in a folder."""
+    os.nice(_NICENESS)
     gc.disable()  # nothing in the columns has cycles, and looking for them takes half of the time
     rundir, folder = RunDir(Path(sys.argv[1])), Path(sys.argv[2])
     with reading_outputs(rundir) if rundir.finished else nullcontext() as outputs:
@@ -30,4 +35,7 @@ def _show(share: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # Ctrl-C ends the viewer, and its helpers with it
+        sys.exit(1)

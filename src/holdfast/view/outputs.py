@@ -43,7 +43,7 @@ _MOST_CHUNKS: Final = 4_000
 _MOST_HELPERS: Final = 3
 _NUMBER: Final = Layout("=I")
 _NAMES: Final = (*(name for name in NUMBERS if name != "score"), "stop", "source", "stopped", "at", "length")
-_TYPES: Final[dict[str, str]] = {name: TrialTable(())[name].typecode for name in _NAMES}
+_TYPES: Final[dict[str, Any]] = {name: TrialTable(())[name].typecode for name in _NAMES}
 _SIZES: Final = {name: array(code).itemsize for name, code in _TYPES.items()}
 COLUMNS: Final = tuple(sorted(_NAMES, key=_SIZES.__getitem__, reverse=True))
 """columns that outputs fill; those with larger numbers first, so that each is at a multiple of its size"""
@@ -151,13 +151,15 @@ def _to_rows(columns: dict[str, Sequence[Any]], count: int) -> bytearray:
 
 def _set_column(rows: bytearray, name: str, values: Any) -> None:
     place, step = _OFFSETS[name] // _SIZES[name], _WIDTH // _SIZES[name]
-    memoryview(rows).cast(_TYPES[name])[place::step] = memoryview(values)
+    numbers: Any = memoryview(rows).cast(_TYPES[name])
+    numbers[place::step] = memoryview(values)
 
 
 def column_of(rows: bytes | bytearray, name: str) -> bytes:
     """Return a column of rows that follow each other."""
     place, step = _OFFSETS[name] // _SIZES[name], _WIDTH // _SIZES[name]
-    return memoryview(rows).cast(_TYPES[name])[place::step].tobytes()
+    numbers: memoryview[Any] = memoryview(rows).cast(_TYPES[name])
+    return numbers[place::step].tobytes()
 
 
 def place_and_length(row: bytes) -> tuple[int, int]:
@@ -300,10 +302,13 @@ def _claim(job: _Job, claims: int) -> Iterator[_Chunk]:
 
 def main() -> None:
     """Read chunks of outputs, and write their rows to standard output."""
-    gc.disable()
+    gc.disable()  # nothing here has cycles, and looking for them takes half of the time
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=_Job)
     _read_chunks(job, _claim(job, int(sys.argv[1]))).write(sys.stdout.buffer)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # Ctrl-C ends the viewer, and its helpers with it
+        sys.exit(1)

@@ -298,4 +298,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # Ctrl-C ends the viewer, and its helpers with it
+        sys.exit(1)

@@ -616,6 +616,23 @@ def test_an_api_key_that_the_job_would_lack_is_reported_before_submission(folder
     assert "target: OPENAI_API_KEY is set here, and not in the job: write `env_vars:" in notice
 
 
+def test_the_variables_of_a_models_provider_are_asked_for(folder: Path) -> None:
+    config = "execution: {type: local}\ndeployment: {type: none}\nevaluation: {tasks: [{name: mmlu}]}\n"
+    write(folder / "config" / "keyless.yaml", config)
+    model = "target.api_endpoint.model_id=anthropic/claude-x"
+    message = refused(folder, "keyless", model, profile=None)
+    assert "target: needs ANTHROPIC_API_KEY, which the job does not have" in message
+    assert "OPENAI_API_KEY" not in message
+    launched(folder, "keyless", None, model, "env_vars.ANTHROPIC_API_KEY=host:ANTHROPIC_API_KEY")
+    azure = refused(folder, "keyless", "target.api_endpoint.model_id=azure/my-gpt", profile=None)
+    assert "needs AZURE_OPENAI_ENDPOINT" in azure and "needs AZURE_OPENAI_API_KEY" in azure
+    served = "deployment={type: generic, command: serve, served_model_name: mistral/m}"
+    launch = launched(folder, "keyless", None, served)
+    assert launch.tasks[0].spec.target.base_url == "${OPENAI_BASE_URL}", (
+        "the job's own server, whatever its model is called"
+    )
+
+
 def test_a_missing_login_is_reported_with_a_remedy(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG")
     with pytest.raises(UsageError) as caught:

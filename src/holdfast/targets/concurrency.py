@@ -1,0 +1,46 @@
+"""The number of requests in flight where an eval does not set it."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from holdfast.spec.providers import endpoint_of
+from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.targets.embedded import PARALLEL
+
+if TYPE_CHECKING:
+    from holdfast.spec.load import Eval
+
+FIXED: Final = 64
+"""where nothing speaks for another number"""
+_LIKELIHOODS: Final = 16
+"""log-probabilities of a prompt take a server much memory"""
+
+
+def concurrency_of(spec: Eval) -> int | None:
+    """Return the maximum number of requests in flight; None for `auto`, the default for services on the internet.
+
+    A service has limits of its own, which nobody here knows. A server nearby is the user's own.
+    """
+    concurrency, target = spec.limits.concurrency, spec.target
+    if concurrency is not None:
+        return None if concurrency == "auto" else concurrency
+    model = target if isinstance(target, ModelTarget) else None
+    embedded = model is not None and is_embedded(model.model)
+    if spec.continuations is not None:
+        return 1 if embedded else _LIKELIHOODS  # one by one, its requests share the row's context
+    if embedded:
+        return PARALLEL
+    urls = [] if model is None else endpoint_of(model.model, model.api, model.base_url, model.api_key_env).urls
+    return None if len(urls) == 1 and is_public(urls[0]) else FIXED
+
+
+def is_public(url: str) -> bool:
+    """Return True for an address on the internet, and not on this machine or in its own network."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return "." in host and not host.endswith((".local", ".internal", ".lan", ".localhost", ".home.arpa"))
