@@ -27,8 +27,8 @@ INSTALLED = os.environ.get("HOLDFAST_AGENTS")
 needs_agents = pytest.mark.skipif(INSTALLED is None, reason="$HOLDFAST_AGENTS is not set: see scripts/agents")
 
 AGENTS: list[tuple[str, str, Api, str, str]] = [
-    ("claude-code", "claude", "messages", "Bash", "command"),
-    ("codex", "codex", "responses", "exec_command", "cmd"),
+    ("claude-code", "claude-opus-5", "messages", "Bash", "command"),
+    ("codex", "gpt-5.6", "responses", "exec_command", "cmd"),
 ]
 
 
@@ -67,9 +67,9 @@ def test_an_agent_needs_a_workspace_and_its_program() -> None:
 
 @needs_agents
 @pytest.mark.faults
-@pytest.mark.parametrize(("agent", "program", "api", "tool", "argument"), AGENTS)
+@pytest.mark.parametrize(("agent", "model", "api", "tool", "argument"), AGENTS)
 def test_a_killed_agent_repeats_only_the_call_in_flight(
-    agent: str, program: str, api: Api, tool: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: str, model: str, api: Api, tool: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_flight = threading.Event()
 
@@ -85,11 +85,12 @@ def test_a_killed_agent_repeats_only_the_call_in_flight(
         )
 
     assert INSTALLED is not None
+    program = Path(INSTALLED, "node_modules", ".bin", agent.partition("-")[0])
     (tmp_path / "e.yaml").write_text(
         f"""schemaVersion: "1.3"
 name: killed
 samples: [{{id: a}}]
-target: {{agent: {agent}, model: claude-opus-5, program: {Path(INSTALLED) / "node_modules" / ".bin" / program}}}
+target: {{agent: {agent}, model: {model}, program: {program}}}
 workspace: {{}}
 prompt: Do the steps.
 graders: [{{type: text, contains: done}}, {{type: tool_calls, required_tools: [{tool}]}}]
@@ -106,7 +107,7 @@ graders: [{{type: text, contains: done}}, {{type: tool_calls, required_tools: [{
         process.communicate()
         assert start("eval", "e.yaml", cwd=tmp_path).wait(200) == 0
         assert server.refused == [] and len(server.asked) == 7, "six calls, of which one was in flight"
-    [output] = kept(run_dir(tmp_path))
+    [output] = kept(run_dir(tmp_path, "killed"))
     assert output["output"] == "all done" and output["usage"]["requests"] == 6
     calls = [call for message in output["messages"] for call in message.get("tool_calls") or ()]
     assert [call["function"]["name"] for call in calls] == [tool] * 5
