@@ -36,7 +36,11 @@ VALIDATORS = {
     "_bare": "expression",
 }
 HEADS = {"keys": "key | value", "fields": "field", "options": "option"}
-FLATTENED = {"pass_at": "`pass@1`, `pass@2` …", "totals": "`corpus`, `error_rate`, `instruction_level`"}
+FLATTENED = {
+    "pass_at": "`pass@1`, `pass@2` …",
+    "pass_all": "`pass^2`, `pass^3` …",
+    "totals": "`corpus`, `error_rate`, `instruction_level`",
+}
 """fields of `GraderMetrics` that are stored as several numbers, by the names in the file"""
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 

@@ -17,7 +17,8 @@ HoldfastError
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by kind, never scored
 
-A message says what is wrong and where; `remedy` says what to do. `BudgetReached` is not an error, but stops a run too.
+A message says what is wrong and where; `remedy` says what to do. `BudgetReached` and `Waiting` are not errors, but stop
+a run too.
 """
 
 from __future__ import annotations
@@ -141,6 +142,12 @@ class BudgetReached(NamedTuple):
     """option of the command line, such as `--max-time`"""
     raised: str = ""
     """a higher value of the option, with which the run would continue"""
+
+
+class Waiting(NamedTuple):
+    """Everything that is left waits for batches at a provider, and the user does not want to wait with it."""
+
+    message: str
 
 
 class ClusterError(HoldfastError):

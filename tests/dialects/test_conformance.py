@@ -217,6 +217,26 @@ def test_files_in_messages(api: Api, stream: bool, tmp_path: Path) -> None:
 
 
 @apis
+@streamed
+def test_json_by_a_schema(api: Api, stream: bool, tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"take": {"type": "string"}},
+        "required": ["take"],
+        "additionalProperties": False,
+    }
+    (tmp_path / "reply.json").write_text(json.dumps(schema))
+    script = [Say('{"take": "yes"}')]
+    inline = run(api, script, target={"stream": stream, "schema": schema})
+    assert inline.server.refused == [] and inline.run.metrics.score == 1
+    assert '"take"' in json.dumps(inline.server.asked[0].body)
+    same = run(api, script, target={"stream": stream, "schema": "reply.json"})
+    assert same.run.path == inline.run.path and same.server.asked == [], "the same schema is the same request"
+    plain = run(api, script, target={"stream": stream})
+    assert plain.run.path != inline.run.path and '"take"' not in json.dumps(plain.server.asked[0].body)
+
+
+@apis
 def test_a_parameter_that_a_model_refuses_ends_the_run_with_the_line_to_write(api: Api) -> None:
     ran = run(api, [Refuse(400, "Unsupported parameter: 'temperature' is not supported with this model.")])
     assert "hint: Remove `temperature` from target.params: this model does not take it." in (ran.run.reason or "")

@@ -28,6 +28,9 @@ FILES = {
     "nat.yml": "workflow: {_type: chat, llm_name: a}\nllms: {a: {_type: openai, model_name: m}}\n"
     "eval: {evaluators: {right: {_type: trajectory, llm_name: a}}}\n",
 }
+COLD = {"params": {"temperature": 0}}
+"""what judges had by default when these identities were recorded"""
+
 GRADERS: list[tuple[dict[str, Any], str]] = [
     ({"type": "exact"}, "sha256:b4b9ae37678e35942f11102600dbc1ae"),
     (
@@ -73,7 +76,7 @@ GRADERS: list[tuple[dict[str, Any], str]] = [
         "sha256:102f3fd642c996778c8a1ab6b1c87e74",
     ),
     (
-        {"type": "prompt", "rubric": "Is it right?", "range": [1, 10], "model": "judge"},
+        {"type": "prompt", "rubric": "Is it right?", "range": [1, 10], "model": "judge", **COLD},
         "sha256:232d85fc5f3bc2a7d592c0ecddb81731",
     ),
     ({"type": "similarity", "method": "jaro_winkler"}, "sha256:cdd2bda6c3935fef82db0ab8265f3877"),
@@ -86,13 +89,14 @@ GRADERS: list[tuple[dict[str, Any], str]] = [
         {"type": "python", "function": "check.py:check", "expected": "x", "version": "2"},
         "sha256:aae9318e9f7bf5782c0f81d259d26a33",
     ),
-    ({"type": "prompt", "rubric": "Is it right?"}, "sha256:53097ea49dfc450313409344ca682157"),
+    ({"type": "prompt", "rubric": "Is it right?", **COLD}, "sha256:53097ea49dfc450313409344ca682157"),
     (
-        {"type": "prompt", "rubric": "rubric.md", "model": "judge", "base_url": "http://127.0.0.1:1/v1"},
+        {"type": "prompt", "rubric": "rubric.md", "model": "judge", "base_url": "http://127.0.0.1:1/v1", **COLD},
         "sha256:cda8dd3b201b85de502a917792f15248",
     ),
     (
         {
+            **COLD,
             "type": "prompt",
             "prompt": "Check it.",
             "transcript": "all",

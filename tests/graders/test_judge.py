@@ -153,7 +153,8 @@ class TestAsking:
             assert judged(tmp_path, judge.base_url).score == 0.5
             (body,) = judge.bodies
             assert body["response_format"]["json_schema"]["schema"]["required"] == ["reason", "score"]
-            assert body["max_tokens"] == 4096 and body["temperature"] == 0
+            assert body["max_tokens"] == 4096
+            assert "temperature" not in body, "current models refuse it"
 
     @pytest.mark.parametrize("params", [{"max_tokens": 50}, {"max_completion_tokens": 60}])
     def test_a_limit_in_params_is_left_alone(self, tmp_path: Path, params: Any) -> None:
@@ -260,3 +261,92 @@ class TestMistakes:
             rubric = {"rubric": "{{ id }}{{ ' good' if id[-1] == '0' }}"}
             run = judged(tmp_path, judge.base_url, rows=30, judge=rubric, limits={"concurrency": 1}, accept_errors=True)
             assert run.metrics.graders["judge"].errors == 27
+
+
+class TestWithoutTools:
+    CHECKED = json.dumps(
+        {
+            "checks": [
+                {"description": "polite", "reason": "says please", "passed": True},
+                {"description": "short", "reason": "rambles", "passed": False},
+            ]
+        }
+    )
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            "Function tools with reasoning_effort are not supported for m in /v1/chat/completions. Use /v1/responses.",
+            "tools are not supported by this model",
+        ],
+    )
+    def test_a_judge_that_refuses_tools_lists_its_checks_from_then_on(self, tmp_path: Path, message: str) -> None:
+        def answer(body: Any) -> Any:
+            if "tools" in body:
+                raise Refuse(400, message)
+            return self.CHECKED
+
+        with judges(answer) as judge:
+            block = {"rubric": None, "prompt": "Polite and short?"}
+            run = judged(tmp_path, judge.base_url, rows=3, judge=block, limits={"concurrency": 1})
+            assert run.finished and run.score == 0.5
+            assert ["tools" in body for body in judge.bodies] == [True, False, False, False]
+            assert "checks" in judge.bodies[1]["response_format"]["json_schema"]["schema"]["properties"]
+            grade = lines(run.path / "grades.jsonl")[0]
+            assert grade["feedback"] == "short: rambles" and grade["details"]["passed"] == ["polite: says please"]
+
+    def test_a_list_that_cannot_be_read_is_asked_for_once_more(self, tmp_path: Path) -> None:
+        def answer(body: Any) -> Any:
+            if "tools" in body:
+                raise Refuse(400, "no tools")
+            return self.CHECKED if len(body["messages"]) > 2 else '{"checks": []}'
+
+        with judges(answer) as judge:
+            run = judged(tmp_path, judge.base_url, judge={"rubric": None, "prompt": "Polite?"})
+            assert run.score == 0.5 and len(judge.bodies) == 3
+
+
+class TestReasoning:
+    def run(self, folder: Path, **keys: Any) -> Any:
+        def answer(body: Any) -> Any:
+            if body["model"] == "j":
+                return VERDICT
+            message = {"role": "assistant", "content": "said", "reasoning": "I thought of it"}
+            return {"message": message, "finish_reason": "stop"}
+
+        with judges(answer) as served:
+            judge = {"type": "prompt", "rubric": "Good?", "model": "j", "base_url": served.base_url, **keys}
+            holdfast.evaluate(
+                name="thinking",
+                samples=[{"id": "1"}],
+                prompt="hello",
+                target={"model": "m", "base_url": served.base_url},
+                graders=[judge],
+                runs_dir=folder / "runs",
+            )
+            return next(body for body in served.bodies if body["model"] == "j")["messages"][-1]["content"]
+
+    @pytest.mark.parametrize("transcript", ["last", "all"])
+    def test_is_not_shown_to_a_judge(self, tmp_path: Path, transcript: str) -> None:
+        assert "I thought of it" not in self.run(tmp_path, transcript=transcript)
+
+    def test_is_shown_to_a_judge_of_reasoning_with_marks(self, tmp_path: Path) -> None:
+        asked = self.run(tmp_path, transcript="reasoning")
+        assert re.search(r"\[reasoning (\w{16})\]\nI thought of it\n\n\[reply \1\]\nsaid\n</answer-\1>", asked)
+
+    def test_is_in_the_messages_of_a_function_that_asks_for_it(self, tmp_path: Path) -> None:
+        def grade(messages: list[dict[str, Any]]) -> bool:
+            return messages[-1].get("reasoning") == "I thought of it" and "raw" not in messages[-1]
+
+        message = {"role": "assistant", "content": "said", "reasoning": "I thought of it"}
+        with judges(lambda _: {"message": message, "finish_reason": "stop"}) as served:
+            keys: dict[str, Any] = {
+                "name": "thinking",
+                "samples": [{"id": "1"}],
+                "prompt": "hello",
+                "target": {"model": "m", "base_url": served.base_url},
+                "runs_dir": tmp_path / "runs",
+            }
+            assert holdfast.evaluate(**keys, graders=[{"type": "python", "function": grade}]).score == 0
+            shown = {"type": "python", "function": grade, "transcript": "reasoning"}
+            assert holdfast.evaluate(**keys, graders=[shown]).score == 1

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast.report.stats import Z95, estimate, pass_at_k, quantile, t95, wilson
+from holdfast.report.stats import Z95, estimate, pass_all_k, pass_at_k, quantile, t95, wilson
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.store.records import Usage
 from tests.support.lazy import LazyModule
@@ -119,6 +119,13 @@ def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_pass(drawn: Any) -
     outcomes = [True] * passes + [False] * (trials - passes)
     draws = list(itertools.combinations(outcomes, k))
     assert pass_at_k(trials, passes, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8).flatmap(lambda d: st.tuples(st.just(d), st.integers(1, len(d)))))
+def test_pass_all_k_is_the_share_of_all_draws_of_k_that_hold_nothing_else(drawn: Any) -> None:
+    trials, k = drawn
+    draws = list(itertools.combinations(trials, k))
+    assert pass_all_k(len(trials), sum(trials), k) == pytest.approx(sum(map(all, draws)) / len(draws))
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.floats(0, 1))

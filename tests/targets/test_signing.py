@@ -214,6 +214,8 @@ class TestVertex:
     ) -> None:
         from google.auth import jwt
 
+        decode: Any = jwt.decode
+
         write, public = account
         tokens: list[str] = []
         asked: list[Request] = []
@@ -221,7 +223,7 @@ class TestVertex:
         def answer(request: Request) -> tuple[int, Any]:
             if request.path == "/token":
                 assertion = parse_qs(request.data.decode())["assertion"][0]
-                claims = jwt.decode(assertion, certs=public.decode())
+                claims = decode(assertion, certs=public.decode())
                 assert claims["iss"] == "a@b"
                 tokens.append(f"token-number-{len(tokens)}")
                 # Shorter than google-auth's safety margin, so that the next request needs another one.

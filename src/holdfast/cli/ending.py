@@ -72,5 +72,5 @@ def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tupl
         show_warning,
         log_samples=options.log_samples,
         output_path=options.output_path,
-        exports=exports if outcome.exit_code <= 4 else (),
+        exports=exports if outcome.exit_code <= 5 else (),
     )

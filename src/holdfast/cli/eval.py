@@ -40,7 +40,8 @@ def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | 
 _GROUPS: Final = {
     "What to run": ("models", "trials", "ids", "tags", "limit", "baseline_model"),
     "How much, how fast": ("concurrency", "workers", "max_cost", "token_budget", "max_time"),
-    "Earlier results and errors": ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "wait"),
+    "Earlier results and errors": ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders"),
+    "Waiting": ("wait", "no_wait"),
     "Output": ("runs_dir", "dry_run", "json", "display", "log_samples", "output_path", "export"),
     "On a cluster": ("run", "batch", "named", "force_squash"),
 }
@@ -154,6 +155,11 @@ class _Grouped(click.Command):
 )
 @runs_dir_option
 @click.option("--wait", is_flag=True, help="Wait if another process holds the run, instead of exiting with code 4.")
+@click.option(
+    "--no-wait",
+    is_flag=True,
+    help="Submit and collect batches, and exit with code 5 while they are under way, instead of waiting.",
+)
 @click.option("-d", "--dry-run", is_flag=True, help="Show the plan and the first prompt without running anything.")
 @click.option("--json", is_flag=True, help="With --dry-run, print the plan as JSON.")
 @env_file_options
@@ -241,7 +247,7 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
         return _dry_run([spec, *([baseline] if baseline else [])], flags)
 
     outcome = _run(spec, flags)
-    if baseline is None or outcome.exit_code > 4:
+    if baseline is None or outcome.exit_code > 5:
         return outcome.exit_code
     baseline_outcome = _run(baseline, flags)
     if outcome.metrics is not None and baseline_outcome.metrics is not None:
@@ -324,5 +330,9 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
 
         identity, rundir, plan = previews[0]
         for line in preview(identity, plan, rundir).lines():
+            click.echo(line)
+        from holdfast.report.waiting import planned_batches
+
+        for line in planned_batches(identity.spec, plan):
             click.echo(line)
     return 0

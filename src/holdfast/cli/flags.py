@@ -114,6 +114,7 @@ class EvalFlags(msgspec.Struct, frozen=True, kw_only=True):
     max_time: float | None
     runs_dir: Path | None
     wait: bool
+    no_wait: bool
     dry_run: bool
     json: bool
     display: str | None
@@ -150,6 +151,7 @@ class EvalFlags(msgspec.Struct, frozen=True, kw_only=True):
             skip_graders=self.skip_graders,
             accept_drift=self.accept_drift,
             wait=lock_timeout(wait=self.wait),
+            wait_for_batches=not self.no_wait,
             log_samples=self.log_samples,
             output_path=self.output_path,
             command=command_line(),

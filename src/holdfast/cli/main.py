@@ -25,6 +25,7 @@ _VERBS: Final = {
     "grade": "Grade the outputs of a run again, or with other graders.",
     "view": "See runs in the browser.",
     "compare": "Compare runs on the same samples, with paired statistics.",
+    "batches": "List the batches of a run.",
     "gate": "Check a finished run against minimum scores, a baseline and golden samples.",
     "export": "Export a run in the format of another tool.",
     "cache": "List and remove stored runs.",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--accept-errors", is_flag=True, help="Runs only: finish even if some trials have errors.")
 @click.option("--retry-failed", is_flag=True, help="Runs only: retry errors that were accepted.")
 @click.option("--wait", is_flag=True, help="Runs only: wait if another process holds the run.")
+@click.option("--no-wait", is_flag=True, help="Runs only: exit with code 5 while batches are under way.")
 @click.option(
     "--display",
     type=click.Choice(["rich", "plain", "json", "none"]),
@@ -46,6 +47,7 @@ def command(
     accept_errors: bool,
     retry_failed: bool,
     wait: bool,
+    no_wait: bool,
     display: str | None,
     runs_dir: Path | None,
 ) -> int:
@@ -66,6 +68,7 @@ def command(
             "--accept-errors": accept_errors,
             "--retry-failed": retry_failed,
             "--wait": wait,
+            "--no-wait": no_wait,
         }
         if changes := [*overrides, *(flag for flag, value in flags.items() if value)]:
             raise UsageError(
@@ -76,7 +79,13 @@ def command(
     if concurrency is not None:
         overrides = (*overrides, f"limits.concurrency={concurrency}")
     wait_seconds = lock_timeout(wait=wait)
-    options = Options(runs_dir=root, accept_errors=accept_errors, retry_failed=retry_failed, wait=wait_seconds)
+    options = Options(
+        runs_dir=root,
+        accept_errors=accept_errors,
+        retry_failed=retry_failed,
+        wait=wait_seconds,
+        wait_for_batches=not no_wait,
+    )
     return _resume_run(subject, overrides, options, display)
 
 

@@ -40,6 +40,8 @@ class RunPicture(msgspec.Struct, frozen=True):
     score: float | None
     coverage: float | None
     held_by: tuple[str, ...] = ()
+    batches: tuple[str, ...] = ()
+    """batches that are under way, in words"""
 
 
 @click.command("status")
@@ -177,6 +179,7 @@ def _ago(moment: float | None) -> str:
 
 def look_at_run(path: Path) -> RunPicture:
     """Return the status of a run. Nothing is written, so the permission to read is enough."""
+    from holdfast.report.waiting import batch_lines
     from holdfast.store.catalog import summarize_run
     from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
@@ -202,11 +205,13 @@ def look_at_run(path: Path) -> RunPicture:
         score=listed.score,
         coverage=listed.coverage,
         held_by=tuple(map(str, holders(rundir))),
+        batches=tuple(batch_lines(rundir)),
     )
 
 
 def _run_lines(run: RunPicture) -> Iterator[str]:
     yield f"{run.name} · {run.target} · {run.path}"
+    yield from (f"waiting for {batch}" for batch in run.batches)
     errors = f", {run.errors:,} trials have errors" if run.errors else ""
     if run.status == "running":
         yield f"running: {run.done:,} of {run.total:,} trials have an output{errors}"

@@ -18,7 +18,7 @@ from holdfast.display.choice import make_display
 from holdfast.errors import Fault, Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from holdfast.errors import BudgetReached
+    from holdfast.engine.brake import Reason
 
 
 @click.command("work")
@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 @click.option(
     "--wait", is_flag=True, help="Wait if another process holds the run alone, instead of exiting with code 4."
 )
+@click.option(
+    "--no-wait",
+    is_flag=True,
+    help="Submit and collect batches, and exit with code 5 while they are under way, instead of waiting.",
+)
 @click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say why it ended as JSON.")
 @click.option(
     "--display",
@@ -49,6 +54,7 @@ def command(
     concurrency: int | str | None,
     base_url: tuple[str, ...],
     wait: bool,
+    no_wait: bool,
     attached: bool,
     display: str | None,
 ) -> int:
@@ -62,7 +68,7 @@ def command(
     from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
     from holdfast.store.rundir import RunDir
 
-    options = Options(wait=lock_timeout(wait=wait), runs_dir=run.resolve().parent.parent)
+    options = Options(wait=lock_timeout(wait=wait), wait_for_batches=not no_wait, runs_dir=run.resolve().parent.parent)
     if attached:
         threading.Thread(target=_watch_input, args=(options.cancelled,), daemon=True).start()
     rundir, worker = RunDir(run.resolve()), worker or new_worker_id()
@@ -102,7 +108,7 @@ def _watch_input(cancelled: threading.Event) -> None:
     cancelled.set()
 
 
-def _report_ending(reason: Fault | BudgetReached | Interrupted | None) -> None:
+def _report_ending(reason: Reason | None) -> None:
     import msgspec
 
     from holdfast.engine.ended import Ended

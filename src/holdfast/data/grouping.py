@@ -55,11 +55,12 @@ class Grouping:
 
 
 class Groupings:
-    """The groupings of an eval: by the fields under `by`, and for a benchmark by task."""
+    """The groupings of an eval: by the fields under `by`, by `cluster`, and for a benchmark by task."""
 
     def __init__(self, spec: Eval) -> None:
         self._spec = spec
-        fields = dict.fromkeys(spec.by)
+        self._named = list(dict.fromkeys([*spec.by, *([] if spec.cluster is None else [spec.cluster])]))
+        fields = dict.fromkeys(self._named)
         if (benchmark := benchmark_tasks(spec.document.data)) is not None and len(benchmark.tasks) > 1:
             fields[TASK_FIELD] = None
         self.by_field = {field: Grouping() for field in fields}
@@ -76,7 +77,8 @@ class Groupings:
                 kind = "a mapping" if isinstance(value, dict) else "a list"
                 self._problems.setdefault(field, f"{where}: {field!r} is {kind}, and results need one value per row")
                 value = None
-            if grouping.add(value if type(value) is str else as_text(value)) and len(grouping) > _MOST_VALUES:
+            new = grouping.add(value if type(value) is str else as_text(value))
+            if new and len(grouping) > _MOST_VALUES and field in self._spec.by:
                 message = f"{field!r} has more than {_MOST_VALUES:,} different values, which breaks nothing down"
                 raise ConfigError([Problem(self._where(field), message)])
 
@@ -85,17 +87,19 @@ class Groupings:
 
         The tasks of a benchmark are not the user's: rows without them count for no task.
         """
-        for field in self._spec.by:
+        for field in self._named:
             if field not in self._present:
                 known = f"; they have: {', '.join(sorted(names))}" if names else ""
                 self._problems[field] = f"no sample has a field {field!r}{suggest(field, names) or known}"
         problems = [
-            Problem(self._where(field), message) for field, message in self._problems.items() if field in self._spec.by
+            Problem(self._where(field), message) for field, message in self._problems.items() if field in self._named
         ]
         if problems:
             raise ConfigError(problems)
 
     def _where(self, field: str) -> str:
+        if field not in self._spec.by:
+            return self._spec.document.where(("cluster",))
         written: Location = ("by",)
         if isinstance(self._spec.document.data.get("by"), list):
             written = ("by", self._spec.by.index(field))

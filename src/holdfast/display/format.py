@@ -116,7 +116,8 @@ def spending(progress: Progress) -> list[str]:
 
 def trouble(progress: Progress) -> list[str]:
     """List what has gone wrong so far: requests that wait, attempts that were retried, trials and grades given up."""
-    parts = [rate_limit_text(where, limit) for where, limit in progress.rate_limits.items() if limit.waiting]
+    parts = list(progress.batches)
+    parts += [rate_limit_text(where, limit) for where, limit in progress.rate_limits.items() if limit.waiting]
     if progress.retried:
         others = progress.backing_off - sum(limit.waiting for limit in progress.rate_limits.values())
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in progress.retried.most_common())

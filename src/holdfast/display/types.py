@@ -17,7 +17,7 @@ class Result(Struct, frozen=True):
 
     exit_code: int
     reason: str
-    """`finished`, `gate`, `errors`, `ungraded`, `budget`, `fault`, `interrupted` or `failed`"""
+    """`finished`, `gate`, `errors`, `ungraded`, `budget`, `fault`, `waiting`, `interrupted` or `failed`"""
     message: str | None = None
     """details of the reason, if any"""
     run: str | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting
 
-Reason = Fault | BudgetReached | Interrupted
+Reason = Fault | BudgetReached | Interrupted | Waiting
 
 
 class Brake:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.errors import BudgetReached, Fault, Waiting
 
 if TYPE_CHECKING:
+    from holdfast.engine.brake import Reason
     from holdfast.errors import FaultKind
 
 
@@ -16,22 +17,26 @@ class Ended(msgspec.Struct):
     """The message that an attached worker writes to its standard output when it ends."""
 
     kind: str | None = None
-    """a fault's kind, `budget`, or None if nothing stopped the worker"""
+    """a fault's kind, `budget`, `waiting`, or None if nothing stopped the worker"""
     message: str = ""
     remedy: str = ""
     option: str = ""
     raised: str = ""
 
     @classmethod
-    def of(cls, reason: Fault | BudgetReached | Interrupted | None) -> Ended:
+    def of(cls, reason: Reason | None) -> Ended:
         """Make the message for a reason."""
+        if isinstance(reason, Waiting):
+            return cls("waiting", reason.message)
         if isinstance(reason, BudgetReached):
             return cls("budget", reason.message, reason.remedy, reason.option, reason.raised)
         return cls(reason.kind, reason.message, reason.remedy or "") if isinstance(reason, Fault) else cls()
 
     @property
-    def reason(self) -> Fault | BudgetReached | None:
+    def reason(self) -> Fault | BudgetReached | Waiting | None:
         """The reason that stopped the worker, rebuilt from the message."""
+        if self.kind == "waiting":
+            return Waiting(self.message)
         if self.kind == "budget":
             return BudgetReached(self.message, self.remedy, self.option, self.raised)
         kind: FaultKind | Literal[""] = self.kind or ""  # type: ignore[assignment]  # written by `of`

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
@@ -19,6 +20,7 @@ from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
 from holdfast.graders.slow_checks import SlowChecks
 from holdfast.plan.plan import find_verdict
+from holdfast.plan.votes import combine_votes
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.slow import Slow
 from holdfast.store.index import Moment
@@ -26,6 +28,7 @@ from holdfast.store.records import Grade, GradeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from typing_extensions import TypeIs
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.engine.retry import Retrier
     from holdfast.graders.types import Case, InstantGrader, Verdict, WaitingGrader
     from holdfast.plan.plan import PendingTrial, Work
-    from holdfast.store.index import Index, OutputRef
+    from holdfast.store.index import Index, OutputRef, VerdictRef
 
 
 class Grading:
@@ -48,7 +51,9 @@ class Grading:
         recorder: Recorder,
         width: int,
         notice: Callable[[str], None],
+        batch_width: int | None = None,
     ) -> None:
+        """`width` verdicts are asked for at once; where judges are asked in batches, `batch_width`."""
         self._graders = graders
         self._work = work
         self.checkpoints = frozenset(slot.turn for slot in work.slots if slot.turn) if graders else frozenset()
@@ -66,12 +71,16 @@ class Grading:
             for number, grader in enumerate(graders)
             if isinstance(grader.block, PromptGrader)  # the others cost nothing, and fail for one row at a time
         }
-        self._queue: asyncio.Queue[tuple[Case, PendingTrial, int]] = asyncio.Queue(maxsize=2 * width)
+        self._width = batch_width or width
+        self._queue: asyncio.Queue[tuple[Case, PendingTrial, int]] = asyncio.Queue(maxsize=2 * self._width)
         self._elsewhere = SlowChecks()
-        self._width = width
+        self._at_once = None if batch_width is None else asyncio.Semaphore(width)
+        """limits those who do not ask in batches"""
         for caveat in dict.fromkeys(filter(None, (getattr(grader, "caveat", None) for grader in graders))):
             notice(caveat)
         self._workers: list[asyncio.Task[None]] = []
+        self._idle = 0
+        """workers that wait for something to do"""
 
     async def grade(self, case: Case, pending: PendingTrial, ref: OutputRef) -> None:
         """Obtain the verdicts that an output lacks. Waits only if the judges are behind."""
@@ -82,7 +91,7 @@ class Grading:
             if await self.after_turn(turn, _as_of(case, turn), pending):
                 break
         if pending.output is None and self._all_new:
-            missing = pending.panel.graders
+            missing = tuple(number for number in pending.panel.graders if not self._work.slots[number].votes)
         else:
             missing = self._work.missing(pending.key, ref, self._index.verdicts, pending.panel)
         self._recorder.expect_grades(pending.key, missing)
@@ -93,9 +102,19 @@ class Grading:
             if _is_instant(grader) and (record := self._check(grader, case, pending, number)) is not None:
                 self._recorder.grade(record)
             else:
-                if not self._workers:
-                    self._workers = [asyncio.create_task(self._serve()) for _ in range(self._width)]
-                await self._queue.put((case, pending, number))
+                if self._idle <= self._queue.qsize() and len(self._workers) < self._width:
+                    self._workers.append(asyncio.create_task(self._serve()))
+                await self._put((case, pending, number))
+
+    async def _put(self, work: tuple[Case, PendingTrial, int]) -> None:
+        if not self._queue.full():
+            self._queue.put_nowait(work)
+            return
+        self._retrier.end_work()  # the judges may wait for a batch, which waits until nothing is at work
+        try:
+            await self._queue.put(work)
+        finally:
+            self._retrier.begin_work()
 
     async def after_turn(self, turn: int, case: Case, pending: PendingTrial) -> bool:
         """Run the graders of a checkpoint and record their verdicts; return True if the conversation has to end.
@@ -107,18 +126,26 @@ class Grading:
             slot = self._work.slots[number]
             if slot.turn != turn:
                 continue
-            verdict = find_verdict(self._keys(case, pending, number), self._index.verdicts)
+            verdict = self._verdict(case, pending, number)
             result = None if verdict is None else (verdict.status, verdict.score)
-            if verdict is None or verdict.status == "error":
+            if (verdict is None or verdict.status == "error") and not slot.votes:
                 grader = self._graders[number]
                 record = self._check(grader, case, pending, number) if _is_instant(grader) else None
                 if record is None and number not in self.down:
-                    record = await self._judge(case, pending, number)
+                    record = await self._judge_for_trial(case, pending, number)
                 if record is not None:
                     await self._recorder.grade_now(record)
                     result = (record.status, record.score)
             stops = stops or (slot.stops and result is not None and slot.fails(*result))
         return stops
+
+    async def _judge_for_trial(self, case: Case, pending: PendingTrial, number: int) -> Grade | None:
+        """Return a verdict that a trial waits for. Meanwhile the judge is at work, and the trial is not."""
+        self._retrier.end_work()
+        try:
+            return await self._judge(case, pending, number)
+        finally:
+            self._retrier.begin_work()
 
     async def finish(self) -> None:
         """Return when the queue is empty."""
@@ -140,14 +167,22 @@ class Grading:
 
     async def _serve(self) -> None:
         while True:
+            self._idle += 1
             case, pending, number = await self._queue.get()
+            self._idle -= 1
             try:
                 if number not in self.down:
-                    record = await self._judge(case, pending, number)
+                    async with self._turn_of(number):
+                        record = await self._judge(case, pending, number)
                     if record is not None:
                         self._recorder.grade(record)
             finally:
                 self._queue.task_done()
+
+    def _turn_of(self, number: int) -> AbstractAsyncContextManager[None]:
+        """Limit how many graders work at once. Requests in a batch only wait, so many may."""
+        limited = self._at_once is not None and getattr(self._graders[number].block, "batch", None) is None
+        return self._at_once if limited and self._at_once is not None else nullcontext()
 
     def _check(self, grader: InstantGrader, case: Case, pending: PendingTrial, number: int) -> Grade | None:
         """Return the verdict of an instant grader; None if it met work that could take long."""
@@ -177,7 +212,7 @@ class Grading:
     async def _ask(self, case: Case, pending: PendingTrial, number: int) -> Grade | None:
         grader = self._graders[number]
         name = grader.block.name
-        started = time.monotonic()
+        started, deadline = time.monotonic(), self._retrier.deadline()
 
         async def verdict() -> Verdict:
             return grader.check(case) if _is_instant(grader) else await grader.judge(case)
@@ -194,14 +229,14 @@ class Grading:
                 self._retrier.failed(error, pending, name, started, final=True)
                 raise
 
-        earlier = find_verdict(self._keys(case, pending, number), self._index.verdicts)
+        earlier = self._verdict(case, pending, number)
         # Outputs that could not be judged before say nothing about others: if only such remain, each is still tried.
         streak = None if earlier is not None and earlier.status == "error" else self._streaks.get(number)
         try:
             # Retries and the time limit of turns are for graders that ask a service; the others have their own limits.
             limited = _is_instant(grader) or hasattr(grader.block, "timeout")
             result: Verdict | AttemptError = await (
-                judge_once() if limited else self._retrier.grader(judge, pending, name, streak)
+                judge_once() if limited else self._retrier.grader(judge, pending, name, deadline, streak)
             )
         except AttemptError as error:
             result = error
@@ -213,7 +248,15 @@ class Grading:
         except Exception as error:  # else the worker would die, and the queue would never become empty
             result = _raised(error)
             self._retrier.failed(result, pending, name, started, final=True)
-        return self._record(case, pending, number, result, time.monotonic() - started)
+        return self._record(case, pending, number, result, time.monotonic() - started - deadline.in_batches)
+
+    def _verdict(self, case: Case, pending: PendingTrial, number: int) -> VerdictRef | None:
+        """Return the verdict of a grader on an output, where there is one."""
+        slot = self._work.slots[number]
+        if slot.votes:
+            votes = [self._verdict(case, pending, vote) for vote in slot.votes]
+            return combine_votes(votes, slot.combine, slot.threshold)
+        return find_verdict(self._keys(case, pending, number), self._index.verdicts)
 
     def _keys(self, case: Case, pending: PendingTrial, number: int) -> tuple[str, ...]:
         """Return the keys of a grader's verdict on an output. A new verdict gets the first."""

@@ -52,7 +52,7 @@ def run_workers(spec: Eval, options: Options, count: int, display: Display) -> O
     shared = prepare(spec, options, count, display)
     if isinstance(shared, Outcome):
         return shared
-    workers = _LocalWorkers(shared, count, display)
+    workers = _LocalWorkers(shared, count, display, () if options.wait_for_batches else ("--no-wait",))
     workers.watch(options)
     return workers.outcome(options)
 
@@ -60,7 +60,9 @@ def run_workers(spec: Eval, options: Options, count: int, display: Display) -> O
 class _LocalWorkers:
     """Worker processes on this machine, running from the moment this is made."""
 
-    def __init__(self, shared: SharedRun, count: int, display: Display) -> None:
+    def __init__(self, shared: SharedRun, count: int, display: Display, flags: tuple[str, ...]) -> None:
+        """Start so many workers, with these further flags."""
+        self._flags = flags
         self._identity, self._rundir, self._plan = shared
         self._display = display
         self._started = time.monotonic()
@@ -75,7 +77,7 @@ class _LocalWorkers:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "holdfast", "work", str(self._rundir.path)),
-                *("--worker", worker, "--attached", "--display", "none"),
+                *("--worker", worker, "--attached", "--display", "none", *self._flags),
             ],
             env={**os.environ, WORKER: worker},
             stdin=subprocess.PIPE,

@@ -26,12 +26,13 @@ from holdfast.engine.retry import Retrier
 from holdfast.engine.signals import Signals
 from holdfast.engine.sources import Supply
 from holdfast.engine.trial import Halted, Trials
-from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
+from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import PromptGrader
-from holdfast.spec.schema import is_embedded
+from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.store.batches import LEDGER, BatchStore
 from holdfast.store.journal import Journal
 from holdfast.targets.concurrency import FIXED, concurrency_of
 
@@ -40,8 +41,11 @@ if TYPE_CHECKING:
     from holdfast.engine.session import Session
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
+    from holdfast.targets.batches import Batches
     from holdfast.targets.types import Target
 
+BATCH_WINDOW: Final = 50_000
+"""trials that may wait for batches at once"""
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -60,7 +64,7 @@ class Loop:
         self._display = session.display
         self._spec = identity.spec
         concurrency = concurrency_of(self._spec)
-        self._window = Window(concurrency)
+        self._window = Window(self._batch_window() or concurrency)
         self._grades_at_once = FIXED if concurrency is None else concurrency
         pending = pending_trials(identity.dataset, identity.survey, identity.work, session.index, plan.done)
         if options.grade_only:
@@ -78,11 +82,26 @@ class Loop:
             graders={} if options.skip_graders else {p.name: GraderProgress() for p in grader_places(self._spec)},
         )
         self._budget = Budget(self._spec.limits, self.progress, session.notice)
+        self._batches: Batches | None = None
         self._crash: BaseException | None = None
         self._opening: asyncio.Task[None] | None = None
         self._hooks = Hooks.of(self._spec, session.warn) if session.generates else None
         self.faults: list[Fault] = []
         """why graders became unavailable"""
+
+    def _batch_window(self) -> int | None:
+        """Return how many trials may be in flight where they wait for batches; None where they do not.
+
+        A budget is checked when a trial starts. So that it can be kept, no more start than fit into one batch.
+        """
+        target, limits = self._spec.target, self._spec.limits
+        if not isinstance(target, ModelTarget) or target.batch is None or not self._session.generates:
+            return None
+        hooks = self._spec.hooks
+        if hooks.before_task or any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
+            return FIXED  # each trial starts processes of its own
+        budget = limits.max_cost is not None or limits.token_budget is not None
+        return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
 
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. All results are on disk when this returns."""
@@ -108,7 +127,8 @@ class Loop:
                 self._display,
                 nothing_to_grade=not self._session.identity.work.slots,
             )
-            retrier = Retrier(self._spec.limits, self.brake, self._window, recorder, self.progress)
+            in_batches = self._batches is not None
+            retrier = Retrier(self._spec.limits, self.brake, self._window, recorder, self.progress, batches=in_batches)
             self._grading = Grading(
                 self._graders,
                 self._session.identity.work,
@@ -117,6 +137,7 @@ class Loop:
                 recorder,
                 self._grades_at_once,
                 self._session.notice,
+                BATCH_WINDOW if in_batches else None,
             )
             self._trials = Trials(
                 self._session,
@@ -127,7 +148,11 @@ class Loop:
                 stopping=self._stopping,
             )
             stack.push_async_callback(self._grading.close)
-            for watcher in (self._tick(), self._watch_dataset()):
+            watchers = [self._tick(), self._watch_dataset()]
+            if self._batches is not None:
+                self._batches.open()
+                watchers.append(self._batches.run())
+            for watcher in watchers:
                 task = asyncio.create_task(watcher)
                 task.add_done_callback(self._ended)
                 stack.callback(task.cancel)
@@ -155,10 +180,13 @@ class Loop:
             for model in filter(is_embedded, self._asked_models()):
                 self._session.notice(f"starting {model} on this machine …")
             target = self._session.parts.target if self._session.generates else None
+            self._batches = self._make_batches(target)
             if target is not None:
                 target.limit_requests(lambda: self._window.limit)
             for part in (target, self._session.parts.player, *self._graders):
                 if part is not None:
+                    if self._batches is not None:
+                        getattr(part, "use_batches", lambda _: None)(self._batches)
                     await part.__aenter__()
                     stack.push_async_callback(self._close, part)
                     for message in getattr(part, "notices", ()):
@@ -168,6 +196,27 @@ class Loop:
                 raise
         self._opening = None
         return not self.brake.pulled
+
+    def _make_batches(self, target: Target | None) -> Batches | None:
+        """Return what makes requests in batches, if a part of the run does so, or did so before."""
+        session = self._session
+        blocks = [*([] if target is None else [self._spec.target]), *(grader.block for grader in self._graders)]
+        asked = any(getattr(block, "batch", None) is not None for block in blocks)
+        if not asked and not any(path.exists() for path in session.rundir.journals(LEDGER)):
+            return None
+        from holdfast.targets.batches import Batches  # which few runs need
+
+        return Batches(
+            BatchStore(session.rundir, session.journals),
+            notice=session.notice,
+            held=session.lease.still_held,
+            idle=lambda: not self.progress.busy and self._source.settled,
+            stopping=lambda: self.brake.pulled,
+            stop=self.interrupt,
+            wait=session.options.wait_for_batches,
+            live_limit=self._grades_at_once,
+            forget=session.options.again,
+        )
 
     async def _close(self, part: Target | Player | Grader) -> None:
         """Close a part. All results are on disk by then, so a failure is only reported."""
@@ -184,7 +233,7 @@ class Loop:
         judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
         return [model for model in self._spec.models() if self._session.generates or model in judges]
 
-    def interrupt(self, reason: Interrupted | Fault) -> None:
+    def interrupt(self, reason: Interrupted | Fault | Waiting) -> None:
         """Stop admission and cancel the trials in flight; those that finished are on disk."""
         self.brake.pull(reason)
         if self._opening is not None:
@@ -262,6 +311,8 @@ class Loop:
         while True:
             self.progress.limit = self._window.limit
             self.progress.mark()
+            if self._batches is not None:
+                self.progress.batches = self._batches.summary()
             self._display.tick(self.progress)
             self._report_rate_limits()
             self._check_budget()

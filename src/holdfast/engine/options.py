@@ -36,6 +36,8 @@ class Options(msgspec.Struct, frozen=True):
     """set from another thread to stop the run as Ctrl-C does"""
     wait: float = 0
     """seconds to wait for another process that holds the run; negative: as long as it takes"""
+    wait_for_batches: bool = True
+    """False: submit and collect batches, and leave while they are under way"""
     log_samples: bool = False
     """write the transcripts to samples.jsonl when the run is over"""
     output_path: Path | None = None

@@ -15,6 +15,7 @@ from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.outcome import Outcome
 from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import benchmark_tasks
+from holdfast.store.batches import forget_results
 from holdfast.store.claims import end_rounds
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def conclude(run: Session, remaining: Plan, reason: Reason | None, started: floa
     try:
         metrics = write_report(run.identity, run.rundir, run.index)
         end_rounds(run.rundir)
+        forget_results(run.rundir)
     except (Fault, DataError, OSError) as error:
         return Outcome(run.rundir, remaining, None, run.index.spent, _report_fault(error))
     run.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
@@ -114,10 +116,11 @@ def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -
 
 
 def _is_current(metrics: Metrics, spec: Eval) -> bool:
-    """Tell whether a report was made as the eval asks for it: with its thresholds, weights and breakdowns."""
+    """Tell whether a report was made as the eval asks for it: with its thresholds, weights, breakdowns and clusters."""
     return (
         metrics.rules == grading_rules(spec)
         and list(metrics.by) == list(dict.fromkeys(spec.by))
+        and metrics.cluster == spec.cluster
         and describes(metrics.benchmark, benchmark_tasks(spec.document.data))
     )
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.report.pairwise import Choice
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
+    from holdfast.targets.batches import Batches
     from holdfast.targets.types import Turn
 
 PAIRWISE: Final = {"made_by": "holdfast compare --judge"}
@@ -57,7 +58,9 @@ _SCHEMA: Final = {
 _RUBRIC: Final = "Which answer is more helpful, correct and complete?"
 _OWN_KEYS: Final[tuple[str, ...]] = ("limits", "prices")
 """keys of a judge's file that are not those of a prompt grader"""
-_OF_GRADERS: Final = frozenset({"prompt", "threshold", "weight", "where", "transcript", "continue_session", "mode"})
+_OF_GRADERS: Final = frozenset(
+    {"prompt", "threshold", "weight", "where", "transcript", "continue_session", "mode", "votes", "combine"}
+)
 """keys of a prompt grader that a judge of pairs does not have"""
 
 
@@ -66,6 +69,10 @@ class PairJudge(Target):
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
         self._model = JudgeModel(block, prices, where)
+
+    def use_batches(self, batches: Batches) -> None:
+        """Ask in batches."""
+        self._model.use_batches(batches, "target")
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()
@@ -144,7 +151,7 @@ def judge_pairs(runs: Sequence[RunDir], judge: Document, folder: Path, options: 
         return Judgement(str(block.model), None, pairs, None, left_out)
     # Sorted, so that the same runs in another order are the same comparison.
     spec = _spec(block, others, [rows[name] for name in sorted(rows)], judge, folder)
-    target = PairJudge(block, Prices(block.model or "", spec.prices), judge.where(()))
+    target = PairJudge(block, Prices(str(block.model), spec.prices), judge.where(()))
     outcome = run_eval(spec, options, display, target=target)
     if outcome.metrics is None:
         return Judgement(str(block.model), outcome, pairs, None, left_out)
@@ -175,6 +182,8 @@ def _judge(document: Document, folder: Path) -> tuple[PromptGrader, dict[str, An
         block = with_rubric(block, document, (), folder, problems)
     if block is not None and block.model is None:
         problems.append(Problem(document.where(()), "needs a `model` to judge with"))
+    if block is not None and isinstance(block.model, list):
+        problems.append(Problem(document.where(("model",)), "pairs are judged by one `model`"))
     meaningless = "has no meaning for pairs, which are judged by a `rubric` alone"
     problems += [Problem(document.where((key,)), meaningless) for key in sorted(_OF_GRADERS & document.data.keys())]
     if problems or block is None:
@@ -213,7 +222,7 @@ def _add(
 def _spec(
     block: PromptGrader, others: dict[str, Any], rows: list[dict[str, Any]], judge: Document, folder: Path
 ) -> Eval:
-    target = block.model_dump(include={"model", "base_url", "api_key_env", "api", "params"}, exclude_none=True)
+    target = block.model_dump(include={"model", "base_url", "api_key_env", "api", "batch", "params"}, exclude_none=True)
     data = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "pairwise",

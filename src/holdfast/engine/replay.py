@@ -65,6 +65,8 @@ class LiveCall(NamedTuple):
     """by the monotonic clock"""
     replayed_seconds: float
     """the replay's count when this call began"""
+    in_batches: float
+    """seconds that the trial had waited for batches by then"""
 
 
 class Replay:
@@ -77,8 +79,11 @@ class Replay:
         recorded: Iterable[Step],
         notice: Callable[[str], None],
         workspace: Workspace | None = None,
+        in_batches: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`in_batches` returns the seconds that the trial has waited for batches, which count nowhere."""
         self._pending = pending
+        self._in_batches = in_batches
         self._recorder = recorder
         self._notice = notice
         self.workspace = workspace
@@ -167,12 +172,13 @@ class Replay:
 
     def begin_call(self, key: Key) -> LiveCall:
         """Note that a call is about to be made."""
-        return LiveCall(key, set(self._unused), time.monotonic(), self.replayed_seconds)
+        return LiveCall(key, set(self._unused), time.monotonic(), self.replayed_seconds, self._in_batches())
 
     async def end_call(self, call: LiveCall, response: Any, usage: Usage) -> None:
         """Record the result of a live call, given as JSON; return when it is on disk."""
         # A turn takes as long as the calls inside it, whichever process made them.
         started = call.started - (self.replayed_seconds - call.replayed_seconds)
+        started += self._in_batches() - call.in_batches
         self._drop(call.unused & self._unused.keys(), call.key[0])
         await self._write(call.key, response, usage, started)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import UNSET
@@ -15,9 +16,10 @@ from msgspec import UNSET
 from holdfast.engine.replay import RestartTrial
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import ErrorRecord
+from holdfast.targets.asking import ASKER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from holdfast.engine.brake import Brake
     from holdfast.engine.concurrency import Window
@@ -57,10 +59,48 @@ class Deadline:
     def __init__(self, at: float) -> None:
         self.at = at
         """by the monotonic clock"""
+        self.in_batches = 0.0
+        """seconds that requests of the trial have waited for batches"""
 
     def postpone(self, seconds: float) -> None:
         """Allow the trial that much longer."""
         self.at += seconds
+
+
+class _Asker:
+    """An attempt whose requests may be made in batches. Time in which it waits for a batch counts nowhere."""
+
+    def __init__(self, key: str, where: str, limit: asyncio.Timeout, deadline: Deadline, progress: Progress) -> None:
+        self.key = key
+        self.where = where
+        self._limit = limit
+        self._deadline = deadline
+        self._progress = progress
+        self._requests = 0
+        """that wait"""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Suspend the attempt's time limit, and do not count the attempt as work."""
+        self._requests += 1
+        if self._requests > 1:  # another request of the same attempt has suspended it
+            try:
+                yield
+            finally:
+                self._requests -= 1
+            return
+        began, left = time.monotonic(), (self._limit.when() or 0.0) - time.monotonic()
+        self._limit.reschedule(None)
+        self._progress.end_work()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            self._progress.begin_work()
+            waited = time.monotonic() - began
+            self._deadline.postpone(waited)
+            self._deadline.in_batches += waited
+            self._limit.reschedule(time.monotonic() + left)
 
 
 class Streak:
@@ -105,8 +145,19 @@ class Streak:
 class Retrier:
     """Repeats calls of targets and graders until they succeed or have to be given up."""
 
-    def __init__(self, limits: Limits, brake: Brake, window: Window, recorder: Recorder, progress: Progress) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        brake: Brake,
+        window: Window,
+        recorder: Recorder,
+        progress: Progress,
+        *,
+        batches: bool = False,
+    ) -> None:
+        """`batches`: some requests are made in batches."""
         self._limits = limits
+        self._batches = batches
         self._brake = brake
         self._window = window
         self._recorder = recorder
@@ -126,11 +177,19 @@ class Retrier:
         """
         return await self._retry(call, pending, "target", deadline, progress)
 
+    def deadline(self) -> Deadline:
+        """Return the time at which a trial or a grade that begins now is given up."""
+        return Deadline(time.monotonic() + self._limits.trial_timeout)
+
     async def grader(
-        self, call: Callable[[], Awaitable[T]], pending: PendingTrial, name: str, streak: Streak | None = None
+        self,
+        call: Callable[[], Awaitable[T]],
+        pending: PendingTrial,
+        name: str,
+        deadline: Deadline,
+        streak: Streak | None = None,
     ) -> T:
         """Ask a grader. Its failures do not stop the run; a `streak` of them is a Fault of this grader."""
-        deadline = Deadline(time.monotonic() + self._limits.trial_timeout)
         return await self._retry(call, pending, name, deadline, lambda: 0, streak)
 
     def begin_work(self) -> None:
@@ -152,9 +211,11 @@ class Retrier:
     ) -> T:
         seconds, retry, refusals, so_far = self._limits.turn_timeout, 0, 0, progress()
         while True:
-            started = time.monotonic()
+            started, waited = time.monotonic(), deadline.in_batches
             try:
-                async with asyncio.timeout_at(min(started + seconds, deadline.at)):
+                async with asyncio.timeout_at(min(started + seconds, deadline.at)) as limit:
+                    if self._batches:
+                        ASKER.set(_Asker(pending.key, where, limit, deadline, self._progress))
                     result = await call()
             except TimeoutError as late:
                 error: AttemptError | Fault = _timeout(seconds, started, deadline.at, late)
@@ -173,6 +234,7 @@ class Retrier:
                     streak.success()
                 self._progress.answered(where)
                 return result
+            started += deadline.in_batches - waited
             if progress() > so_far:
                 so_far, retry, refusals = progress(), 0, 0
             limited = error.kind == "rate_limit"

@@ -48,6 +48,11 @@ class Supply:
     def ended(self, pending: PendingTrial) -> None:
         """Note that a trial is on disk, or given up."""
 
+    @property
+    def settled(self) -> bool:
+        """True if no more trials are about to arrive."""
+        return True
+
     async def more(self, brake: Brake) -> bool:
         """Wait for more trials while none is in flight; return False if none will come or the brake is pulled."""
         return False
@@ -73,6 +78,8 @@ class Chunks(Supply):
         self._open: dict[int, int] = {}
         """by chunk: how many of its trials have not ended"""
         self._task: asyncio.Task[None] | None = None
+        self._found_none = False
+        """no chunk was free at the last look"""
         self._over = False
         self._failure: Fault | DataError | None = None
         self._woken = asyncio.Event()
@@ -80,6 +87,11 @@ class Chunks(Supply):
         limits = session.identity.spec.limits
         self._has_budget = limits.max_cost is not None or limits.token_budget is not None
         self._following: asyncio.Task[None] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """True unless a chunk is being claimed. Chunks of other workers may become free at any later time."""
+        return self._task is None or self._found_none
 
     @property
     def all_done(self) -> bool:
@@ -128,7 +140,9 @@ class Chunks(Supply):
 
     async def _fetch(self) -> None:
         try:
+            self._found_none = False
             while not self._over and not await self._claim_one():
+                self._found_none = True
                 self._woken.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)

@@ -99,11 +99,11 @@ class Trials:
             output, ref = read_output(pending.output), pending.output
         await self.grading.grade(Case(pending.sample, output, self.blobs), pending, ref)
 
-    async def open_replay(self, pending: PendingTrial) -> Replay:
+    async def open_replay(self, pending: PendingTrial, deadline: Deadline) -> Replay:
         """Return the record of a trial's calls, with those of earlier processes."""
         recorded = read_steps(self._recorded_calls.pop(pending.key, []))
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
-        return Replay(pending, self.recorder, recorded, self.notice, workspace)
+        return Replay(pending, self.recorder, recorded, self.notice, workspace, lambda: deadline.in_batches)
 
 
 class _Answer(NamedTuple):
@@ -136,7 +136,7 @@ class Trial:
             if shared.hooks is not None:
                 await shared.hooks.before_task(pending)
             if shared.multi_call:
-                self._replay = await shared.open_replay(pending)
+                self._replay = await shared.open_replay(pending, self._deadline)
         except AttemptError as error:
             shared.retrier.never_asked(error, pending, self._clock)
             raise
@@ -144,7 +144,8 @@ class Trial:
             conversation = await self._converse_with_restarts(prompts)
         finally:
             await self._close()
-        seconds = time.monotonic() - self._clock + (0.0 if self._replay is None else self._replay.replayed_seconds)
+        seconds = time.monotonic() - self._clock - self._deadline.in_batches
+        seconds += 0.0 if self._replay is None else self._replay.replayed_seconds
         timing = Timing(round(self._started, 3), round(seconds, 6), conversation.reply.first_token)
         attempt = 1 + shared.recorder.failed_attempts(pending.key, "target")
         # Checkpoints grade the conversation as it was after a turn, which the marks say.
@@ -197,7 +198,7 @@ class Trial:
         """Return how long the conversation has taken: by the record where there is one, so that it stays the same."""
         if self._shared.multi_turn and self._replay is not None:
             return round(self._replay.turn_seconds, 6)
-        return round(time.time() - self._conversation_started, 6)
+        return round(time.time() - self._conversation_started - self._deadline.in_batches, 6)
 
     async def _ask(self, turn: Turn) -> Reply:
         """Return the target's reply. In a conversation of several turns it is on record before it is used."""

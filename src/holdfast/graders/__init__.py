@@ -15,6 +15,7 @@
 `python`       a user's function
 `judge`        prompt: a judge model
 `judge_model`  requests to a judge
+`votes`        the combined verdict of several judges
 `replies`      scores read from a judge's reply
 `trigger`      trigger
 `tool_calls`   the tool calls of a conversation, read from its messages

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from holdfast.errors import AttemptError
 from holdfast.functions.loading import module_source
+from holdfast.graders.votes import Votes
+from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.origin import Origin
 from holdfast.spec.template import RENDER_ERRORS, expression
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from holdfast.data.panels import Stale
     from holdfast.graders.types import Grader, InstantGrader, WaitingGrader
     from holdfast.spec.document import Location
-    from holdfast.spec.grader_schema import GraderBlock
+    from holdfast.spec.grader_schema import Combine, GraderBlock
     from holdfast.spec.load import Eval
 
 
@@ -31,6 +33,13 @@ class GraderPlace(NamedTuple):
     stops: bool
     where: Location
     """in the eval file"""
+    votes: tuple[int, ...] = ()
+    """numbers of the graders whose verdicts it combines, instead of giving one of its own"""
+
+    @property
+    def combine(self) -> Combine:
+        """How it combines the verdicts of others."""
+        return self.block.combine if isinstance(self.block, PromptGrader) else "mean"
 
 
 def place_name(grader: str, turn: int | None) -> str:
@@ -40,20 +49,23 @@ def place_name(grader: str, turn: int | None) -> str:
 
 def grader_places(spec: Eval) -> list[GraderPlace]:
     """List all graders in the order in which they are asked: checkpoints' by turn, then those at the end."""
-    places = [
-        GraderPlace(
-            place_name(block.name, checkpoint.after_turn),
-            block,
-            checkpoint.after_turn,
-            checkpoint.stops,
-            ("checkpoints", number, "graders", inner),
-        )
-        for number, checkpoint in enumerate(spec.checkpoints)
-        for inner, block in enumerate(checkpoint.graders)
-    ]
-    return places + [
-        GraderPlace(block.name, block, None, False, ("graders", number)) for number, block in enumerate(spec.graders)
-    ]
+    places: list[GraderPlace] = []
+    for number, checkpoint in enumerate(spec.checkpoints):
+        for inner, block in enumerate(checkpoint.graders):
+            where = ("checkpoints", number, "graders", inner)
+            places += _expand(block, checkpoint.after_turn, checkpoint.stops, where, len(places))
+    for number, block in enumerate(spec.graders):
+        places += _expand(block, None, False, ("graders", number), len(places))
+    return places
+
+
+def _expand(block: GraderBlock, turn: int | None, stops: bool, where: Location, start: int) -> Iterator[GraderPlace]:
+    """Yield the places of a grader: of each vote, where it combines several, then its own."""
+    *votes, whole = block.expanded()
+    for vote in votes:
+        yield GraderPlace(place_name(vote.name, turn), vote, turn, False, where)
+    numbers = tuple(range(start, start + len(votes)))
+    yield GraderPlace(place_name(whole.name, turn), whole, turn, stops, where, numbers)
 
 
 def grader_class(block: GraderBlock) -> type[Grader]:
@@ -102,7 +114,10 @@ def refuse_unsure(block: GraderBlock, fields: Mapping[str, Any]) -> None:
 
 def build_graders(spec: Eval) -> list[InstantGrader | WaitingGrader]:
     """Build all graders of an eval, ready to be opened."""
-    return [_build(place.block, Origin(spec, place.where)) for place in grader_places(spec)]
+    return [
+        Votes(place.block, Origin(spec, place.where)) if place.votes else _build(place.block, Origin(spec, place.where))
+        for place in grader_places(spec)
+    ]
 
 
 def _build(block: GraderBlock, origin: Origin) -> InstantGrader | WaitingGrader:

@@ -60,13 +60,7 @@ def _read_schema(block: JsonSchemaGrader, origin: Origin) -> dict[str, Any]:
     if block.json_schema is not None:
         return block.json_schema
     assert block.schema_file is not None
-    try:
-        schema = msgspec.json.decode(origin.read(block.schema_file))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise origin.error(f"{block.schema_file} is not a JSON Schema: {error}") from error
-    if not isinstance(schema, dict):
-        raise origin.error(f"{block.schema_file} is not a JSON Schema: it is not an object")
-    return schema
+    return origin.read_schema(block.schema_file)
 
 
 def _refuse_retrieval(uri: str) -> dict[str, Any] | bool:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from holdfast.graders.judge_model import JudgeModel, JudgeSession
-from holdfast.graders.replies import SHARE, Unreadable, boundary, read_score
+from holdfast.canonical import digest
+from holdfast.errors import AttemptError, Fault
+from holdfast.graders.judge_model import JudgeModel, JudgeSession, is_refusal
+from holdfast.graders.replies import SHARE, Unreadable, boundary, read_checks, read_score
 from holdfast.graders.text import render_text
 from holdfast.graders.tool_calls import calls_in_messages
 from holdfast.graders.types import Verdict, WaitingGrader, message_text
 from holdfast.spec.grader_schema import PromptGrader
-from holdfast.spec.load_graders import with_judge, with_rubric
+from holdfast.spec.load_graders import with_judges, with_rubric
 from holdfast.spec.providers import identity_of_model
 from holdfast.targets.prices import Prices
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.document import Document, Location
     from holdfast.spec.origin import Origin
+    from holdfast.targets.batches import Batches
     from holdfast.targets.types import Reply
 
 _FORM = '{"reason": "<one or two sentences>", "score": <a number from LOWEST to HIGHEST>}'
@@ -48,6 +51,35 @@ _SCORE_SCHEMA: Final = {
 _CHECKING = f"""\
 You check an answer. For every single thing you check, call set_waza_grade_pass or set_waza_grade_fail once; your \
 verdict consists of these calls alone. {_MATERIAL}"""
+
+_CHECKS_FORM: Final = (
+    '{"checks": [{"description": "<what was checked>", "reason": "<one sentence>", "passed": <true or false>}, …]}'
+)
+_LISTING = f"""\
+You check an answer. For every single thing you check, add one entry to a list. Where you are told to call \
+set_waza_grade_pass or set_waza_grade_fail, add an entry that passed or failed instead. {_MATERIAL}
+Reply with one JSON object and nothing else: {_CHECKS_FORM}"""
+
+_CHECKS_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "checks": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "description": {"type": "string"},
+                    "reason": {"type": "string"},
+                    "passed": {"type": "boolean"},
+                },
+                "required": ["description", "reason", "passed"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["checks"],
+    "additionalProperties": False,
+}
 
 PASS, FAIL = "set_waza_grade_pass", "set_waza_grade_fail"
 _TOOLS: Final = [
@@ -80,7 +112,8 @@ class Judge(WaitingGrader):
 
     def __init__(self, block: PromptGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        self._model = JudgeModel(block, Prices(block.model or "", origin.spec.prices), origin.where())
+        assert isinstance(block.model, str)
+        self._model = JudgeModel(block, Prices(block.model, origin.spec.prices), origin.where())
         self._with_opening = origin.spec.prompt is None
         """what stands before the prompt is a part of the conversation, and no example"""
 
@@ -90,17 +123,23 @@ class Judge(WaitingGrader):
     ) -> PromptGrader:
         """Read the rubric's file, and take the model and endpoint of the target where none is named."""
         block = with_rubric(block, document, location, folder, problems)
-        return with_judge(block, document, location, problems)
+        return with_judges(block, document, location, problems)
 
     @classmethod
     def identity(cls, block: PromptGrader, origin: Origin) -> dict[str, Any]:
-        """Leave out where the judge is asked."""
+        """Leave out where the judge is asked. Several judges are identified by their votes."""
+        if block.seats:
+            return {"type": "prompt", "votes": [digest(cls.identity(seat, origin)) for seat in block.seats]}
         return identity_of_model(block.identity(), block)
 
     @classmethod
     def threshold(cls, block: PromptGrader) -> float:
         """Return 0.5 for a score that the judge gives, and 1 for a share of checks that passed."""
         return 0.5 if block.prompt is None else 1.0
+
+    def use_batches(self, batches: Batches) -> None:
+        """Ask in batches."""
+        self._model.use_batches(batches, self.block.name)
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()
@@ -148,6 +187,37 @@ class Judge(WaitingGrader):
         task = render_text(self.block.prompt, case.fields())
         rubric = None if self.block.rubric is None else render_text(self.block.rubric, case.fields())
         question = f"{task}\n\n{self._marked(case, rubric=rubric, task=task)}"
+        if self._model.takes_tools is False:
+            return await self._listed(question)
+        try:
+            verdict = await self._called(question)
+        except (AttemptError, Fault) as error:
+            if self._model.takes_tools or not is_refusal(error):
+                raise
+            verdict = await self._listed(question)  # raises its own error where the tools were not the reason
+            self._model.takes_tools = False
+        else:
+            self._model.takes_tools = True
+        return verdict
+
+    async def _listed(self, question: str) -> Verdict:
+        """Ask a judge that cannot call tools, for a list of checks."""
+        session = JudgeSession(self._model, _messages(_LISTING, question), schema=_CHECKS_SCHEMA)
+        reply = await session.ask()
+        try:
+            passes, fails = read_checks(reply.text)
+        except Unreadable as unreadable:
+            correction = f"Your reply {unreadable}\nReply again, with one JSON object and nothing else: {_CHECKS_FORM}"
+            session.say({"role": "user", "content": correction})
+            reply = await session.ask()
+            try:
+                passes, fails = read_checks(reply.text)
+            except Unreadable as again:
+                raise session.unreadable(str(again)) from again
+        return self._share(passes, fails, reply, session)
+
+    async def _called(self, question: str) -> Verdict:
+        """Ask a judge that calls a tool for each check."""
         session = JudgeSession(self._model, _messages(_CHECKING, question), tools=_TOOLS)
         passes, fails, reply = await self._round(session)
         if not passes and not fails:
@@ -156,6 +226,9 @@ class Judge(WaitingGrader):
             passes, fails, reply = await self._round(session)
         if not passes and not fails:
             raise session.unreadable(f"called neither {PASS} nor {FAIL}: {reply.text[:200]!r}")
+        return self._share(passes, fails, reply, session)
+
+    def _share(self, passes: list[str], fails: list[str], reply: Reply, session: JudgeSession) -> Verdict:
         details = {"judge": self._model.name, "passed": passes, "failed": fails, "reply": reply.text}
         return Verdict(len(passes) / (len(passes) + len(fails)), "; ".join(fails), details, session.usage)
 
@@ -180,9 +253,12 @@ class Judge(WaitingGrader):
         messages = case.output.messages if self._with_opening else case.output.conversation
         texts = [(str(m.get("role")), message_text(m)) for m in messages]
         answer = case.output.output
-        code = boundary(task, rubric or "", answer, *(text for _, text in texts))
+        reasoning = case.reasoning if self.block.transcript == "reasoning" else ""
+        code = boundary(task, rubric or "", answer, *filter(None, [reasoning]), *(text for _, text in texts))
         if self.block.transcript == "all":
             answer = "\n\n".join(f"[{role} {code}]\n{text}" for role, text in texts)
+        elif reasoning:
+            answer = f"[reasoning {code}]\n{reasoning}\n\n[reply {code}]\n{answer}"
         marked = "" if rubric is None else f"<rubric-{code}>\n{rubric}\n</rubric-{code}>\n\n"
         return f"{marked}<answer-{code}>\n{answer}\n</answer-{code}>"
 

@@ -4,31 +4,45 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from holdfast.errors import AttemptError
+from msgspec.structs import replace
+
+from holdfast.errors import AttemptError, Fault
 from holdfast.targets.model import Model
 
 if TYPE_CHECKING:
     from holdfast.spec.grader_schema import PromptGrader
     from holdfast.store.records import Usage
+    from holdfast.targets.batches import Batches
     from holdfast.targets.prices import Prices
     from holdfast.targets.types import Message, Reply
 
 DEFAULT_LIMIT: Final = 4096
 """tokens of a judge's reply where `params` sets no limit: room to reason, and an end for a model that finds none"""
-_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
+_OTHER_NAME: Final = "max_completion_tokens"
+_REFUSALS: Final = (400, 404, 405, 415, 422, 501)
+"""statuses of a server that does not know a field of the request"""
 
 
 class JudgeModel:
     """A judge's model, used by many gradings at once. Remembers which request fields its server rejects."""
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
-        assert block.model is not None
+        assert isinstance(block.model, str)
         self.name = block.model
         self._model = Model.of(block, prices, where)
-        self._limit: dict[str, int] = (
-            {} if any(name in block.params for name in _LIMITS) else {_LIMITS[0]: DEFAULT_LIMIT}
+        self._limit: dict[str, Any] = (
+            {} if any(name in block.params for name in _LIMITS) else {"max_tokens": DEFAULT_LIMIT}
         )
+        """how a reply is limited: by the field of the request, which each API names in its own way, by a parameter, or
+        not at all"""
         self._form: str | None = None if "response_format" in block.params else "untried"
+        self.takes_tools: bool | None = None
+        """None: untried"""
+
+    def use_batches(self, batches: Batches, grader: str) -> None:
+        """Ask in batches, for a grader of this name."""
+        self._model.use_batches(batches, grader)
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()
@@ -42,13 +56,10 @@ class JudgeModel:
         more: dict[str, Any] = {} if tools is None else {"tools": tools}
         if schema is None or self._form is None:
             return await self._limited(messages, more)
-        structured = {"name": "verdict", "strict": True, "schema": schema}
         try:
-            reply = await self._limited(
-                messages, {**more, "response_format": {"type": "json_schema", "json_schema": structured}}
-            )
-        except AttemptError as error:
-            if self._form == "known" or error.status not in (400, 415, 422, 501):
+            reply = await self._limited(messages, more, schema)
+        except (AttemptError, Fault) as error:
+            if self._form == "known" or not is_refusal(error):
                 raise
             reply = await self._limited(messages, more)  # raises its own error where the form was not the reason
             self._form = None
@@ -56,23 +67,35 @@ class JudgeModel:
             self._form = "known"
         return reply
 
-    async def _limited(self, messages: list[Message], more: dict[str, Any]) -> Reply:
+    async def _limited(
+        self, messages: list[Message], more: dict[str, Any], schema: dict[str, Any] | None = None
+    ) -> Reply:
+        async def ask(limit: dict[str, Any]) -> Reply:
+            by_name = {key: value for key, value in limit.items() if key == _OTHER_NAME}
+            request = self._model.request(messages, {**more, **by_name}, schema=schema)
+            return await self._model.ask(replace(request, max_tokens=limit.get("max_tokens")))
+
         limit = self._limit
         try:
-            return await self._model.complete(messages, {**more, **limit})
-        except AttemptError as error:
+            return await ask(limit)
+        except (AttemptError, Fault) as error:
             if not limit or error.status not in (400, 422) or not _names_limit(error.message):
                 raise
-            other = {_LIMITS[1]: DEFAULT_LIMIT} if _LIMITS[1] in error.message and _LIMITS[0] in limit else {}
+            other = {_OTHER_NAME: DEFAULT_LIMIT} if _OTHER_NAME in error.message and _OTHER_NAME not in limit else {}
             try:
-                reply = await self._model.complete(messages, {**more, **other})
-            except AttemptError as again:
+                reply = await ask(other)
+            except (AttemptError, Fault) as again:
                 if not other or again.status not in (400, 422) or not _names_limit(again.message):
                     raise
                 other = {}  # the context is too short for it under either name
-                reply = await self._model.complete(messages, more)
+                reply = await ask(other)
             self._limit = other
             return reply
+
+
+def is_refusal(error: AttemptError | Fault) -> bool:
+    """Return True for an error by which a server may say that it does not know a field of the request."""
+    return error.status in _REFUSALS
 
 
 def _names_limit(message: str) -> bool:

@@ -108,10 +108,11 @@ class PythonCheck(WaitingGrader):
 
     def _offered(self, case: Case, fields: dict[str, Any]) -> dict[str, Any]:
         text = case.text(self.block)
+        messages = case.messages_with_reasoning if self.block.transcript == "reasoning" else case.messages
         offered = {
             "output": text,
             "sample": fields,
-            "messages": [dict(message) for message in case.messages],
+            "messages": [dict(message) for message in messages],
             "solution_str": text,
             "extra_info": fields,
         }

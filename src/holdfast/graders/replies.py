@@ -143,6 +143,23 @@ def boundary(*texts: str) -> str:
     return digest(list(texts)).removeprefix("sha256:")[:16]
 
 
+def read_checks(reply: str) -> tuple[list[str], list[str]]:
+    """Return the checks that passed and those that failed, each with its reason; raises Unreadable."""
+    lists = [value["checks"] for _, _, value in json_objects(without_thoughts(reply)) if "checks" in value]
+    checks = lists[0] if len(lists) == 1 else None
+    if not isinstance(checks, list) or not checks or not all(_is_check(check) for check in checks):
+        raise Unreadable(f"gave no JSON object with `checks`: {reply[:200]!r}")
+    verdicts: dict[bool, list[str]] = {True: [], False: []}
+    for check in checks:
+        texts = (str(check.get("description") or ""), str(check.get("reason") or ""))
+        verdicts[check["passed"]].append(": ".join(filter(None, texts)))
+    return verdicts[True], verdicts[False]
+
+
+def _is_check(check: Any) -> bool:
+    return isinstance(check, dict) and isinstance(check.get("passed"), bool)
+
+
 def read_choice(reply: str, key: str, choices: tuple[str, ...]) -> tuple[str, str]:
     """Return the judge's choice under a key of its JSON object, and its reason; raises Unreadable."""
     text = without_thoughts(reply)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
-from holdfast.dialects.reading import visible
+from holdfast.dialects.reading import reasoning_text, visible
 from holdfast.store.records import content_text
 
 if TYPE_CHECKING:
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Stale
     from holdfast.errors import Problem
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.grader_schema import GraderBlock, TextBlock
+    from holdfast.spec.grader_schema import GraderBlock, PythonGrader, TextBlock
     from holdfast.spec.origin import Origin
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
+    from holdfast.targets.batches import Batches
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -51,9 +52,9 @@ class Case(msgspec.Struct, frozen=True):
     blobs: Blobs | None = None
     """the contents of `output.files`"""
 
-    def text(self, block: TextBlock) -> str:
+    def text(self, block: TextBlock | PythonGrader) -> str:
         """Return the text to grade: the last reply, or with `transcript: all` all replies so far."""
-        if block.transcript == "last":
+        if block.transcript != "all":
             return self.output.output
         texts = [message_text(message) for message in self.output.conversation if message.get("role") == "assistant"]
         if not texts or texts[-1] != self.output.output:
@@ -64,6 +65,21 @@ class Case(msgspec.Struct, frozen=True):
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as graders see it: without reasoning, and without what only the model's server can read."""
         return visible(self.output.messages)
+
+    @property
+    def reasoning(self) -> str:
+        """The model's reasoning in the last turn; empty where its server reports none."""
+        messages = self.output.messages
+        start = max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+        return "\n\n".join(filter(None, map(reasoning_text, messages[start + 1 :])))
+
+    @property
+    def messages_with_reasoning(self) -> list[dict[str, Any]]:
+        """The conversation as graders see it, with the model's reasoning as text."""
+        return [
+            {**shown, "reasoning": text} if (text := reasoning_text(message)) else shown
+            for shown, message in zip(self.messages, self.output.messages, strict=True)
+        ]
 
     def fields(self) -> dict[str, Any]:
         """Return the variables of a grader's templates: the row's fields, `output` and `messages`."""
@@ -127,6 +143,9 @@ class Grader:
     def totals(cls, block: Any, counts: Sequence[int]) -> dict[str, float]:
         """Return numbers about the whole run from the sums of its verdicts' `counts`."""
         return {}
+
+    def use_batches(self, batches: Batches) -> None:
+        """Take what makes requests in batches, before the grader is opened, if the run has any."""
 
     async def __aenter__(self) -> Self:
         """Open connections and start processes, once per run."""

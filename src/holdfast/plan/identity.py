@@ -159,6 +159,8 @@ def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> 
                 threshold(place.block),
                 place.block.measures,
                 None if other is None else digest(other),
+                place.votes,
+                place.combine,
             )
         )
     return tuple(slots), identities

@@ -12,6 +12,7 @@ from holdfast.canonical import digest
 from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import format_count
 from holdfast.plan.keys import generation_key, grade_key, work_digests
+from holdfast.plan.votes import combine_votes
 from holdfast.store.records import apply_threshold
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset, Sample, Survey
     from holdfast.data.panels import Panel
     from holdfast.plan.reuse import Borrowed
-    from holdfast.spec.grader_schema import Measure
+    from holdfast.spec.grader_schema import Combine, Measure
     from holdfast.store.index import Index, Moment, OutputRef, VerdictRef
     from holdfast.store.manifest import Manifest
     from holdfast.store.records import GradeStatus
@@ -39,6 +40,9 @@ class Slot(NamedTuple):
     """what the grader looks at beside the conversation"""
     revised: str | None = None
     """the fingerprint of a Python grader for rows that it reads differently than earlier versions did"""
+    votes: tuple[int, ...] = ()
+    """the slots whose verdicts it combines, instead of having one of its own"""
+    combine: Combine = "mean"
 
     def fails(self, status: GradeStatus, score: float | None) -> bool:
         """Return True if a verdict fails by the present threshold."""
@@ -129,6 +133,8 @@ class Work(msgspec.Struct, frozen=True):
     def grade_keys(self, key: str, ref: OutputRef, number: int, panel: Panel) -> tuple[str, ...]:
         """Return the keys of a slot's verdict on an output; none if the conversation ended before the slot's turn."""
         slot, reread = self.slots[number], number in panel.reread
+        if slot.votes:
+            return ()
         if slot.turn is None and not slot.measures:  # the common case, which needs only the digest of the output
             return tuple([grade_key(key, ref.digest, each) for each in slot.identified(reread=reread)])
         moment = ref.at(slot.turn)
@@ -139,14 +145,21 @@ class Work(msgspec.Struct, frozen=True):
     ) -> Iterator[tuple[int, VerdictRef | None]]:
         """Yield the slots that grade an output with their verdicts, up to a checkpoint that ended the conversation."""
         stopped: int | None = None
+        votes: dict[int, VerdictRef | None] = {}
         for number in panel.graders:
             slot = self.slots[number]
             if stopped is not None and slot.turn != stopped:
                 return
-            keys = self.grade_keys(key, ref, number, panel)
-            if not keys:
-                continue
-            verdict = find_verdict(keys, recorded)
+            if slot.votes:
+                reached = [votes[vote] for vote in slot.votes if vote in votes]
+                if not reached:
+                    continue
+                verdict = combine_votes(reached, slot.combine, slot.threshold)
+            else:
+                keys = self.grade_keys(key, ref, number, panel)
+                if not keys:
+                    continue
+                verdict = votes[number] = find_verdict(keys, recorded)
             yield number, verdict
             if slot.stops and verdict is not None and slot.fails(verdict.status, verdict.score):
                 stopped = slot.turn
@@ -156,7 +169,7 @@ class Work(msgspec.Struct, frozen=True):
         return tuple(
             number
             for number, verdict in self.verdicts(key, ref, recorded, panel)
-            if verdict is None or verdict.status == "error"
+            if (verdict is None or verdict.status == "error") and not self.slots[number].votes
         )
 
     def stop_digest(self, turn: int, panel: Panel) -> str:
@@ -183,7 +196,10 @@ class Work(msgspec.Struct, frozen=True):
     def _stop_digest(self, turn: int, *, revised: bool) -> str:
         return digest(
             [
-                [slot.revised if revised and slot.revised is not None else slot.fingerprint, slot.threshold]
+                [
+                    slot.revised if revised and slot.revised is not None else slot.fingerprint,
+                    [slot.threshold, slot.combine] if slot.votes else slot.threshold,
+                ]
                 for _, slot in self._stopping(turn)
             ]
         )

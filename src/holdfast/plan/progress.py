@@ -80,6 +80,8 @@ class Progress(msgspec.Struct):
     rate_limits: dict[str, RateLimit] = {}
     """by whose requests wait: `target`, or a grader's name"""
     limit: int = 0
+    batches: list[str] = []
+    """batches that trials or grades wait for, in words"""
     _at_work: int = 0
     _busy: float = 0.0
     _busy_since: float = 0.0
@@ -140,6 +142,11 @@ class Progress(msgspec.Struct):
             limited.since, limited.reported = time.monotonic(), False
         else:
             del self.rate_limits[where]
+
+    @property
+    def busy(self) -> bool:
+        """True while a trial or a grade is at work; one that waits for a batch is not."""
+        return self._at_work > 0
 
     @property
     def busy_seconds(self) -> float:

@@ -32,20 +32,20 @@ class RowsTally:
         """outputs that each grader is to look at"""
         self._applies = [False] * len(places)
 
-    def add(self, panel: Panel, outputs: int, trials: Sequence[JudgedOutput]) -> None:
-        """Add the trials of one row, of which `outputs` have an output."""
+    def add(self, panel: Panel, outputs: int, trials: Sequence[JudgedOutput], cluster: int | None = None) -> None:
+        """Add the trials of one row, of which `outputs` have an output; `cluster` numbers the cluster of the row."""
         self.samples += 1
         for grader in panel.graders:
             self._applies[grader] = True
             self.looked_at[grader] += outputs
             verdicts = [trial.verdicts.get(grader) for trial in trials]
-            self._tallies[grader].add([(each.status, each.score) for each in verdicts if each is not None])
+            self._tallies[grader].add([(each.status, each.score) for each in verdicts if each is not None], cluster)
             for verdict in verdicts:
                 if verdict is not None and verdict.recorded is not None and verdict.recorded.counts is not None:
                     counts = verdict.recorded.counts
                     sums = self._counts.get(grader, [0] * len(counts))
                     self._counts[grader] = [total + count for total, count in zip(sums, counts, strict=True)]
-        self.overall.add([(trial.status, trial.score) for trial in trials if trial.status != "error"])
+        self.overall.add([(trial.status, trial.score) for trial in trials if trial.status != "error"], cluster)
 
     def decided(self, grader: int) -> int:
         """Return the number of trials with a verdict of a grader."""

@@ -7,6 +7,7 @@ rubric would show as a difference between the models.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,10 +15,10 @@ import msgspec
 from holdfast.display.notebook import html_table, html_text
 from holdfast.errors import UsageError
 from holdfast.plan.changes import grader_alone, grader_changes, identity_changes
-from holdfast.report.paired import Difference, gaps, holm, mcnemar, paired_difference, sign_flip
+from holdfast.report.paired import Difference, cluster_sums, gaps, holm, mcnemar, paired_difference, sign_flip
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from holdfast.report.run_view import RunView
     from holdfast.store.manifest import Identity
@@ -53,6 +54,8 @@ class ScoredRun:
     """the outputs' keys by sample"""
     by: dict[str, dict[str, str]] = field(default_factory=dict)
     """by field of the rows: the value of each sample, where the report was broken down by that field"""
+    clusters: dict[str, str] = field(default_factory=dict)
+    """the cluster of each sample, where the report was made with clusters"""
     totals: Scores = field(default_factory=dict)
     """the trials' own scores: the weighted mean over their graders"""
 
@@ -79,6 +82,8 @@ def read_scores(view: RunView) -> ScoredRun:
         run.keys.setdefault(trial.sample, []).append(trial.key)
         for name, value in ({} if isinstance(trial.by, msgspec.UnsetType) else trial.by).items():
             run.by.setdefault(name, {})[trial.sample] = value
+        if not isinstance(trial.cluster, msgspec.UnsetType):
+            run.clusters[trial.sample] = trial.cluster
         if trial.status in ("passed", "failed"):
             run._add(OVERALL, trial.sample, float(trial.status == "passed"), trial.status)
             if trial.score is not None:
@@ -113,6 +118,10 @@ def changed_graders(first: ScoredRun, second: ScoredRun) -> dict[str, list[str]]
     changes = {
         name: grader_changes(grader_alone(ours[name]), grader_alone(theirs[name])) for name in ours if name in theirs
     }
+    for name in changes:
+        combines = [run.metrics.graders[name].combine for run in (first, second) if name in run.metrics.graders]
+        if len(set(combines)) > 1:
+            changes[name].append(f"combine {combines[0]} → {combines[1]}")
     return {name: differences for name, differences in changes.items() if differences}
 
 
@@ -274,7 +283,9 @@ def compare_scores(first: ScoredRun, second: ScoredRun) -> Comparison:
             remedy="Comparisons are paired by sample id: both runs need the same dataset.",
         )
     names = shared_names(first, second)
-    rows = [row for name in names if (row := compare_metric(name, first.scores[name], second.scores[name])) is not None]
+    clusters = shared_clusters(first, second)
+    compared = (compare_metric(name, first.scores[name], second.scores[name], clusters) for name in names)
+    rows = [row for row in compared if row is not None]
     changed = changed_graders(first, second)
     if not rows:
         details = "".join(f"; `{name}` differs: {', '.join(changes)}" for name, changes in changed.items())
@@ -314,7 +325,7 @@ def _breakdown(name: str, first: ScoredRun, second: ScoredRun, metrics: Sequence
     for value, samples in members.items():
         for metric in metrics:
             ours, theirs = (_only(run.scores[metric], samples) for run in (first, second))
-            if (row := compare_metric(metric, ours, theirs)) is not None:
+            if (row := compare_metric(metric, ours, theirs, shared_clusters(first, second))) is not None:
                 rows.append((value, row))
     compared: dict[str, list[Compared]] = {}
     for (value, _), row in zip(rows, _adjusted([row for _, row in rows]), strict=True):
@@ -327,19 +338,28 @@ def _breakdown(name: str, first: ScoredRun, second: ScoredRun, metrics: Sequence
     )
 
 
+def shared_clusters(first: ScoredRun, second: ScoredRun) -> dict[str, str]:
+    """Return the cluster of each sample: the one that the first run recorded, else that of the second."""
+    return {**second.clusters, **first.clusters}
+
+
 def _only(scores: Scores, samples: Sequence[str]) -> Scores:
     return {sample: scores[sample] for sample in samples if sample in scores}
 
 
-def compare_metric(name: str, ours: Scores, theirs: Scores) -> Compared | None:
+def compare_metric(
+    name: str, ours: Scores, theirs: Scores, clusters: Mapping[str, str] = MappingProxyType({})
+) -> Compared | None:
     """Compare the scores of two runs on the samples both have, by the test that suits them; None if there are none."""
-    difference = paired_difference(ours, theirs)
+    difference = paired_difference(ours, theirs, clusters=clusters)
     if difference is None:
         return None
     by_sample = gaps(ours, theirs)
     binary = all(score in (0.0, 1.0) for side in (ours, theirs) for sample in by_sample for score in side[sample])
     single = all(len(side[sample]) == 1 for side in (ours, theirs) for sample in by_sample)
-    if binary and single:
+    if clusters:
+        p_value, test = sign_flip(cluster_sums(by_sample, clusters)), "sign-flip permutation of clusters"
+    elif binary and single:
         p_value = mcnemar(sum(gap > 0 for gap in by_sample.values()), sum(gap < 0 for gap in by_sample.values()))
         test = "McNemar, exact"
     else:

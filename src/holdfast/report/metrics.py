@@ -16,6 +16,7 @@ import msgspec
 from holdfast.data.dataset import dataset_changed
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import verdict_key
+from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
 from holdfast.report.breakdown import RowsTally
 from holdfast.report.notices import without_verdicts
@@ -95,6 +96,8 @@ class _Report:
             field: [(value, RowsTally(self._places, spec.trials)) for value in groupings[field].values]
             for field in spec.by
         }
+        self._agreement = {number: AgreementTally() for number, place in enumerate(self._places) if place.votes}
+        self._clusters = None if spec.cluster is None else groupings[spec.cluster]
         self._usage, self._judges = UsageTally(), UsageTally()
         self._seconds = array("d")
         self._outputs = self._graded = 0
@@ -103,14 +106,18 @@ class _Report:
         """A line of results.json for every trial, counting on the way."""
         encode = msgspec.json.Encoder().encode
         texts = TextReader()
+        clusters = [] if self._clusters is None else self._clusters.values
         seen = 0
         try:
             for position, sample in enumerate(self._identified.dataset):
                 if bytes.fromhex(sample.digest[7:]) != self._identified.survey.digest_at(position):
                     raise dataset_changed(sample.where)
                 by = {field: values[number][0] for field, values, number in self._values_at(position)}
+                place = self._cluster_at(position)
+                cluster = msgspec.UNSET if place is None else clusters[place]
                 for trial in self._trials_of(position):
-                    yield encode(self._entry(sample.id, trial, texts, by))
+                    entry = self._entry(sample.id, trial, texts, by)
+                    yield encode(msgspec.structs.replace(entry, cluster=cluster))
                 seen += 1
             if seen != self._identified.survey.count:
                 raise dataset_changed(", ".join(self._identified.dataset.source))
@@ -121,6 +128,10 @@ class _Report:
         """Count alone, for which no row and no transcript is read."""
         for position in range(self._identified.survey.count):
             self._trials_of(position)
+
+    def _cluster_at(self, position: int) -> int | None:
+        """Return the number of the cluster that a row belongs to."""
+        return None if self._clusters is None else self._clusters.number_at(position)
 
     def _values_at(self, position: int) -> Iterator[tuple[str, list[tuple[str, RowsTally]], int]]:
         """Yield each field of `by` with its values, and the number of the value that a row has."""
@@ -153,9 +164,10 @@ class _Report:
         trials = [self._trial(number, key, panel) for number, key in zip(self._numbers, keys, strict=True)]
         outputs = sum(trial.ref is not None for trial in trials)
         judged = [trial.judged for trial in trials]
-        self._whole.add(panel, outputs, judged)
+        cluster = self._cluster_at(position)
+        self._whole.add(panel, outputs, judged, cluster)
         for _, values, value in self._values_at(position):
-            values[value][1].add(panel, outputs, judged)
+            values[value][1].add(panel, outputs, judged, cluster)
         if self._benchmark is not None:
             self._benchmark.add(position, panel, trials)
         self._graded += sum(each.status != "error" for each in judged)
@@ -172,6 +184,8 @@ class _Report:
         for verdict in judged.verdicts.values():
             if verdict is not None and verdict.recorded is not None and verdict.recorded.usage is not None:
                 self._judges.add(verdict.recorded.usage)
+        for grader, tally in self._agreement.items():
+            tally.add([judged.verdicts.get(vote) for vote in self._places[grader].votes])
         return _Trial(number, key, ref, judged)
 
     def _by_grader(self, *, so_far: bool) -> dict[str, GraderMetrics]:
@@ -182,6 +196,7 @@ class _Report:
                 whole.grader_metrics(number),
                 rows=None if place.block.where is None else rows[number],
                 ungraded=whole.looked_at[number] - whole.decided(number) if so_far else None,
+                agreement=self._agreement[number].summary() if place.votes else None,
                 **rules[place.name]._asdict(),
             )
             for number, place in enumerate(self._places)
@@ -217,6 +232,7 @@ class _Report:
             graders=graders,
             overall=overall,
             by={field: {value: tally.value_metrics() for value, tally in values} for field, values in self._by.items()},
+            cluster=spec.cluster,
             benchmark=None if self._benchmark is None else self._benchmark.metrics(),
             notices=notices,
             usage=self._usage.summary(),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.display.types import Result
-from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting
 
 if TYPE_CHECKING:
     from holdfast.plan.plan import Plan
@@ -26,7 +26,7 @@ class Outcome(msgspec.Struct, frozen=True):
     metrics: Metrics | None
     """None when the run is not finished"""
     spent: Spent | None
-    reason: Fault | BudgetReached | Interrupted | None = None
+    reason: Fault | BudgetReached | Interrupted | Waiting | None = None
     """why it stopped before all was done"""
     already: bool = False
     """it was finished before we came"""
@@ -44,9 +44,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """As documented: 0 finished, 1 gate not met, 3 not finished, 130/143 interrupted."""
+        """As documented: 0 finished, 1 gate not met, 3 not finished, 5 waiting, 130/143 interrupted."""
         if isinstance(self.reason, Interrupted):
             return self.reason.exit_code
+        if isinstance(self.reason, Waiting):
+            return 5
         if self.metrics is None:
             ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
             reported = self.finisher is not None and self.rundir.finished
@@ -64,13 +66,16 @@ class Outcome(msgspec.Struct, frozen=True):
                 reason = "budget"
             case Fault():
                 reason = "fault"
+            case Waiting():
+                reason = "waiting"
             case None if self.metrics is not None:
                 reason = "gate" if self.missed_gates else "finished"
             case None:
                 reason = "errors" if self.exit_code else "ungraded"
         message = "; ".join(self.missed_gates) or None
         if self.reason is not None:
-            message = self.reason.message if isinstance(self.reason, BudgetReached) else str(self.reason)
+            plain = isinstance(self.reason, BudgetReached | Waiting)
+            message = self.reason.message if plain else str(self.reason)
         return Result(
             exit_code=self.exit_code,
             reason=reason,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.report.stats import Z95, t95
@@ -46,19 +47,40 @@ def gaps(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[flo
     }
 
 
-def paired_difference(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> Difference | None:
-    """The mean over samples of their differences, with Student's 95 % interval; None if no sample is shared."""
-    differences = list(gaps(first, second).values())
+def paired_difference(
+    first: Mapping[str, Sequence[float]],
+    second: Mapping[str, Sequence[float]],
+    *,
+    clusters: Mapping[str, str] = MappingProxyType({}),
+) -> Difference | None:
+    """The mean over samples of their differences, with Student's 95 % interval; None if no sample is shared.
+
+    `clusters` names the cluster of samples that belong together, whose differences are not independent.
+    """
+    by_sample = gaps(first, second)
+    differences = list(by_sample.values())
     if not differences:
         return None
     mean = _mean(differences)
-    spread = math.fsum((gap - mean) ** 2 for gap in differences) / max(1, len(differences) - 1)
-    if spread == 0:
+    parts = cluster_sums({sample: gap - mean for sample, gap in by_sample.items()}, clusters)
+    spread = math.fsum(part**2 for part in parts) * len(parts) / max(1, len(parts) - 1)
+    if len(parts) == 1 or spread == 0:
         return Difference(len(differences), mean, None, None, None)  # no spread was seen, which is not certainty
-    stderr = math.sqrt(spread / len(differences))
-    half = t95(len(differences) - 1) * stderr
+    stderr = math.sqrt(spread) / len(differences)
+    half = t95(len(parts) - 1) * stderr
     # Scores are from 0 to 1. With few samples, Student's interval would promise differences that cannot be.
     return Difference(len(differences), mean, max(-1.0, mean - half), min(1.0, mean + half), stderr)
+
+
+def cluster_sums(values: Mapping[str, float], clusters: Mapping[str, str]) -> list[float]:
+    """The sum of the values of each cluster. A sample without a cluster is one of its own."""
+    if not clusters:
+        return list(values.values())
+    sums: dict[tuple[bool, str], list[float]] = {}
+    for sample, value in values.items():
+        known = sample in clusters
+        sums.setdefault((known, clusters[sample] if known else sample), []).append(value)
+    return [math.fsum(part) for part in sums.values()]
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

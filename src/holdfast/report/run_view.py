@@ -274,7 +274,8 @@ class RunView:
         """
         if self.metrics is None:
             return False
-        verdicts = sum(each.passed + each.failed + each.skipped for each in self.metrics.graders.values())
+        graders = [each for each in self.metrics.graders.values() if each.combine is None]  # else there is no line
+        verdicts = sum(each.passed + each.failed + each.skipped for each in graders)
         errors = b',"status":"error",'  # in no text: quotation marks in texts are escaped
         return sum(count_lines(path, errors) for path in self.rundir.journals("grades")) == verdicts
 
@@ -376,7 +377,16 @@ class RunView:
         if place.block.type == "python" and (identity := self.manifest.identity.graders.get(place.name)):
             plain = grader_alone(identity)
             fingerprint, other = digest(plain), digest(revise(plain))
-        return Slot(fingerprint, place.turn, place.stops, threshold(place.block), place.block.measures, other)
+        return Slot(
+            fingerprint,
+            place.turn,
+            place.stops,
+            threshold(place.block),
+            place.block.measures,
+            other,
+            place.votes,
+            place.combine,
+        )
 
     def _add_earlier_keys(self, records: _Records) -> None:
         for key, ref in records.outputs.items() if any(slot.measures for slot in self.work.slots) else ():
@@ -429,11 +439,13 @@ class RunView:
 
     def _graded(self, ref: OutputRef, key: str, verdicts: Container[str], panel: Panel) -> frozenset[int]:
         """Return the graders that have a verdict on an output under the keys that a panel gives them."""
-        return frozenset(
+        graded = {
             number
             for number in range(len(self.places))
             if any(each in verdicts for each in self.work.grade_keys(key, ref, number, panel))
-        )
+        }
+        combined = {number for number, place in enumerate(self.places) if graded.intersection(place.votes)}
+        return frozenset(graded | combined)
 
     def _errors(self) -> dict[str, str]:
         """Return the last failure of the target, by trial."""
@@ -450,16 +462,33 @@ class RunView:
         output = read_output(ref)
         recorded = records.verdicts
         panel, judged = self.judge(output.key, ref, conditions.panel_for(fields) if fields else None, recorded)
-        grades = []
+        grades: dict[int, Grade] = {}
         for number, verdict in judged.verdicts.items():
             if verdict is not None and verdict.recorded is not None:
-                key = verdict_key(self.work.grade_keys(output.key, ref, number, panel), recorded)
-                assert key is not None
-                place, grade = self.places[number], records.grades[key]
-                grades.append(
-                    msgspec.structs.replace(grade, grader=place.name, status=verdict.status, weight=place.block.weight)
+                place = self.places[number]
+                if place.votes:
+                    grade = _combined([grades[vote] for vote in place.votes if vote in grades], verdict.score)
+                else:
+                    key = verdict_key(self.work.grade_keys(output.key, ref, number, panel), recorded)
+                    assert key is not None
+                    grade = records.grades[key]
+                grades[number] = msgspec.structs.replace(
+                    grade, grader=place.name, status=verdict.status, weight=place.block.weight
                 )
-        return GradedTrial(fields, output, grades, judged.status, judged.score, panel, ref.line)
+        return GradedTrial(fields, output, [*grades.values()], judged.status, judged.score, panel, ref.line)
+
+
+def _combined(votes: list[Grade], score: float | None) -> Grade:
+    """Return the grade that stands for several votes, with what each of them says."""
+    return msgspec.structs.replace(
+        votes[0],
+        grade_key="",
+        score=score,
+        feedback="; ".join(f"{vote.grader}: {vote.feedback}" for vote in votes if vote.feedback),
+        details={"votes": {vote.grader: vote.score for vote in votes}},
+        seconds=sum(vote.seconds for vote in votes),
+        usage=None,
+    )
 
 
 def _named(line: bytes) -> tuple[str, int]:
@@ -482,4 +511,5 @@ def _cause(error: ErrorRecord) -> str:
 
 
 def _with_rule(place: GraderPlace, rule: Rule) -> GraderPlace:
-    return place._replace(block=place.block.model_copy(update=rule._asdict()))
+    values = {name: value for name, value in rule._asdict().items() if name != "combine" or value is not None}
+    return place._replace(block=place.block.model_copy(update=values))

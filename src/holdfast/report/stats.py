@@ -1,4 +1,4 @@
-"""Intervals and pass@k. Pure functions, checked against scipy in the tests."""
+"""Intervals, pass@k and pass^k. Pure functions, checked against scipy in the tests."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ def _t_inside(bound: float, freedom: int) -> float:
 def estimate(sums: Sequence[float], counts: Sequence[int], *, proportion: bool) -> Estimate:
     """The mean score and its interval, from each sample's sum of scores and number of graded trials.
 
-    Trials of one sample are not independent, so the standard error is clustered by sample. A proportion gets Wilson's
+    Trials of one sample are not independent, so the standard error is clustered by sample; where samples belong
+    together, the sums and numbers are those of each cluster of samples. A proportion gets Wilson's
     interval at the effective number of trials (which for one trial per sample is their number); other scores
-    get Student's interval, with one degree of freedom less than there are samples, cut to 0..1.
+    get Student's interval, with one degree of freedom less than there are clusters, cut to 0..1.
     """
     total = sum(counts)
     mean = math.fsum(sums) / total
@@ -97,6 +98,11 @@ def pass_at_k(trials: int, passes: int, k: int) -> float:
     if trials - passes < k:
         return 1.0
     return 1.0 - math.comb(trials - passes, k) / math.comb(trials, k)
+
+
+def pass_all_k(trials: int, passes: int, k: int) -> float:
+    """The chance that all of k trials pass, estimated without bias from `passes` of `trials`."""
+    return math.comb(passes, k) / math.comb(trials, k)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -18,9 +18,9 @@ from rich.text import Text
 
 from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, fits, make_console
-from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted, with_hint
+from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted, Waiting, with_hint
 from holdfast.plan.changes import format_count
-from holdfast.report.compare import changed_graders, compare_metric, read_scores
+from holdfast.report.compare import changed_graders, compare_metric, read_scores, shared_clusters
 from holdfast.report.paired import holm
 from holdfast.report.run_view import RunView
 from holdfast.report.stats import Z95
@@ -91,7 +91,9 @@ def compare_with_best(runs: Mapping[Place, ScoredRun]) -> Comparisons:
                 continue
             if (reason := _incomparable(run, scored[best])) is not None:
                 reasons[place] = f"is not compared with {best[1]}: {reason}"
-            elif (compared := compare_metric("score", run.totals, scored[best].totals)) is not None:
+                continue
+            clusters = shared_clusters(run, scored[best])
+            if (compared := compare_metric("score", run.totals, scored[best].totals, clusters)) is not None:
                 p_values[place] = Against(best[1], compared.p_value, compared.p_value, compared.test)
     adjusted = holm([against.p_value for against in p_values.values()])
     tested = {
@@ -250,7 +252,7 @@ def _problems(outcome: Outcome) -> Iterator[str]:
     yield from failed(outcome.failures, left_out=outcome.metrics is not None)
     if isinstance(outcome.reason, Fault):
         yield f"stopped: {outcome.reason}"
-    elif isinstance(outcome.reason, BudgetReached):
+    elif isinstance(outcome.reason, BudgetReached | Waiting):
         yield outcome.reason.message
     for missed in outcome.missed_gates:
         yield f"gate not met: {missed}"

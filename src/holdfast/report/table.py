@@ -10,11 +10,12 @@ from rich.text import Text
 
 from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, make_console
-from holdfast.errors import BudgetReached, Fault, Interrupted, with_hint
+from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting, with_hint
 from holdfast.report.breakdown_table import breakdown_tables
 from holdfast.report.example import failure_lines
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
+from holdfast.report.waiting import batch_lines
 from holdfast.spec.redact import without_secrets
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
         *(Column(key.replace("_", " "), spare=2) for key in extra),
         # Of all columns pass@1 says the least: it is `passed` by `graded`.
         *(Column(f"pass@{k}", spare=5 if k == 1 else 3 if k == ks[-1] else 4) for k in ks),
+        *(Column(f"pass^{k}", spare=3) for k in ks[-1:]),
     ]
     cells: list[tuple[str | Text, ...]] = [
         (
@@ -100,6 +102,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
             f"{values.n:,}",
             *(f"{getattr(values, key) or 0:,}" for key in extra),
             *(share(values.pass_at.get(k)) for k in ks),
+            *(share(values.pass_all.get(k)) for k in ks[-1:]),
         )
         for name, values in rows.items()
     ]
@@ -127,12 +130,13 @@ def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = Fals
 
 def print_side_by_side(first: Outcome, second: Outcome) -> None:
     """Two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
-    from holdfast.report.compare import read_scores
+    from holdfast.report.compare import read_scores, shared_clusters
     from holdfast.report.paired import paired_difference
     from holdfast.report.run_view import RunView
 
     assert first.metrics is not None and second.metrics is not None
-    ours, theirs = (read_scores(RunView(outcome.rundir)).scores for outcome in (first, second))
+    read = [read_scores(RunView(outcome.rundir)) for outcome in (first, second)]
+    (ours, theirs), clusters = (run.scores for run in read), shared_clusters(*read)
     names = [first.metrics.target, second.metrics.target]
     columns = [
         Column("grader", name=True),
@@ -144,7 +148,7 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
     ]
     rows = []
     for grader, values in first.metrics.graders.items():
-        gap = paired_difference(ours.get(grader, {}), theirs.get(grader, {}))
+        gap = paired_difference(ours.get(grader, {}), theirs.get(grader, {}), clusters=clusters)
         if gap is None:
             continue
         rows.append(
@@ -174,6 +178,8 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         command = with_raised_limit(command, reason)
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
+    for line in batch_lines(outcome.rundir):
+        console.print(line, soft_wrap=True)
     done = plan.total - plan.to_run
     ungraded = f", {plan.to_grade:,} of them without all their grades" if plan.to_grade else ""
     console.print(f"{done:,} of {plan.total:,} trials have an output{ungraded}")
@@ -185,7 +191,9 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         console.print(f"{plan.to_run:,} {lack} no output yet; `holdfast eval` runs them. Grading never does.")
         if reason is None and not plan.to_grade:
             return
-    if reason is None:
+    if isinstance(reason, Waiting):
+        console.print("Collect the results with:")
+    elif reason is None:
         main, *workers = outcome.rundir.journals("errors")
         errors = main if main.exists() or not workers else outcome.rundir.workers / "*" / main.name
         pending = (0 if outcome.skipped_graders else plan.to_grade) + (0 if outcome.grade_only else plan.to_run)

@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from holdfast.report.stats import estimate, pass_at_k
+from holdfast.report.stats import estimate, pass_all_k, pass_at_k
 from holdfast.store.metrics import GraderMetrics
 from holdfast.store.records import Usage
 
@@ -28,22 +28,28 @@ class Tally:
         self._sums, self._counts = array("d"), array("L")
         self._proportion = True
         self._pass_at = [0.0] * trials
+        self._pass_all = [0.0] * trials
         self._pass_samples = [0] * trials
         self.statuses: Counter[GradeStatus] = Counter()
 
-    def add(self, verdicts: Sequence[tuple[GradeStatus, float | None]]) -> None:
-        """The verdicts on all trials of one sample."""
+    def add(self, verdicts: Sequence[tuple[GradeStatus, float | None]], cluster: int | None = None) -> None:
+        """Add the verdicts on all trials of one sample, which may belong to a cluster of samples."""
         scores, passes = [], 0
         for status, score in verdicts:
             self.statuses[status] += 1
             passes += status == "passed"
             if score is not None:
                 scores.append(score)
-        self._sums.append(math.fsum(scores))
-        self._counts.append(len(scores))
+        place = len(self._sums) if cluster is None else cluster
+        missing = place + 1 - len(self._sums)
+        self._sums.extend([0.0] * missing)
+        self._counts.extend([0] * missing)
+        self._sums[place] += math.fsum(scores)
+        self._counts[place] += len(scores)
         self._proportion = self._proportion and _ENDS.issuperset(scores)
         for k in range(1, len(scores) + 1):
             self._pass_at[k - 1] += pass_at_k(len(scores), passes, k)
+            self._pass_all[k - 1] += pass_all_k(len(scores), passes, k)
             self._pass_samples[k - 1] += 1
 
     @property
@@ -71,6 +77,11 @@ class Tally:
             not_reached=self.statuses["not_reached"],
             pass_at={
                 k: self._pass_at[k - 1] / samples for k, samples in enumerate(self._pass_samples, start=1) if samples
+            },
+            pass_all={
+                k: self._pass_all[k - 1] / samples
+                for k, samples in enumerate(self._pass_samples, start=1)
+                if samples and k > 1
             },
         )
 

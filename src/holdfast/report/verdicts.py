@@ -98,4 +98,7 @@ def combine_verdicts(
 
 def grading_rules(spec: Eval) -> dict[str, Rule]:
     """Return the thresholds and weights of an eval's graders, which turn recorded scores into a report."""
-    return {place.name: Rule(threshold(place.block), place.block.weight) for place in grader_places(spec)}
+    return {
+        place.name: Rule(threshold(place.block), place.block.weight, place.combine if place.votes else None)
+        for place in grader_places(spec)
+    }

@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings
+from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, InBatches, Seconds, Strings
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
+Combine = Literal["majority", "mean", "median", "min"]
+"""how the votes of several judges become one verdict"""
 OnTimeout = Literal["fail", "error"]
 """what a check is that takes too long because of the answer: failed, with the score 0, or an error and tried again"""
 
@@ -60,6 +62,10 @@ class GraderBlock(Block):
     def measures(self) -> tuple[Measure, ...]:
         """Measures of the output that the verdict depends on, beside its text: a part of its grades' keys."""
         return ()
+
+    def expanded(self) -> "tuple[GraderBlock, ...]":
+        """Return the graders that the block stands for: itself, after the votes that it combines."""
+        return (self,)
 
     @property
     def program(self) -> tuple[str, ...]:
@@ -280,7 +286,7 @@ class JsonSchemaGrader(GraderBlock):
     templates: ClassVar[tuple[str, ...]] = ()
 
 
-class PythonGrader(TextBlock):
+class PythonGrader(GraderBlock):
     """Calls a Python function with the values that its parameters name."""
 
     type: Literal["python"]
@@ -289,6 +295,9 @@ class PythonGrader(TextBlock):
     expected: str | int | float | bool | None = None
     """Template of the expected value. Default: the row's field of the parameter's name, else its first field among
     `expected`, `answer`, `ground_truth`, `target` and `ideal`."""
+    transcript: Literal["last", "all", "reasoning"] = "last"
+    """What `output` is: the `last` reply, or `all` replies so far, joined by blank lines. With `reasoning` it is the
+    last reply, and `messages` have the model's `reasoning`."""
     params: dict[str, Any] = {}
     """Further keyword arguments."""
     version: str | None = None
@@ -359,22 +368,29 @@ class PromptGrader(GraderBlock):
     prompt: str | None = Field(default=None, min_length=1)
     """Instructions for the judge in your own words, as a template. The judge answers by calling
     `set_waza_grade_pass` and `set_waza_grade_fail`."""
-    model: str | None = None
-    """The judge. Default: the target's model and endpoint."""
+    model: str | Annotated[list[str], Field(min_length=1)] | None = None
+    """The judge, or a list of judges, each of which votes. Default: the target's model and endpoint."""
+    votes: int = Field(default=1, ge=1)
+    """How often each judge is asked about an output."""
+    combine: Combine = "mean"
+    """How several votes become one verdict: the `mean`, the `median` or the `min` of their scores, or `majority`: 1 if
+    more than half of them pass, else 0. Not part of the key."""
     base_url: BaseUrl | None = None
     """URL of the judge, or a list of URLs. `${NAME}` takes it from the environment. Not part of the key."""
     api_key_env: str | None = None
     """Environment variable that holds the judge's API key. Not part of the key."""
     api: Api | None = None
     """API of the judge, as for the target. Default: that of the judge's provider, or the target's."""
-    params: dict[str, Any] = {"temperature": 0}
-    """Parameters sent with each request. A reply has at most 4,096 tokens unless `max_tokens` or
-    `max_completion_tokens` is set here."""
+    batch: InBatches = None
+    """Ask the judge in [batches](batches.md): `true`, or a mapping. Not part of the key."""
+    params: dict[str, Any] = {}
+    """Parameters sent with each request. A reply has at most 4,096 tokens unless a limit is set here."""
     range: tuple[float, float] | None = None
     """Lowest and highest score that the judge may give by the `rubric`, such as `[1, 10]`, mapped to 0 and 1. Default:
     0 to 1."""
-    transcript: Literal["last", "all"] = "last"
-    """What the judge sees: the `last` reply, or `all` of the conversation with its roles."""
+    transcript: Literal["last", "all", "reasoning"] = "last"
+    """What the judge sees: the `last` reply, `all` of the conversation with its roles, or the last reply with the
+    `reasoning` of the model before it."""
     continue_session: bool = False
     """Not supported: a judge never continues the target's session. Use `transcript: all`."""
     mode: Literal["independent", "pairwise"] = "independent"
@@ -383,7 +399,55 @@ class PromptGrader(GraderBlock):
     checks: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
     templates: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
     later: ClassVar[tuple[str, ...]] = ("where", "prompt", "range", "continue_session", "mode", "api")
+    _seats: "tuple[PromptGrader, ...]" = PrivateAttr(default=())
+    _vote: int = PrivateAttr(default=1)
     inherited: ClassVar[tuple[str, ...]] = ("model", "base_url", "api_key_env", "api")
+
+    @property
+    def vote(self) -> int:
+        """Number of this vote among those of the same judge, from 1."""
+        return self._vote
+
+    def with_seats(self, judges: "Iterable[PromptGrader]") -> Self:
+        """Return the grader with its judges, each of which has one model."""
+        seats = []
+        for judge in judges:
+            for number in range(1, self.votes + 1):
+                seat = judge.model_copy(update={"votes": 1})
+                seat._vote = number
+                seats.append(seat)
+        panel = self.model_copy()
+        panel._seats = tuple(seats)
+        return panel
+
+    @property
+    def seats(self) -> "tuple[PromptGrader, ...]":
+        """The votes that this grader combines; none if it has one judge, who votes once."""
+        return self._seats
+
+    def expanded(self) -> "tuple[GraderBlock, ...]":
+        """Return the votes, as graders of weight 0, then the grader itself."""
+        shared = {"weight": 0.0, "threshold": self.threshold, "where": self.where}
+        votes = (
+            seat.model_copy(
+                update={**shared, "name": f"{self.name}/{seat.model}" + (f"#{seat.vote}" if seat.vote > 1 else "")}
+            )
+            for seat in self._seats
+        )
+        return (*votes, self)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the keys that are in a vote's key: how votes are combined is in none."""
+        identity = {key: value for key, value in super().identity().items() if key not in ("votes", "combine")}
+        return identity if self._vote == 1 else {**identity, "vote": self._vote}
+
+    @model_validator(mode="after")
+    def _has_votes_to_combine(self) -> Self:
+        if isinstance(self.model, list) and len(set(self.model)) < len(self.model):
+            raise ValueError("`model` names a judge twice: `votes: 2` asks each judge twice")
+        if "combine" in self.model_fields_set and self.votes == 1 and not isinstance(self.model, list):
+            raise ValueError("`combine` is for several judges (`model: [a, b]`) or several `votes`")
+        return self
 
     @model_validator(mode="after")
     def _range_is_ordered(self) -> Self:

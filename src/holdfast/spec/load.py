@@ -84,6 +84,8 @@ class Eval(msgspec.Struct, frozen=True):
     graders: tuple[GraderBlock, ...]
     by: tuple[str, ...]
     """fields of the row by which results are broken down"""
+    cluster: str | None
+    """field of the row by which samples belong together, for intervals"""
     limits: Limits
     gate: dict[str, float]
     hooks: HooksBlock
@@ -113,7 +115,7 @@ class Eval(msgspec.Struct, frozen=True):
         for name in self.target.templates:
             for text in texts(getattr(self.target, name)):
                 yield ("target", name), text, frozenset({"prompt", "messages", "trial"})
-        for location, grader in self.placed_graders():
+        for location, grader in self._written_graders():
             variables = frozenset({"output", "messages"} if isinstance(grader, PromptGrader) else ())
             for name in grader.templates:
                 for text in texts(getattr(grader, name, None)):
@@ -132,7 +134,7 @@ class Eval(msgspec.Struct, frozen=True):
             yield ("workspace", "files"), self.workspace.files
         if isinstance(self.target, CommandTarget) and self.target.env is not None:
             yield ("target", "env"), self.target.env
-        for location, grader in self.placed_graders():
+        for location, grader in self._written_graders():
             if grader.where is not None:
                 yield (*location, "where"), grader.where
 
@@ -155,10 +157,15 @@ class Eval(msgspec.Struct, frozen=True):
         blocks = [self.target, *(grader for _, grader in self.placed_graders()), self.responder]
         kinds = (ModelTarget, PromptGrader, ResponderBlock)
         names = (block.model for block in blocks if isinstance(block, kinds))
-        return list(dict.fromkeys(name for name in names if name))
+        return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
     def placed_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
-        """Yield every grader with its location, those of checkpoints first."""
+        """Yield every grader with its location, those of checkpoints first, and the votes of several judges."""
+        for location, grader in self._written_graders():
+            for block in grader.expanded():
+                yield location, block
+
+    def _written_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
         for place, checkpoint in enumerate(self.checkpoints):
             for number, grader in enumerate(checkpoint.graders):
                 yield ("checkpoints", place, "graders", number), grader
@@ -309,8 +316,13 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     if top is None:
         raise ConfigError(problems)
     problems.extend(_message_problems(top, document))
-    names = {grader.name for grader in graders}
-    names |= {f"checkpoint@{place.after_turn}/{grader.name}" for place in checkpoints for grader in place.graders}
+    names = {block.name for grader in graders for block in grader.expanded()}
+    names |= {
+        f"checkpoint@{place.after_turn}/{block.name}"
+        for place in checkpoints
+        for grader in place.graders
+        for block in grader.expanded()
+    }
     problems.extend(
         Problem(document.where(("gate", name)), problem)
         for name in top.gate
@@ -342,6 +354,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         trials=top.trials,
         graders=tuple(graders),
         by=tuple(top.by),
+        cluster=top.cluster,
         limits=top.limits,
         gate=top.gate,
         hooks=top.hooks,
@@ -400,7 +413,7 @@ def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:
 
 
 _GATED: Final = ("score", "low", "high", "corpus")
-"""numbers of a grader that can be gated as `GRADER/NUMBER`, beside `pass@k`"""
+"""numbers of a grader that can be gated as `GRADER/NUMBER`, beside `pass@k` and `pass^k`"""
 
 
 def _gate_problem(name: str, graders: Set[str], trials: int) -> str | None:
@@ -411,9 +424,10 @@ def _gate_problem(name: str, graders: Set[str], trials: int) -> str | None:
     grader, _, number = name.rpartition("/")
     if grader not in graders:
         return f"no grader of this name{suggest(name, graders | whole)}"
-    if number in _GATED or number in {f"pass@{k}" for k in range(1, trials + 1)}:
+    every_k = range(1, trials + 1)
+    if number in _GATED or number in {f"pass@{k}" for k in every_k} | {f"pass^{k}" for k in every_k[1:]}:
         return None
-    passes = "pass@1" if trials == 1 else f"pass@1 to pass@{trials}"
+    passes = "pass@1" if trials == 1 else f"pass@1 to pass@{trials}, pass^2 to pass^{trials}"
     return f"{grader!r} has no number {number!r}; it has {', '.join(_GATED)} and {passes}"
 
 

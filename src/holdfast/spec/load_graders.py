@@ -154,6 +154,13 @@ def with_judge(grader: PromptGrader, document: Document, location: Location, pro
     return grader.model_copy(update=_endpoint(grader, target))
 
 
+def with_judges(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
+    """Return a judge with its model, or several judges, each with its model."""
+    names = grader.model if isinstance(grader.model, list) else [grader.model]
+    judges = [with_judge(grader.model_copy(update={"model": name}), document, location, problems) for name in names]
+    return judges[0] if len(judges) * grader.votes == 1 else grader.with_seats(judges)
+
+
 def with_player(responder: ResponderBlock | None, document: Document, problems: list[Problem]) -> ResponderBlock | None:
     """Return a simulated user with its model; the default is the target's."""
     if responder is None or responder.python is not None:
@@ -172,6 +179,7 @@ def _endpoint(block: PromptGrader | ResponderBlock, target: dict[str, Any]) -> d
 
     A model of its own, with the prefix of a provider, is asked there.
     """
+    assert not isinstance(block.model, list)
     name = block.model or str(target["model"])
     if "model" not in target or is_embedded(name) or is_embedded(str(target["model"])):
         return {"model": name}

@@ -37,8 +37,8 @@ def likelihood_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
             ("target", "api"),
             "likelihoods are of plain text, without a chat template: set `api: completions`",
         )
-    for key in ("tools", "stream"):
-        if getattr(target, key):
+    for key, value in {"tools": target.tools, "stream": target.stream, "schema": target.json_schema}.items():
+        if value:
             yield ("target", key), f"`continuations` ask for likelihoods, not for a reply: leave out `{key}`"
     conversation = {
         "follow_ups": spec.follow_ups or spec.follow_ups_from,

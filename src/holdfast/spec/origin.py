@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.fingerprint import file_inside
@@ -32,6 +34,16 @@ class Origin(NamedTuple):
     def read(self, name: str) -> bytes:
         """Read a file of the eval's folder; raises ConfigError where that fails."""
         return file_inside(self.folder, name, self.where())
+
+    def read_schema(self, name: str) -> dict[str, Any]:
+        """Read a JSON Schema from a file of the eval's folder; raises ConfigError where there is none."""
+        try:
+            schema = msgspec.json.decode(self.read(name))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self.error(f"{name} is not a JSON Schema: {error}") from error
+        if not isinstance(schema, dict):
+            raise self.error(f"{name} is not a JSON Schema: it is not an object")
+        return schema
 
     def error(self, message: str, hint: str | None = None) -> ConfigError:
         """Make an error that names the block's place in the eval file."""

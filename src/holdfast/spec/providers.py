@@ -171,8 +171,8 @@ def identity_of_model(identity: dict[str, Any], block: PromptGrader | ResponderB
 
     The API is left out where it is `chat`, which once was the only one.
     """
-    assert block.model is not None
+    assert isinstance(block.model, str)
     provider, name = provider_of(block.model, block.base_url)
     api = block.api or provider.api
-    kept = {key: value for key, value in identity.items() if key not in ("base_url", "api_key_env", "api")}
+    kept = {key: value for key, value in identity.items() if key not in ("base_url", "api_key_env", "api", "batch")}
     return {**kept, "model": name, **({} if api == "chat" else {"api": api})}

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from holdfast.spec.redact import bare_url
 from holdfast.spec.regex import compile_regex
 
-SCHEMA_VERSION = "1.3"
+SCHEMA_VERSION = "1.4"
 """Version of the eval file format, MAJOR.MINOR. Part of no key. docs/versions.md lists the changes."""
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
@@ -330,6 +330,27 @@ class LikelihoodBlock(Block):
     its EOS."""
 
 
+class BatchBlock(Block):
+    """How requests are made in batches, which providers answer within a day at a lower price."""
+
+    max_wait: Seconds | None = None
+    """Longest time to wait for a batch, such as `6h`. It is then cancelled, and keeps what it has answered. Default: as
+    long as the provider takes, which is at most a day."""
+    then: Literal["batch", "live"] = "batch"
+    """How to ask again for what a batch has not answered in time: in the next `batch`, or `live`, at the normal
+    price."""
+    size: int | None = Field(default=None, ge=1)
+    """Maximum number of requests in a batch. Default: that of the provider, 50,000 or 100,000."""
+
+
+def _as_batch(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
+InBatches = Annotated[BatchBlock | None, BeforeValidator(_as_batch)]
+"""`true`, `false` or the settings of batches"""
+
+
 class ModelTarget(TargetBlock):
     """A model behind an API, or the embedded one."""
 
@@ -353,9 +374,15 @@ class ModelTarget(TargetBlock):
     precedence over `params`."""
     stream: bool = False
     """Stream the reply and record the time to its first token."""
+    batch: InBatches = None
+    """Make requests in [batches](batches.md), at a lower price and within a day: `true`, or a mapping. Not part of the
+    key."""
     reasoning_history: ReasoningHistory = "auto"
     """Which of its earlier reasoning the model gets back: what its API asks for (`auto`), `all`, that of the current
     turn (`last`), or `none`. Part of the key."""
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="schema")
+    """JSON Schema of the replies, which the model is asked to follow: a mapping, or a `.json` file in the eval file's
+    folder. Part of the key. The grader [`json_schema`](graders-text.md#json_schema) checks what came of it."""
     identity: Literal["name", "url"] = "name"
     """What identifies the model: its `name` alone, or its name together with the `url`, so that another `base_url`
     counts as another model."""
@@ -375,6 +402,10 @@ class ModelTarget(TargetBlock):
     def _tools_need_chat(self) -> Self:
         if self.tools and self.api == "completions":
             raise ValueError("a model cannot call tools with `api: completions`")
+        if self.batch is not None and self.stream:
+            raise ValueError("replies of a batch cannot be streamed: remove `stream` or `batch`")
+        if self.json_schema is not None and self.api == "completions":
+            raise ValueError("a model cannot be asked for JSON by a `schema` with `api: completions`")
         return self
 
     @property
@@ -660,7 +691,7 @@ class ResponderBlock(Block):
     """Environment variable that holds the API key. Default: the target's."""
     api: Api | None = None
     """API of that model, as for the target. Default: the target's, or that of the model's provider."""
-    params: dict[str, Any] = {"temperature": 0}
+    params: dict[str, Any] = {}
     """Parameters sent with each request."""
     version: str | None = None
     """Change this when the simulated user behaves differently from now on."""
@@ -891,10 +922,14 @@ class EvalFields(Block):
     """Checks of the outputs: see [graders](graders.md)."""
     by: Strings = []
     """Fields of the row by which the results are broken down, such as `subject`."""
+    cluster: str | None = None
+    """Field of the row whose values group samples that belong together, such as questions about one text: see
+    [`cluster`](#cluster). Part of no key."""
     limits: Limits = Limits()
     """Concurrency, timeouts, retries and budgets: see [`limits`](#limits)."""
     gate: dict[str, float] = {}
-    """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed` or `NAME/pass@K`. Below a minimum
+    """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed`, `NAME/pass@K` or
+    `NAME/pass^K`. Below a minimum
     the exit code is 1."""
     hooks: HooksBlock = HooksBlock()
     """Programs to run before and after the run and its trials: see [`hooks`](#hooks)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
@@ -18,6 +18,19 @@ class Rule(NamedTuple):
 
     threshold: float | None
     weight: float
+    combine: str | None = None
+    """how the votes of several judges are combined"""
+
+
+class Agreement(Struct, frozen=True, kw_only=True):
+    """How far several judges agree."""
+
+    alpha: float | None
+    """Krippendorff's alpha of their scores: 1 is full agreement, 0 that of chance; null if all scores are the same"""
+    equal: float
+    """share of the outputs on which all of them pass, or all fail"""
+    outputs: int
+    """number of outputs with at least two scores"""
 
 
 class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,6 +60,8 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """number of checkpoints that a conversation did not reach; left out if 0"""
     pass_at: dict[int, float] = {}
     """probability that at least one of k trials passes"""
+    pass_all: dict[int, float] = {}
+    """probability that all of k trials pass, with several trials"""
     totals: dict[str, float] = {}
     """only for [text metrics](graders-text.md#text-metrics): the number for the whole run"""
     rows: int | None = None
@@ -57,26 +72,38 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """threshold in the eval; null means that the grader itself decides"""
     weight: float | None = None
     """weight in the eval"""
+    combine: str | None = None
+    """only for several judges: how their votes are combined in the eval"""
+    agreement: Agreement | None = None
+    """only for several judges: how far they agree: `alpha`, Krippendorff's alpha of their scores, or null if all scores
+    are the same; `equal`, the share of the outputs on which all pass or all fail; and the number of `outputs`"""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraderMetrics:
         """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
         fields = {name: data[name] for name in cls.__struct_fields__ if name in data and name != "totals"}
         others = {name: value for name, value in data.items() if name not in fields and isinstance(value, int | float)}
-        pass_at = {int(name[5:]): others.pop(name) for name in list(others) if name.removeprefix("pass@").isdigit()}
-        return msgspec.convert({**fields, "pass_at": pass_at, "totals": others}, cls)
+        shares = {
+            key: {int(name[5:]): others.pop(name) for name in list(others) if name.removeprefix(mark).isdigit()}
+            for key, mark in _FLATTENED.items()
+        }
+        return msgspec.convert({**fields, **shares, "totals": others}, cls)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the block of `metrics.json`."""
         data: dict[str, Any] = {}
         for name, value in msgspec.to_builtins(self).items():  # without fields that have their default
-            if name == "pass_at":
-                data |= {f"pass@{k}": share for k, share in value.items()}
+            if name in _FLATTENED:
+                data |= {f"{_FLATTENED[name]}{k}": share for k, share in value.items()}
             elif name == "totals":
                 data |= value
-            elif name not in Rule._fields:
+            elif name not in ("threshold", "weight"):
                 data[name] = value
         return data if self.weight is None else {**data, "threshold": self.threshold, "weight": self.weight}
+
+
+_FLATTENED: Final = {"pass_at": "pass@", "pass_all": "pass^"}
+"""fields of GraderMetrics that are stored as several numbers, with what stands before each k"""
 
 
 class ValueMetrics(Struct, frozen=True, kw_only=True):
@@ -164,6 +191,8 @@ class Metrics(Struct, frozen=True, kw_only=True):
     by: dict[str, dict[str, ValueMetrics]] = {}
     """only with [`by`](eval-file.md#by): by field and value, `samples`, `metrics` and `overall` of the rows with this
     value, in the dataset's order"""
+    cluster: str | None = None
+    """only with [`cluster`](eval-file.md#cluster): the field whose values group the samples for intervals"""
     benchmark: BenchmarkMetrics | None = None
     """only for benchmarks: their [numbers](#numbers-of-benchmarks) as lm-eval reports them"""
     notices: list[str] = []
@@ -192,7 +221,7 @@ class Metrics(Struct, frozen=True, kw_only=True):
         data["by"] = {
             name: {value: block.to_dict() for value, block in blocks.items()} for name, blocks in self.by.items()
         }
-        for name in ("by", "benchmark", "notices"):  # only where there is something to say
+        for name in ("by", "cluster", "benchmark", "notices"):  # only where there is something to say
             if not data[name]:
                 del data[name]
         return data
@@ -210,7 +239,7 @@ class Metrics(Struct, frozen=True, kw_only=True):
     def rules(self) -> dict[str, Rule]:
         """Thresholds and weights that the report was made with, by grader."""
         return {
-            name: Rule(block.threshold, block.weight)
+            name: Rule(block.threshold, block.weight, block.combine)
             for name, block in self.graders.items()
             if block.weight is not None
         }
@@ -249,6 +278,8 @@ class TrialResult(Struct, frozen=True):
     grades: dict[str, ResultGrade]
     by: dict[str, str] | UnsetType = UNSET
     """the row's values of the fields by which results are broken down, where there are such fields"""
+    cluster: str | UnsetType = UNSET
+    """the row's value of the field that groups the samples, where there is such a field"""
 
 
 class Results(Struct, frozen=True, kw_only=True):

@@ -49,6 +49,7 @@ class RunDir:
         self.files = path / "files"
         self.workers = path / "workers"
         self.claims = path / "claims"
+        self.batches = path / "batches"
 
     @property
     def lease(self) -> Path:
@@ -81,7 +82,7 @@ class RunDir:
     def load(self, *, repair: bool) -> Index:
         """Read the journals; `repair` only while holding the lease."""
         if repair:
-            for leftover in self.path.glob(".*.tmp"):
+            for leftover in (*self.path.glob(".*.tmp"), *self.batches.glob(".*.tmp")):
                 with suppress(OSError):
                     leftover.unlink()
         return load_index(self.journals, repair=self.aside if repair else None)

@@ -11,6 +11,8 @@
 `concurrency` the number of requests in flight, where the eval sets none
 `sse`       server-sent events, parsed as they arrive
 `balancer`  a client for several servers of one model
+`batches`   requests that are answered in batches, and `batch_apis`, the forms of providers
+`asking`    who makes a request
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `cores`     the number of cores that the process may use
 `python`    a Python function, or an object that is opened and closed

@@ -10,9 +10,9 @@ import asyncio
 import os
 import ssl
 import urllib.request
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from holdfast.targets.signing import Signer
 
 _decode = msgspec.json.Decoder().decode
+_CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=300)
+"""of requests that no trial waits for, and that the engine sets no limit for"""
 
 
 class Reported(NamedTuple):
@@ -123,6 +125,37 @@ class Client:
             raise self._classify_exception(error) from error
         return self.parse(data)
 
+    @asynccontextmanager
+    async def call(
+        self, method: str, url: str, data: Any = None, content_type: str | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Make a request to another path of the server, and yield the response once its status is good."""
+        assert self._session is not None
+        headers = {} if content_type is None else {"Content-Type": content_type}
+        try:
+            async with self._session.request(
+                method, url, data=data, headers=headers, timeout=_CALL_TIMEOUT
+            ) as response:
+                if response.status >= 300:
+                    raise self._classify_response(
+                        response.status, response.headers, await response.read(), bare_url(url)
+                    )
+                yield response
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            raise self._classify_exception(error) from error
+
+    @staticmethod
+    def form(fields: Mapping[str, str], file: IO[bytes], name: str) -> tuple[Any, str]:
+        """Return a form with a file, and its content type."""
+        form = aiohttp.FormData(fields)
+        form.add_field("file", file, filename=name, content_type="application/jsonl")
+        payload = form()
+        return payload, payload.content_type
+
+    def refusal(self, status: int, data: bytes) -> AttemptError | Fault:
+        """Return the error for a request that was refused inside a batch: the same as for one that is sent alone."""
+        return self._classify_response(status, {}, data)
+
     async def stream(self, body: Any) -> AsyncIterator[Any]:
         """Yield the JSON events of a reply. Callers check that the last one ends the answer."""
         async for event in self.events(body, end="close"):
@@ -207,9 +240,11 @@ class Client:
             text = data[:120].decode("utf-8", "replace")
             raise AttemptError("bad_reply", f"the reply is not JSON ({error}): {text!r}") from error
 
-    def _classify_response(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
+    def _classify_response(
+        self, status: int, headers: Mapping[str, str], data: bytes, url: str | None = None
+    ) -> AttemptError | Fault:
         code, message = _reason(data)
-        text = self._without_secrets(f"{self.url} answered {status}: {message}")
+        text = self._without_secrets(f"{url or self.url} answered {status}: {message}")
         refusal = self._classify_status(status, code, message, text, headers)
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             refusal.body = _decode(self._without_secrets(data.decode()))

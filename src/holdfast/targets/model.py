@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_schema import PromptGrader
     from holdfast.spec.origin import Origin
     from holdfast.targets.balancer import Balancer
+    from holdfast.targets.batches import BatchClient, Batches
     from holdfast.targets.client import Client
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
@@ -42,12 +43,23 @@ class Model(Target):
     schema = ModelTarget
     block: ModelTarget
 
-    def __init__(self, block: ModelTarget, prices: Prices, tools: Toolbox | None = None, where: str = "") -> None:
+    def __init__(
+        self,
+        block: ModelTarget,
+        prices: Prices,
+        tools: Toolbox | None = None,
+        where: str = "",
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
         self.block = block
         self._prices = prices
         self._tools = tools
+        self._schema = schema
         self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
         self._client: Client | Balancer | None = None
+        self._batches: Batches | None = None
+        self._batched: BatchClient | None = None
+        """where the run has batches"""
         self._place = "target"
         """the block of the eval file that asks"""
         self._opened = AsyncExitStack()
@@ -55,6 +67,8 @@ class Model(Target):
             check_embedded(block.model, where)
         else:
             self._check_endpoint(where)
+        if block.batch is not None:
+            self._check_batch(where)
         self._dialect = dialect_at(self.endpoint)
         self._signer = signer_of(self.endpoint)
 
@@ -64,13 +78,17 @@ class Model(Target):
         if origin.spec.continuations is not None:
             from holdfast.targets.likelihood import LikelihoodModel  # which few evals need
 
+            if block.batch is not None:
+                problem = Problem(origin.where("batch"), "likelihoods cannot be asked for in batches")
+                raise ConfigError([problem], remedy="Remove `batch`.")
             return LikelihoodModel(block, Prices(block.model, origin.spec.prices), origin)
         tools = None
         if block.tools:
             from holdfast.targets.tools import Toolbox  # which few evals need
 
             tools = Toolbox(block.tools, origin.spec)
-        return cls(block, Prices(block.model, origin.spec.prices), tools, origin.where("model"))
+        prices, where = Prices(block.model, origin.spec.prices), origin.where("model")
+        return cls(block, prices, tools, where, _schema_of(block, origin))
 
     @classmethod
     def identity(cls, block: ModelTarget, origin: Origin) -> dict[str, Any]:
@@ -85,6 +103,8 @@ class Model(Target):
             identity["params_from"] = block.params_from
         if block.reasoning_history != "auto":
             identity["reasoning_history"] = block.reasoning_history
+        if block.json_schema is not None:
+            identity["schema"] = _schema_of(block, origin)
         if block.identity == "url":
             endpoint = endpoint_of(block.model, block.api, block.base_url)
             default = block.base_url is None and endpoint.hosted
@@ -99,13 +119,14 @@ class Model(Target):
     @classmethod
     def of(cls, block: PromptGrader | ResponderBlock, prices: Prices, where: str) -> Model:
         """Return the model of a judge or a simulated user."""
-        assert block.model is not None
+        assert isinstance(block.model, str)
         asked = ModelTarget(
             model=block.model,
             base_url=block.base_url,
             api_key_env=block.api_key_env,
             api=block.api,
             params=block.params,
+            batch=getattr(block, "batch", None),
         )
         model = cls(asked, prices, where=where)
         model._place = "responder" if isinstance(block, ResponderBlock) else f"graders.{block.name}"
@@ -126,6 +147,23 @@ class Model(Target):
             [Problem(where, f"{problem}{' and '.join(unset)} {'are' if len(unset) > 1 else 'is'} not set")],
             remedy=hint or f"export {exports}, or point base_url there at your server.",
         )
+
+    def _check_batch(self, where: str) -> None:
+        from holdfast.targets.batch_apis import batch_api_of  # which few evals need
+
+        problem = None
+        if is_embedded(self.block.model):
+            problem = "the embedded model has no batches"
+        elif batch_api_of(self.endpoint) is None:
+            problem = f"batches of {self.block.model} are not supported (API {self.endpoint.api!r})"
+        elif len(self.endpoint.urls) > 1:
+            problem = "batches are submitted to one server: give a single base_url"
+        if problem is not None:
+            raise ConfigError([Problem(where, problem)], remedy="Remove `batch`.")
+
+    def use_batches(self, batches: Batches, where: str = "target") -> None:
+        """Take part in the batches of a run, before it is opened."""
+        self._batches, self._asked_by = batches, where
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:  # closes what was opened before a failure
@@ -154,8 +192,21 @@ class Model(Target):
         hint = suggest_prefix(self.block.model, self.block.base_url) or ""
         client = client_of([url + path for url in urls], headers, self._key_hint, hint, self._signer)
         self._client = await opening.enter_async_context(client)
+        self._batched = self._join_batches(path)
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
+
+    def _join_batches(self, path: str) -> BatchClient | None:
+        from holdfast.targets.client import Client
+
+        if self._batches is None or not isinstance(self._client, Client):
+            return None
+        from holdfast.targets.batch_apis import batch_api_of
+        from holdfast.targets.batches import BatchClient
+
+        if batch_api_of(self.endpoint) is None:
+            return None
+        return BatchClient(self._batches, self._client, self.endpoint, path, self.block.batch, self._asked_by)
 
     async def __aexit__(self, *details: Any) -> None:
         await self._opened.__aexit__(*details)
@@ -209,31 +260,36 @@ class Model(Target):
 
         `load` returns the content of a file that a message names by its digest.
         """
+        return await self.ask(self.request(messages, more, load=load, schema=self._schema))
+
+    def request(self, messages: list[Message], more: Mapping[str, Any], **fields: Any) -> ModelRequest:
+        """Return a request with the target's settings; `fields` are further ones of the request."""
         params = {**self.block.params, **more}
-        return await self.ask(
-            ModelRequest(
-                model=self.endpoint.model,
-                messages=messages,
-                tools=params.pop("tools", ()),
-                params=params,
-                stream=self.block.stream,
-                reasoning_history=self.block.reasoning_history,
-                load=load,
-            )
+        return ModelRequest(
+            model=self.endpoint.model,
+            messages=messages,
+            tools=params.pop("tools", ()),
+            params=params,
+            stream=self.block.stream,
+            reasoning_history=self.block.reasoning_history,
+            **fields,
         )
 
     async def ask(self, request: ModelRequest) -> Reply:
         """Send a request and return the model's answer."""
         assert self._client is not None
-        body, first = self._dialect.encode(request), None
+        body, first, in_batch = self._dialect.encode(request), None, False
         if request.stream:
             answer, first = await self._streamed(body)
+        elif self._batched is not None:
+            reply, in_batch = await self._batched.post(body)
+            answer = self._dialect.read(reply)
         else:
             answer = self._dialect.read(await self._client.post(body))
         return Reply(
             text=answer.text,
             messages=[answer.message],
-            usage=self._prices.usage(answer.tokens),
+            usage=self._prices.usage(answer.tokens, batch=in_batch),
             stop=answer.stop,
             first_token=first,
         )
@@ -255,6 +311,11 @@ class Model(Target):
             return error
         line = re.sub(r"\btarget\b", self._place, line)
         return Fault("rejected", error.message, remedy=line, status=error.status)
+
+
+def _schema_of(block: ModelTarget, origin: Origin) -> dict[str, Any] | None:
+    schema = block.json_schema
+    return origin.read_schema(schema) if isinstance(schema, str) else schema
 
 
 def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.spec.origin import Origin
     from holdfast.spec.schema import TargetBlock
+    from holdfast.targets.batches import Batches
 
 Message = dict[str, Any]
 """a message as OpenAI's chat API has it: role, content, tool calls"""
@@ -230,6 +231,9 @@ class Target:
         The engine keeps as many trials in flight. A target that makes several requests at once for a trial has to
         keep their sum within the limit, which may change at any time.
         """
+
+    def use_batches(self, batches: Batches) -> None:
+        """Take what makes requests in batches, before the target is opened, if the run has any."""
 
     async def __aenter__(self) -> Self:
         """Open connections and start servers."""

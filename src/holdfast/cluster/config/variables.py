@@ -139,7 +139,7 @@ def check_api_keys(
     for location, block in _model_blocks(spec):
         if serves and (block is target or block.base_url == target_url):
             continue
-        assert block.model is not None
+        assert isinstance(block.model, str)
         key_env, needs = _variables_of(block.model, block.base_url, block.api_key_env, environ)
         for name in dict.fromkeys((*needs, key_env)):
             needed = name in needs
@@ -168,7 +168,6 @@ def _variables_of(
 def _model_blocks(spec: Eval) -> Iterator[tuple[Location, _ModelBlock]]:
     """Yield the blocks of an eval that name a model behind an HTTP API."""
     blocks = (("target",), spec.target), (("responder",), spec.responder)
-    judges = [(("graders", number), grader) for number, grader in enumerate(spec.graders)]
-    for location, block in (*blocks, *judges):
-        if isinstance(block, _ModelBlock) and block.model is not None and not is_embedded(block.model):
+    for location, block in (*blocks, *spec.placed_graders()):
+        if isinstance(block, _ModelBlock) and isinstance(block.model, str) and not is_embedded(block.model):
             yield location, block

@@ -1,0 +1,628 @@
+"""Requests that are answered in batches: collected, submitted once, and waited for, by this process or a later one.
+
+`BatchClient.post` takes a request as `Client.post` does, and returns when its batch has been answered. `Batches` is the
+part that all clients of a run share: it submits when everything in flight waits for a batch, asks the provider how
+far its batches are, and hands out their results.
+
+Nothing is paid for twice, because of the order of steps (`store.batches`) and of these rules:
+
+1. A request is named by the trial's key and its own digest. Before it is put into a batch, it is looked up in the
+   results on disk and in the batches under way, also in those of other processes.
+2. A batch of which it is unknown whether it was submitted is looked for at the provider. Its requests wait meanwhile.
+   It is abandoned only if it has not appeared for a while.
+3. A batch belongs to the account that submitted it. If the present account cannot see it, its requests are refused.
+4. A batch that takes too long is cancelled, and its end awaited, before its requests are asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from contextlib import suppress
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from holdfast.errors import AttemptError, Fault, Waiting
+from holdfast.spec.redact import shown_url
+from holdfast.store.batches import (
+    Batch,
+    BatchAbandoned,
+    BatchCollected,
+    BatchIntent,
+    BatchSubmitted,
+    BatchUploaded,
+    now,
+    result_lines,
+)
+from holdfast.store.durable import advice_for, make_directory
+from holdfast.targets.asking import ASKER
+from holdfast.targets.batch_apis import BatchProblem, Look, batch_api_of, glance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from holdfast.spec.providers import ModelEndpoint
+    from holdfast.spec.schema import BatchBlock
+    from holdfast.store.batches import BatchStore
+    from holdfast.store.lines import LineRef
+    from holdfast.targets.asking import Asker
+    from holdfast.targets.client import Client
+
+_LOOK_SECONDS: Final = 0.25
+_LONGEST_PAUSE: Final = 60.0
+"""between two questions about a batch"""
+_DOUBT_SECONDS: Final = 60.0
+"""how long a batch may take to appear in the provider's list after it was submitted; $HOLDFAST_BATCH_DOUBT_SECONDS"""
+_STALE_SECONDS: Final = 900.0
+"""age of an intent whose batch would have appeared long ago"""
+_AT_ONCE: Final = 256
+"""results that are handed out before others get their turn"""
+_AGAIN: Final = object()
+"""stands for the result of a request that was not run"""
+
+
+class _Request(NamedTuple):
+    body: Any
+    size: int
+    future: asyncio.Future[LineRef | object]
+
+
+class _Flight:
+    """A batch whose results are still to come."""
+
+    def __init__(self, batch: Batch, client: BatchClient | None, doubt_until: float = 0.0) -> None:
+        self.batch = batch
+        self.client = client
+        """None: no client of this process has the account"""
+        self.doubt_until = doubt_until
+        """by the monotonic clock: when a batch that does not appear counts as never submitted"""
+        self.waiters: dict[str, asyncio.Future[LineRef | object]] = {}
+        self.look: Look | None = None
+        self.since = time.monotonic()
+        self.next_look = 0.0
+        self.cancelled_here = False
+        self.refused: Fault | None = None
+
+    def __str__(self) -> str:
+        done = f"{self.look.done:,}" if self.look else "?"
+        return f"{self.batch.name}: {done} of {len(self.batch.intent.requests):,} done"
+
+    def schedule(self) -> None:
+        """Ask again later: soon at first, ever more rarely while nothing changes."""
+        age = time.monotonic() - self.since
+        self.next_look = time.monotonic() + min(_LONGEST_PAUSE, max(1.0, age / 10))
+
+    def fail(self, error: AttemptError | Fault) -> None:
+        """Raise an error for everybody who waits for this batch."""
+        for future in self.waiters.values():
+            if not future.done():
+                future.set_exception(_copy(error))
+        self.waiters.clear()
+
+    def release(self) -> None:
+        """Let everybody who waits for this batch ask again."""
+        for future in self.waiters.values():
+            if not future.done():
+                future.set_result(_AGAIN)
+        self.waiters.clear()
+
+
+class Batches:
+    """The batches of a run, for all who ask for them in this process."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        *,
+        notice: Callable[[str], None],
+        held: Callable[[], bool],
+        idle: Callable[[], bool],
+        stopping: Callable[[], bool],
+        stop: Callable[[Fault | Waiting], None],
+        wait: bool,
+        live_limit: int,
+        forget: bool = False,
+    ) -> None:
+        """`idle` tells that nothing in flight could make a request; `forget`: results on disk do not count."""
+        self._store = store
+        self._notice = notice
+        self._held = held
+        self._idle = idle
+        self._stopping = stopping
+        self._stop = stop
+        self._wait = wait
+        self._forget = forget
+        self.live = asyncio.Semaphore(live_limit)
+        """requests that are sent alone"""
+        self._clients: list[BatchClient] = []
+        self._flights: dict[str, _Flight] = {}
+        self._flight_of: dict[str, _Flight] = {}
+        """by request"""
+        self._answers: dict[str, list[LineRef]] = {}
+        """by request: results that nobody has asked for yet"""
+        self._not_run: set[str] = set()
+        """requests that a batch has left unanswered"""
+        self.busy: set[str] = set()
+        """requests that are being made"""
+        self._trouble_shown = False
+
+    def join(self, client: BatchClient) -> None:
+        """Add a client, once it is open."""
+        self._clients.append(client)
+
+    def open(self) -> None:
+        """Read the ledgers and the results, once all clients have joined."""
+        for batch in self._store.refresh().values():
+            self._know(batch)
+
+    def _know(self, batch: Batch) -> None:
+        """Take a batch from the ledgers into account."""
+        intent = batch.intent.intent
+        if batch.waiting and intent not in self._flights:
+            fresh = time.time() - max(batch.sent, batch.intent.time) < _STALE_SECONDS
+            doubt_until = time.monotonic() + _doubt_seconds() if fresh else 0.0
+            self._add(_Flight(batch, self._client_for(batch), doubt_until))
+        elif batch.collected is not None and not self._forget:
+            self._index(batch)
+
+    def _index(self, batch: Batch) -> None:
+        """Note where the answers of a collected batch are. Errors do not count: their requests are made again."""
+        unseen = set(batch.intent.requests)
+        with suppress(FileNotFoundError):  # removed once the run was finished
+            for ref, line in result_lines(self._store.results(batch)):
+                name, answered = self._name(batch, line)
+                if name is not None:
+                    unseen.discard(name)
+                if name is not None and answered:
+                    self._answers.setdefault(name, []).append(ref)
+            self._not_run |= unseen
+
+    @staticmethod
+    def _name(batch: Batch, line: bytes) -> tuple[str | None, bool]:
+        """Return the name of the request that a line of results is of, if it is one of the batch."""
+        seen = glance(line)
+        if seen is None:
+            return None, False
+        name, _, mark = seen[0].rpartition("-")
+        return (name if mark == batch.intent.intent[:8] else None), seen[1]
+
+    def _client_for(self, batch: Batch) -> BatchClient | None:
+        """Return the client that may ask for a batch: one of its account, else one of its server."""
+        server = batch.intent.account.rpartition("|")[0]
+        same = [client for client in self._clients if client.account == batch.intent.account]
+        return next(iter([*same, *(each for each in self._clients if each.server == server)]), None)
+
+    def _add(self, flight: _Flight) -> None:
+        self._flights[flight.batch.intent.intent] = flight
+        for name in flight.batch.intent.requests:
+            self._flight_of[name] = flight
+
+    def _remove(self, flight: _Flight) -> None:
+        self._flights.pop(flight.batch.intent.intent, None)
+        for name in flight.batch.intent.requests:
+            if self._flight_of.get(name) is flight:
+                del self._flight_of[name]
+
+    def take(self, name: str) -> LineRef | None:
+        """Take a result that is on disk; each is given out once."""
+        refs = self._answers.get(name)
+        return refs.pop() if refs else None
+
+    def flight_of(self, name: str) -> _Flight | None:
+        """Return the batch in which a request waits; raise Fault if this account cannot see it."""
+        flight = self._flight_of.get(name)
+        if flight is not None and (flight.refused is not None or flight.client is None):
+            raise _copy(flight.refused or self._refuse(flight, ""))
+        return flight
+
+    def was_left(self, name: str) -> bool:
+        """Return True if a batch has left a request unanswered."""
+        return name in self._not_run
+
+    def _refuse(self, flight: _Flight, reason: str) -> Fault:
+        batch = flight.batch
+        server, _, key = batch.intent.account.rpartition("|")
+        flight.refused = Fault(
+            "rejected",
+            f"batch {batch.name} ({len(batch.intent.requests):,} requests) was submitted to {server} with the key "
+            f"{key}, and this account does not see it{reason}",
+            remedy="Set that key and server again to collect the batch. To give the batch up, and pay for its requests "
+            "once more: holdfast batches RUN --abandon",
+        )
+        flight.fail(flight.refused)
+        return flight.refused
+
+    def summary(self) -> list[str]:
+        """Describe the batches that somebody waits for."""
+        return [f"waiting for batch {flight}" for flight in self._flights.values() if flight.waiters]
+
+    async def run(self) -> None:
+        """Submit, ask and hand out, until cancelled."""
+        quiet = 0
+        try:
+            while True:
+                await self._look_at_flights()
+                if self._stopping():
+                    self._drop_unsent()
+                for client in self._clients:
+                    await self._submit(client, whole=True)
+                quiet = quiet + 1 if self._idle() else 0
+                if quiet > 1:
+                    await self._use_pause()
+                await asyncio.sleep(_LOOK_SECONDS)
+        except Fault as fault:
+            self._stop(fault)
+        except OSError as error:
+            self._stop(Fault("disk", f"cannot keep the record of batches: {error}", remedy=advice_for(error)))
+
+    async def _use_pause(self) -> None:
+        """Submit what has gathered while everything waits; without that, leave if the user does not want to wait."""
+        unsent = sum(len(client.unsent) for client in self._clients)
+        if unsent and not self._stopping():
+            self._catch_up()
+            for client in self._clients:
+                await self._submit(client, whole=False)
+        elif not self._wait and not unsent and any(flight.waiters for flight in self._flights.values()):
+            looked = all(flight.look or flight.batch.id is None for flight in self._flights.values() if flight.waiters)
+            if looked:
+                self._stop(Waiting("; ".join(self.summary())))
+
+    def _drop_unsent(self) -> None:
+        """Cancel what was not submitted: the run is stopping."""
+        for client in self._clients:
+            for request in client.unsent.values():
+                request.future.cancel()
+            client.unsent.clear()
+
+    def _catch_up(self) -> None:
+        """Read what other workers have submitted and collected: one of them may have died over a request of ours."""
+        before = {intent for intent, batch in self._store.batches.items() if not batch.waiting}
+        for intent, batch in self._store.refresh().items():
+            if intent not in before:
+                self._know(batch)
+        for client in self._clients:
+            for name in [name for name in client.unsent if name in self._flight_of or self._answers.get(name)]:
+                request = client.unsent.pop(name)
+                if not request.future.done():
+                    request.future.set_result(_AGAIN)
+
+    async def _submit(self, client: BatchClient, *, whole: bool) -> None:
+        """Submit what a client has gathered; `whole`: only batches that are full."""
+        while client.unsent and time.monotonic() >= client.not_before and not self._stopping():
+            group, full = client.next_group()
+            if whole and not full:
+                return
+            if not self._held():
+                raise Fault("lease_lost", "another process has taken over this run")
+            await self._send(client, group)
+
+    async def _send(self, client: BatchClient, group: dict[str, _Request]) -> None:
+        """Submit one batch: record the intent, upload, submit, and record the id."""
+        number = secrets.token_hex(8)
+        spool = self._store.spool(number)
+        try:
+            digest = await asyncio.to_thread(
+                client.api.write,
+                spool,
+                (client.api.line(f"{name}-{number[:8]}", msgspec.json.encode(r.body)) for name, r in group.items()),
+            )
+            intent = BatchIntent(number, client.account, client.where, digest, tuple(group), now())
+            await self._store.write(intent)
+            flight = _Flight(self._store.batches[number], client)
+            for name in group:
+                if (request := client.unsent.pop(name, None)) is not None:
+                    flight.waiters[name] = request.future
+            self._add(flight)
+            await self._hand_over(client, flight, spool)
+        finally:
+            with suppress(OSError):
+                spool.unlink()
+
+    async def _hand_over(self, client: BatchClient, flight: _Flight, spool: Path) -> None:
+        number, api = flight.batch.intent.intent, client.api
+        uploaded = None
+        try:
+            if api.uploads:
+                uploaded = await api.upload(spool, number)
+                await self._store.write(BatchUploaded(number, uploaded, now()))
+        except (AttemptError, Fault) as error:
+            await self._give_up(client, flight, error)
+            return
+        try:
+            batch = await api.submit(spool, uploaded, number)
+        except (AttemptError, Fault) as error:
+            if _was_refused(error):
+                await self._give_up(client, flight, error)
+            else:
+                flight.doubt_until = time.monotonic() + _doubt_seconds()
+                self._notice(f"it is unknown whether a batch was submitted, which will be found out: {error.message}")
+            return
+        await self._store.write(BatchSubmitted(number, batch, now()))
+        client.failures = 0
+        count = len(flight.batch.intent.requests)
+        self._notice(f"submitted batch {batch} with {count:,} request{'s' * (count != 1)} of {client.where}")
+
+    async def _give_up(self, client: BatchClient, flight: _Flight, error: AttemptError | Fault) -> None:
+        """Abandon a batch that the provider did not accept. Its requests are submitted again later, or fail."""
+        await self._store.write(BatchAbandoned(flight.batch.intent.intent, error.message, now()))
+        self._remove(flight)
+        if isinstance(error, Fault) or not error.retry:
+            remedy = error.remedy
+            if error.status == 404:
+                remedy = "This server has no batches: remove `batch` from the eval file."
+            flight.fail(Fault("rejected", error.message, remedy=remedy))
+            return
+        self._postpone(client, error)
+        flight.release()
+
+    def _postpone(self, client: BatchClient, error: AttemptError) -> None:
+        client.failures += 1
+        delay = error.retry_after or min(_LONGEST_PAUSE, 2.0**client.failures)
+        client.not_before = time.monotonic() + delay
+        if client.failures in (1, 10):
+            self._notice(f"cannot submit a batch; trying again: {error.message}")
+
+    async def _look_at_flights(self) -> None:
+        for flight in list(self._flights.values()):
+            if flight.refused is None and flight.client is not None and time.monotonic() >= flight.next_look:
+                flight.schedule()
+                try:
+                    if flight.batch.id is None:
+                        await self._settle(flight, flight.client)
+                    if flight.batch.id is not None:
+                        await self._poll(flight, flight.client)
+                except AttemptError as error:
+                    self._tell_once(error)
+                except Fault as fault:
+                    if fault.kind == "refused":  # the network may be back in a minute
+                        self._tell_once(fault)
+                    elif fault.status in (401, 403, 404):
+                        self._refuse(flight, f": {fault.message}")
+                    else:
+                        raise
+
+    def _tell_once(self, error: AttemptError | Fault) -> None:
+        if not self._trouble_shown:
+            self._trouble_shown = True
+            self._notice(f"cannot ask about batches; trying again: {error.message}")
+
+    async def _settle(self, flight: _Flight, client: BatchClient) -> None:
+        """Find out what became of a batch without an id."""
+        batch = flight.batch
+        if client.api.uploads and batch.file is None:
+            await self._abandon(flight, "it was not submitted")
+            return
+        if client.account != batch.intent.account:
+            self._refuse(flight, "")
+            return
+        others = {each.id for each in self._store.batches.values() if each.id is not None}
+        sighting = await client.api.find(batch, others)
+        if isinstance(sighting, Look):
+            await self._store.write(BatchSubmitted(batch.intent.intent, sighting.id, now(), adopted=True))
+            self._notice(f"batch {sighting.id} was submitted before the last process ended")
+        elif not sighting and time.monotonic() >= flight.doubt_until:
+            await self._abandon(flight, "the provider has no such batch")
+
+    async def _abandon(self, flight: _Flight, why: str) -> None:
+        await self._store.write(BatchAbandoned(flight.batch.intent.intent, why, now()))
+        self._remove(flight)
+        flight.release()
+
+    async def _poll(self, flight: _Flight, client: BatchClient) -> None:
+        batch = flight.batch
+        assert batch.id is not None
+        look = await client.api.look(batch.id)
+        self._trouble_shown = False
+        if flight.look is not None and look.done != flight.look.done:
+            flight.since = time.monotonic()
+        flight.look = look
+        if look.ended and look.problem is not None and not look.files:
+            await self._refused_whole(flight, client, look.problem)
+        elif look.ended:
+            await self._collect(flight, client, look)
+        elif client.late(batch) and not flight.cancelled_here:
+            await client.api.cancel(batch.id)
+            flight.cancelled_here = True
+            self._notice(f"batch {batch.id} has taken longer than max_wait and is being cancelled")
+
+    async def _refused_whole(self, flight: _Flight, client: BatchClient, problem: BatchProblem) -> None:
+        """Handle a batch of which the provider ran nothing."""
+        batch = flight.batch
+        await self._store.write(BatchAbandoned(batch.intent.intent, problem.message, now()))
+        self._remove(flight)
+        message = f"batch {batch.id} failed: {problem.message}"
+        if problem.full:
+            self._postpone(client, AttemptError("rate_limit", message))
+        elif not problem.lines:
+            flight.fail(Fault("rejected", message, remedy="Fix what it says, then run the same command again."))
+        else:
+            for number in problem.lines:
+                name = batch.intent.requests[number] if 0 <= number < len(batch.intent.requests) else ""
+                future = flight.waiters.pop(name, None)
+                if future is not None and not future.done():
+                    future.set_exception(AttemptError("bad_request", message, retry=False))
+        flight.release()
+
+    async def _collect(self, flight: _Flight, client: BatchClient, look: Look) -> None:
+        """Store the results of a batch, and hand them out."""
+        batch = flight.batch
+        path = self._store.results(batch)
+        await asyncio.to_thread(make_directory, path.parent)
+        await client.api.download(look, path)
+        seen = {name for _, line in result_lines(path) if (name := self._name(batch, line)[0]) is not None}
+        await self._store.write(BatchCollected(batch.intent.intent, look.status, len(seen), now()))
+        self._remove(flight)
+        self._notice(
+            f"batch {batch.id} is {look.status}: {len(seen):,} of {len(batch.intent.requests):,} requests have a result"
+        )
+        handed_out = 0
+        for ref, line in result_lines(path):
+            name, answered = self._name(batch, line)
+            result = None if name is None else client.api.read(line)
+            if name is None or result is None:
+                continue
+            if not result.run:
+                seen.discard(name)
+                continue
+            future = flight.waiters.pop(name, None)
+            if future is not None and not future.done():
+                future.set_result(ref)
+                handed_out += 1
+                if handed_out % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            elif answered:
+                self._answers.setdefault(name, []).append(ref)
+        self._hand_back(flight, look, set(batch.intent.requests) - seen)
+
+    def _hand_back(self, flight: _Flight, look: Look, unanswered: set[str]) -> None:
+        """Decide about the requests that a batch has not answered."""
+        if look.status in ("expired", "cancelled", "canceled"):
+            self._not_run |= unanswered
+        if look.cancelled and not flight.cancelled_here and flight.waiters:
+            flight.fail(
+                Fault(
+                    "rejected",
+                    f"batch {look.id} was cancelled before {len(unanswered):,} of its requests were answered",
+                    remedy="The same command submits them again.",
+                )
+            )
+        elif look.status in ("expired", "cancelled", "canceled"):
+            flight.release()
+        else:
+            flight.fail(AttemptError("server", f"batch {look.id} has no result for this request"))
+
+
+def _copy(error: AttemptError | Fault) -> AttemptError | Fault:
+    """Return an error for one of many who get it: each raise adds to an error's traceback."""
+    if isinstance(error, Fault):
+        return Fault(error.kind, error.message, remedy=error.remedy, status=error.status)
+    return AttemptError(error.kind, error.message, remedy=error.remedy, status=error.status, retry=error.retry)
+
+
+def _doubt_seconds() -> float:
+    return float(os.environ.get("HOLDFAST_BATCH_DOUBT_SECONDS") or _DOUBT_SECONDS)
+
+
+def _was_refused(error: AttemptError | Fault) -> bool:
+    """Return True if a request certainly had no effect."""
+    if isinstance(error, Fault):
+        return True
+    return error.status is not None and error.status < 500 and error.status not in (408, 409)
+
+
+class BatchClient:
+    """Makes the requests of one model in batches, or alone where that is what remains."""
+
+    def __init__(
+        self, hub: Batches, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
+    ) -> None:
+        """`block` is None for a model that is asked live, in a run that has batches from before."""
+        api = batch_api_of(endpoint)
+        assert api is not None
+        self._hub = hub
+        self._client = client
+        self._block = block
+        self.where = where
+        self.api = api(client, endpoint.urls[0], path)
+        key = os.environ.get(endpoint.key_env, "")
+        self.server = shown_url(endpoint.urls[0])
+        self.account = f"{self.server}|{sha256(key.encode()).hexdigest()[:12]}"
+        self.unsent: dict[str, _Request] = {}
+        self.not_before = 0.0
+        self.failures = 0
+        """to submit a batch, in a row"""
+        hub.join(self)
+
+    @property
+    def _size(self) -> int:
+        size = None if self._block is None else self._block.size
+        return min(self.api.most_requests, size or self.api.most_requests)
+
+    def late(self, batch: Batch) -> bool:
+        """Return True if a batch has taken longer than the user wants to wait."""
+        longest = None if self._block is None else self._block.max_wait
+        return longest is not None and time.time() - batch.sent > longest
+
+    def next_group(self) -> tuple[dict[str, _Request], bool]:
+        """Return the next requests that fit into one batch, and whether it is full with them."""
+        group: dict[str, _Request] = {}
+        total = 0
+        for name, request in self._pending():
+            total += request.size
+            if group and total > self.api.most_bytes:
+                return group, True
+            group[name] = request
+            if len(group) == self._size:
+                return group, True
+        return group, False
+
+    def _pending(self) -> Iterator[tuple[str, _Request]]:
+        for name, request in list(self.unsent.items()):
+            if request.future.done():
+                del self.unsent[name]  # its trial was cancelled
+            else:
+                yield name, request
+
+    async def post(self, body: Any) -> tuple[Any, bool]:
+        """Return the reply to a request, and whether it comes from a batch."""
+        asker = ASKER.get()
+        data = msgspec.json.encode(body)
+        base = f"{_hex(asker.key)[:24]}-{sha256(asker.where.encode() + b'|' + data).hexdigest()[:24]}"
+        name, number = base, 1
+        while name in self._hub.busy:  # an equal request of the same trial, which is another one all the same
+            number += 1
+            name = f"{base}-{number}"
+        self._hub.busy.add(name)
+        try:
+            return await self._post(name, body, len(data) + 200, asker)
+        finally:
+            self._hub.busy.discard(name)
+
+    async def _post(self, name: str, body: Any, size: int, asker: Asker) -> tuple[Any, bool]:
+        while True:
+            result: LineRef | object | None = self._hub.take(name)
+            if result is None:
+                flight = self._hub.flight_of(name)
+                if flight is None and self._goes_alone(name):
+                    async with self._hub.live:
+                        return await self._client.post(body), False
+                with asker.waiting():
+                    result = await self._wait(name, _Request(body, size, _new_future()), flight)
+            if result is not _AGAIN:
+                return self._read(result), True  # type: ignore[arg-type]  # everything but `_AGAIN` is a place
+
+    def _goes_alone(self, name: str) -> bool:
+        return self._block is None or (self._block.then == "live" and self._hub.was_left(name))
+
+    async def _wait(self, name: str, request: _Request, flight: _Flight | None) -> LineRef | object:
+        if flight is None:
+            self.unsent[name] = request
+        else:
+            flight.waiters[name] = request.future
+        try:
+            return await request.future
+        finally:
+            if self.unsent.get(name) is request:
+                del self.unsent[name]
+
+    def _read(self, ref: LineRef) -> Any:
+        result = self.api.read(ref.read())
+        if result is None:
+            raise AttemptError("bad_reply", f"a result of a batch cannot be read: {ref.path}")
+        if result.error is not None:
+            raise result.error
+        return result.reply
+
+
+def _hex(key: str) -> str:
+    """Return the digits of a key."""
+    return key.rpartition(":")[2]
+
+
+def _new_future() -> asyncio.Future[LineRef | object]:
+    return asyncio.get_running_loop().create_future()

@@ -1,0 +1,348 @@
+"""A scripted provider of batches on loopback, in OpenAI's or Anthropic's form, that counts what it would bill.
+
+It runs the requests of a batch when the batch is submitted, and shows the results once `release` was called or `holds`
+is false. It refuses what the real ones refuse, and shows each account only its own batches. A test may be called at
+any step, to kill the process, say: instead of the step (`before`), or after it and instead of its answer (`after`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from email.parser import BytesParser
+from email.policy import HTTP
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from tests.support.providers import Asked, Refused, Say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Step = str
+"""`upload`, `submit`, `look`, `list`, `results` or `cancel`"""
+
+
+def echo(body: dict[str, Any]) -> Say:
+    """Answer with the last user message."""
+    return Say(prompt_of(body))
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    """Return the last message of a request, as text."""
+    content = body["messages"][-1].get("content")
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+class Batch:
+    """A batch at the provider."""
+
+    def __init__(self, number: int, account: str, lines: list[dict[str, Any]], about: dict[str, Any]) -> None:
+        self.id = f"batch_{number}"
+        self.account = account
+        self.lines = lines
+        self.about = about
+        self.created = time.time()
+        self.results: list[dict[str, Any]] = []
+        self.errors: list[dict[str, Any]] = []
+        self.status = "in_progress"
+        self.problem: dict[str, Any] | None = None
+
+
+class BatchServer:
+    """The provider."""
+
+    def __init__(self, api: str, answer: Callable[[dict[str, Any]], Say]) -> None:
+        self.api = api
+        self.wire = import_module(f"tests.support.providers.{api}").WIRE
+        self.answer = answer
+        self.url = ""
+        self.holds = False
+        """batches stay in progress"""
+        self.refuses: dict[str, int] = {}
+        """by prompt: the status with which the request fails inside a batch"""
+        self.leaves_out: set[str] = set()
+        """prompts that the next batch does not answer before it expires"""
+        self.problem: dict[str, Any] | None = None
+        """why the next batch fails as a whole"""
+        self.status: dict[Step, int] = {}
+        """by step: the status with which it is refused, once"""
+        self.before: dict[Step, Callable[[], None]] = {}
+        self.after: dict[Step, Callable[[], None]] = {}
+        """called once at a step"""
+        self.batches: list[Batch] = []
+        self.files: dict[str, tuple[str, bytes]] = {}
+        self.billed: Counter[str] = Counter()
+        """requests that were run, in batches and alone, by prompt"""
+        self.alone: Counter[str] = Counter()
+        """of these: alone"""
+        self.cancelled: list[str] = []
+        self.refused: list[str] = []
+        self._lock = threading.RLock()
+
+    def release(self) -> None:
+        """End all batches."""
+        self.holds = False
+        with self._lock:
+            for batch in self.batches:
+                if batch.status == "in_progress":
+                    batch.status = "completed"
+
+    def take(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a request."""
+        data = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        if handler.headers.get("Transfer-Encoding") == "chunked":
+            data = _read_chunks(handler)
+        asked = urlsplit(handler.path)
+        path = asked.path.removeprefix("/v1")
+        step, act = self._route(handler.command, path, parse_qs(asked.query))
+        account = handler.headers.get("Authorization") or handler.headers.get("x-api-key") or ""
+        if (call := self.before.pop(step or "", None)) is not None:
+            call()
+            handler.close_connection = True
+            return
+        try:
+            _refuse(self.status.pop(step or "", None))
+            with self._lock:
+                answer = act(account, data, handler.headers.get("Content-Type") or "")
+            status = 200
+        except Refused as refused:
+            if step is None or refused.status not in (404, 429, 500):
+                self.refused.append(str(refused))
+            answer, status = self.wire.error(refused.status, str(refused)), refused.status
+        whole = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(whole)))
+        handler.send_header("Content-Type", "application/json")
+        handler.end_headers()
+        if (call := self.after.pop(step or "", None)) is not None:
+            if step == "results":
+                handler.wfile.write(whole[: len(whole) // 2])
+                handler.wfile.flush()
+            call()
+            handler.close_connection = True
+            return
+        handler.wfile.write(whole)
+
+    def _route(self, method: str, path: str, query: dict[str, list[str]]) -> tuple[Step | None, Callable[..., Any]]:
+        root = "/messages/batches" if self.api == "messages" else "/batches"
+        after = (query.get("after") or query.get("after_id") or [""])[0]
+        if path == "/files" and method == "POST":
+            return "upload", self._upload
+        if match := re.fullmatch(r"/files/(.*)/content", path):
+            return "results", lambda account, *_: self._content(account, match[1])
+        if path == root and method == "POST":
+            return "submit", self._submit
+        if path == root:
+            return "list", lambda account, *_: self._list(account, after, int(query["limit"][0]))
+        if match := re.fullmatch(f"{root}/([^/]*)(/cancel|/results)?", path):
+            if match[2] == "/cancel":
+                return "cancel", lambda account, *_: self._cancel(account, match[1])
+            if match[2] == "/results":
+                return "results", lambda account, *_: self._lines(self._find(account, match[1]).results)
+            return "look", lambda account, *_: self._describe(self._find(account, match[1]))
+        return None, lambda _, data, __: self._alone(path, json.loads(data))
+
+    def _upload(self, account: str, data: bytes, content_type: str) -> Any:
+        message = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + data)
+        parts: dict[Any, Any] = {
+            part.get_param("name", header="content-disposition"): part for part in message.iter_parts()
+        }
+        if parts["purpose"].get_payload(decode=True) != b"batch":
+            raise Refused("Invalid purpose")
+        number = f"file-{len(self.files) + 1}"
+        self.files[number] = account, parts["file"].get_payload(decode=True)
+        return {"id": number, "object": "file", "status": "processed", "purpose": "batch"}
+
+    def _submit(self, account: str, data: bytes, _: str) -> Any:
+        body = json.loads(data)
+        if self.api == "messages":
+            lines = body["requests"]
+            requests = [(line["custom_id"], line["params"]) for line in lines]
+            path = "/messages"
+        else:
+            if self.files.get(body["input_file_id"], ("", b""))[0] != account:
+                raise Refused("No such File object", 404)
+            lines = [json.loads(line) for line in self.files[body["input_file_id"]][1].splitlines()]
+            requests = [(line["custom_id"], line["body"]) for line in lines]
+            path = body["endpoint"].removeprefix("/v1")
+            if body["completion_window"] != "24h" or any(len(value) > 512 for value in body["metadata"].values()):
+                raise Refused("Invalid batch")
+            if any(line["url"] != body["endpoint"] or line["method"] != "POST" for line in lines):
+                raise Refused("The URL of a line is not that of the batch")
+        names = [name for name, _ in requests]
+        if len(set(names)) != len(names) or not all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names):
+            raise Refused("custom_id must be unique, and match ^[a-zA-Z0-9_-]{1,64}$")
+        batch = Batch(len(self.batches) + 1, account, lines, body)
+        self.batches.append(batch)
+        if self.problem is not None:
+            batch.status, batch.problem, self.problem = "failed", self.problem, None
+        else:
+            self._run(batch, path, requests)
+        return self._describe(batch)
+
+    def _run(self, batch: Batch, path: str, requests: list[tuple[str, dict[str, Any]]]) -> None:
+        left_out, self.leaves_out = self.leaves_out, set()
+        expired = False
+        for name, body in reversed(requests):  # results come in any order
+            prompt = prompt_of(body)
+            if prompt in left_out:
+                batch.errors.append(self._not_run(name))
+                expired = True
+                continue
+            asked = Asked(
+                "/v1" + path, {"authorization": "x", "x-api-key": "x", "anthropic-version": "2023-06-01"}, body
+            )
+            try:
+                _refuse(self.refuses.get(prompt))
+                self.wire.check(asked)
+            except Refused as refused:
+                if prompt not in self.refuses:
+                    self.refused.append(str(refused))
+                batch.errors.append(self._failed(name, refused))
+                continue
+            self.billed[prompt] += 1
+            batch.results.append(self._answered(name, self.wire.whole(self.answer(body), asked)))
+        if self.api == "messages":
+            batch.results += batch.errors
+        if not self.holds:
+            batch.status = "expired" if expired else "completed"
+
+    def _answered(self, name: str, reply: Any) -> dict[str, Any]:
+        if self.api == "messages":
+            return {"custom_id": name, "result": {"type": "succeeded", "message": reply}}
+        return {"id": "r", "custom_id": name, "response": {"status_code": 200, "body": reply}, "error": None}
+
+    def _failed(self, name: str, refused: Refused) -> dict[str, Any]:
+        error = self.wire.error(refused.status, str(refused))
+        if self.api == "messages":
+            return {"custom_id": name, "result": {"type": "errored", "error": error}}
+        return {"id": "r", "custom_id": name, "response": {"status_code": refused.status, "body": error}, "error": None}
+
+    def _not_run(self, name: str) -> dict[str, Any]:
+        if self.api == "messages":
+            return {"custom_id": name, "result": {"type": "expired"}}
+        return {"id": "r", "custom_id": name, "response": None, "error": {"code": "batch_expired", "message": "late"}}
+
+    def _find(self, account: str, number: str) -> Batch:
+        for batch in self.batches:
+            if batch.id == number and batch.account == account:
+                return batch
+        raise Refused(f"No batch found with id '{number}'.", 404)
+
+    def _describe(self, batch: Batch) -> dict[str, Any]:
+        ended = batch.status != "in_progress"
+        total = len(batch.lines)
+        if self.api == "messages":
+            counts = {"processing": total, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
+            if ended:
+                kinds = Counter(line["result"]["type"] for line in batch.results)
+                counts = {name: kinds[name] for name in counts}
+            return {
+                "id": batch.id,
+                "type": "message_batch",
+                "processing_status": "ended" if ended else "in_progress",
+                "request_counts": counts,
+                "created_at": datetime.fromtimestamp(batch.created, UTC).isoformat(),
+                "cancel_initiated_at": "2026-01-01T00:00:00Z" if batch.id in self.cancelled else None,
+                "results_url": f"{self.url}/messages/batches/{batch.id}/results" if ended else None,
+            }
+        return {
+            "id": batch.id,
+            "object": "batch",
+            "endpoint": batch.about["endpoint"],
+            "input_file_id": batch.about["input_file_id"],
+            "status": batch.status,
+            "created_at": int(batch.created),
+            "metadata": batch.about.get("metadata"),
+            "output_file_id": f"{batch.id}-output" if ended and batch.results else None,
+            "error_file_id": f"{batch.id}-errors" if ended and batch.errors else None,
+            "errors": None if batch.problem is None else {"object": "list", "data": [batch.problem]},
+            "request_counts": {
+                "total": total,
+                "completed": len(batch.results) if ended else 0,
+                "failed": len(batch.errors) if ended else 0,
+            },
+        }
+
+    def _content(self, account: str, file: str) -> bytes:
+        number, _, kind = file.rpartition("-")
+        batch = self._find(account, number)
+        return self._lines(batch.results if kind == "output" else batch.errors)
+
+    def _lines(self, results: list[dict[str, Any]]) -> bytes:
+        return b"\n".join(json.dumps(result).encode() for result in results)
+
+    def _list(self, account: str, after: str, limit: int) -> Any:
+        own = [batch for batch in reversed(self.batches) if batch.account == account]
+        if after:
+            own = own[[batch.id for batch in own].index(after) + 1 :]
+        page = [self._describe(batch) for batch in own[:limit]]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
+        return {"data": page, "has_more": len(own) > limit, **ends}
+
+    def _cancel(self, account: str, number: str) -> Any:
+        batch = self._find(account, number)
+        self.cancelled.append(number)
+        if batch.status == "in_progress":
+            batch.status = "cancelled"
+        return self._describe(batch)
+
+    def _alone(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {"authorization": "x", "x-api-key": "x", "anthropic-version": "2023-06-01"}
+        asked = Asked("/v1" + path, headers, body)
+        self.wire.check(asked)
+        self.billed[prompt_of(body)] += 1
+        self.alone[prompt_of(body)] += 1
+        return self.wire.whole(self.answer(body), asked)
+
+
+def _refuse(status: int | None) -> None:
+    if status is not None:
+        raise Refused("told to fail", status)
+
+
+def _read_chunks(handler: BaseHTTPRequestHandler) -> bytes:
+    data = b""
+    while size := int(handler.rfile.readline(), 16):
+        data += handler.rfile.read(size)
+        handler.rfile.readline()
+    handler.rfile.readline()
+    return data
+
+
+@contextmanager
+def batch_server(api: str = "chat", answer: Callable[[dict[str, Any]], Say] = echo) -> Iterator[BatchServer]:
+    """Run a provider of batches."""
+    running = BatchServer(api, answer)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            with suppress(BrokenPipeError, ConnectionResetError):  # the process was killed
+                running.take(self)
+
+        do_GET = do_POST  # noqa: N815 - the name that the base class looks for
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    running.url = f"http://127.0.0.1:{server.server_port}/v1"
+    try:
+        yield running
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
