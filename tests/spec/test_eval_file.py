@@ -131,6 +131,8 @@ class TestWhatIsRead:
             "params": {"temperature": 0, "max_tokens": 512},
             "stream": True,
             "reasoning_history": "auto",
+            "json_schema": None,
+            "batch": None,
             "identity": "url",
             "version": "3",
             "tools": [],
@@ -315,7 +317,7 @@ class TestWhatIsRefused:
             ("name: e", "name: e\ngate: {exat: 0.5}", 2, ["gate.exat: no grader of this name", "did you mean 'exact'"]),
             ("name: e", "name: e\ngate: {exact: high}", 2, ["gate.exact", "'high'"]),
             ("name: e", "name: e\nprices: {m: {input: 1}}", 2, ["prices.m.output: is missing"]),
-            ("name: e", "name: e\nschemaVersion: '2.0'", 2, ["schemaVersion", "reads version 1.3, not 2.0"]),
+            ("name: e", "name: e\nschemaVersion: '2.0'", 2, ["schemaVersion", "reads version 1.4, not 2.0"]),
             (
                 "name: e",
                 "name: e\ndataset: {path: d.jsonl}",

@@ -55,7 +55,7 @@ gate: {regex: 0.5}
 
 NEW = """\
 # My eval, from long ago
-schemaVersion: "1.3"
+schemaVersion: "1.4"
 name: old          # keep me
 target: {model: 'some-model'}
 
@@ -146,7 +146,7 @@ class TestAFile:
         assert f"holdfast migrate {tmp_path}/e.yaml" in message
 
     def test_a_versioned_file_is_only_given_the_version(self, tmp_path: Path) -> None:
-        for written, after in [("'1.0'", "'1.3'"), ('"1.2"', '"1.3"'), ("1.0", '"1.3"')]:
+        for written, after in [("'1.0'", "'1.4'"), ('"1.2"', '"1.4"'), ("1.0", '"1.4"')]:
             text = f"{TODAY}schemaVersion:  {written} # that\nfollow_up_prompts: [a]\n"
             assert become(tmp_path, text) == text.replace(written, after)
 
@@ -155,13 +155,13 @@ class TestAFile:
         rest = f"{TODAY}limits:\n  max_tokens: 5000  # in all\n"
         text = rest if version is None else f"schemaVersion: {version}\n{rest}"
         after = become(tmp_path, text)
-        assert after == f'schemaVersion: "1.3"\n{rest.replace("max_tokens", "token_budget")}'
+        assert after == f'schemaVersion: "1.4"\n{rest.replace("max_tokens", "token_budget")}'
         (tmp_path / "e.yaml").write_text(after)
         assert load_eval(tmp_path / "e.yaml").limits.token_budget == 5000
 
     def test_a_version_before_the_first_is_as_none(self, tmp_path: Path) -> None:
         assert become(tmp_path, f'schemaVersion: "0.3"\n{OLD}') == NEW.replace(
-            '# My eval, from long ago\nschemaVersion: "1.3"\n', 'schemaVersion: "1.3"\n# My eval, from long ago\n'
+            '# My eval, from long ago\nschemaVersion: "1.4"\n', 'schemaVersion: "1.4"\n# My eval, from long ago\n'
         )
 
     @pytest.mark.parametrize("head", ["{", '{"', "---\n# a\n\n{ # b\n  "])
@@ -198,7 +198,7 @@ class TestAFile:
     @given(
         st.lists(st.sampled_from(sorted(GRADERS)) | st.just("exact"), max_size=4),
         st.sets(st.sampled_from(["follow_up_prompts: [a, 'b']", "trials_per_sample: 2", "# ä comment", "system: '#'"])),
-        st.sampled_from(["", 'schemaVersion: "1.0"\n', "schemaVersion: 0.5\n", 'schemaVersion: "1.3"\n']),
+        st.sampled_from(["", 'schemaVersion: "1.0"\n', "schemaVersion: 0.5\n", 'schemaVersion: "1.4"\n']),
         st.booleans(),
     )
     def test_twice_is_once_and_other_lines_stay(
@@ -216,7 +216,7 @@ class TestAFile:
         assert [line for line in after.splitlines() if line in kept] == kept
         if '"1.' in head:  # nothing in it is of another time
             before_data, after_data = (parse_document(one, folder / "e.yaml").data for one in (text, after))
-            assert {**before_data, "schemaVersion": "1.3"} == after_data
+            assert {**before_data, "schemaVersion": "1.4"} == after_data
 
 
 class TestTheCommand:
@@ -227,16 +227,16 @@ class TestTheCommand:
         done = holdfast("migrate", "old.yaml", cwd=tmp_path)
         assert path.read_text() == NEW and (tmp_path / "old.yaml.bak").read_text() == OLD
         assert {oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()} == {"0o640"}
-        assert "old.yaml: schemaVersion 1.3 is added" in done.stdout
+        assert "old.yaml: schemaVersion 1.4 is added" in done.stdout
         assert "old.yaml:7: follow_up_prompts: is now follow_ups" in done.stdout
-        assert done.stdout.splitlines()[-1] == "old.yaml: version 1.3; backup: old.yaml.bak"
+        assert done.stdout.splitlines()[-1] == "old.yaml: version 1.4; backup: old.yaml.bak"
 
     def test_a_second_time_it_does_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "old.yaml").write_text(OLD)
         holdfast("migrate", "old.yaml", cwd=tmp_path)
         before = tree(tmp_path)
         done = holdfast("migrate", "old.yaml", cwd=tmp_path)
-        assert done.stdout == "old.yaml: already version 1.3: nothing to do\n"
+        assert done.stdout == "old.yaml: already version 1.4: nothing to do\n"
         assert tree(tmp_path) == before
 
     def test_a_backup_is_never_overwritten_and_never_made_twice(self, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ class TestTheCommand:
         shown = holdfast("migrate", "old.yaml", "--dry-run", cwd=tmp_path).stdout
         assert "\n-follow_up_prompts:\n+follow_ups:\n" in shown and tree(tmp_path) == before
         (entry,) = json.loads(holdfast("migrate", "old.yaml", "--dry-run", "--json", cwd=tmp_path).stdout)
-        assert (entry["status"], entry["from"], entry["to"], entry["diff"]) == ("would migrate", None, "1.3", shown)
+        assert (entry["status"], entry["from"], entry["to"], entry["diff"]) == ("would migrate", None, "1.4", shown)
 
     def test_a_folder_stands_for_its_evals_and_a_link_stays_one(self, tmp_path: Path) -> None:
         folder = tmp_path / "evals"
@@ -275,7 +275,7 @@ class TestTheCommand:
         ]
         assert (tmp_path / "link.yaml").is_symlink() and (folder / "a.yaml").read_text() == NEW
         assert read_document(folder / "b.yml").data == {
-            "schemaVersion": "1.3",
+            "schemaVersion": "1.4",
             **parse_document(TODAY, folder / "b.yml").data,
         }
 

@@ -93,7 +93,7 @@ class TestEvalFiles:
         (tmp_path / "e.yaml").write_text(head + EVAL)
         return load_eval(tmp_path / "e.yaml")
 
-    @pytest.mark.parametrize("written", ['"1.0"', "'1.1'", '"1.2"', '"1.3"', "1.0", "1.1", "1.2", "1.3"])
+    @pytest.mark.parametrize("written", ['"1.0"', "'1.1'", '"1.2"', '"1.4"', "1.0", "1.3", "1.4"])
     def test_versions_of_this_major_with_and_without_quotes(self, tmp_path: Path, written: str) -> None:
         spec = self.read(tmp_path, f"schemaVersion: {written}\n")
         assert spec.notices == ()
@@ -136,7 +136,7 @@ class TestEvalFiles:
     def test_the_command_refuses_another_major(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text('schemaVersion: "2.0"\n' + EVAL)
         done = holdfast("eval", "e.yaml", cwd=tmp_path, check=2)
-        assert "e.yaml:1: schemaVersion: this Holdfast reads version 1.3, not 2.0" in done.stderr
+        assert "e.yaml:1: schemaVersion: this Holdfast reads version 1.4, not 2.0" in done.stderr
         assert "holdfast migrate e.yaml" in done.stderr
         assert not (tmp_path / "runs").exists()
 

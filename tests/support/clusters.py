@@ -42,7 +42,7 @@ HF_HOME = "/lustre/hf"
 executor = "local"
 """
 EVAL = """\
-schemaVersion: "1.3"
+schemaVersion: "1.4"
 name: {name}
 samples: [{{id: a, question: "1 + 1?", expected: "2"}}]
 target: {{model: some-model}}
