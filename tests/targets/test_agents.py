@@ -17,7 +17,7 @@ from holdfast import evaluate
 from holdfast.errors import ConfigError
 from tests.support.breaking import kept
 from tests.support.providers import Call, Say, provider
-from tests.support.running import run_dir, start
+from tests.support.running import holdfast, run_dir, start
 
 if TYPE_CHECKING:
     from holdfast.spec.schema import Api
@@ -69,7 +69,7 @@ def test_an_agent_needs_a_workspace_and_its_program() -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize(("agent", "model", "api", "tool", "argument"), AGENTS)
 def test_a_killed_agent_repeats_only_the_call_in_flight(
-    agent: str, model: str, api: Api, tool: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: str, model: str, api: Api, tool: str, argument: str, tmp_path: Path
 ) -> None:
     in_flight = threading.Event()
 
@@ -97,15 +97,13 @@ graders: [{{type: text, contains: done}}, {{type: tool_calls, required_tools: [{
 """
     )
     with provider(api, move) as server:
-        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url.removesuffix("/v1"))
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
-            monkeypatch.setenv(name, "sk-of-the-test")
-        process = start("eval", "e.yaml", cwd=tmp_path)
+        env = {"ANTHROPIC_BASE_URL": server.url.removesuffix("/v1"), "OPENAI_BASE_URL": server.url}
+        env |= {"ANTHROPIC_API_KEY": "sk-of-the-test", "OPENAI_API_KEY": "sk-of-the-test"}
+        process = start("eval", "e.yaml", cwd=tmp_path, env=env)
         assert in_flight.wait(120)
         process.kill()
         process.communicate()
-        assert start("eval", "e.yaml", cwd=tmp_path).wait(200) == 0
+        holdfast("eval", "e.yaml", cwd=tmp_path, env=env)
         assert server.refused == [] and len(server.asked) == 7, "six calls, of which one was in flight"
     [output] = kept(run_dir(tmp_path, "killed"))
     assert output["output"] == "all done" and output["usage"]["requests"] == 6
