@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.engine.replay import Replay
 from holdfast.store.records import Usage
+from holdfast.targets.types import Reading
 from tests.support.breaking import assert_same_numbers, journal_files, kept
 from tests.support.lab import Lab
 from tests.support.running import Server, lines, module_server, server, start, wait_for
@@ -459,7 +460,10 @@ def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list
             return f"{life} {request}"
 
         attempt = replay.begin_attempt(1)
-        return [await attempt.model(request, lambda r=request: live(r), lambda _: Usage()) for request in requests]
+        return [
+            await attempt.model(request, lambda r=request: live(r), Reading(usage=lambda _: Usage()))
+            for request in requests
+        ]
 
     return asyncio.run(call_all()), notes.kept, notices
 

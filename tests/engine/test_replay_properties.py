@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from holdfast.canonical import digest
 from holdfast.engine.replay import Replay, RestartTrial
 from holdfast.store.records import NO_USAGE, Usage
+from holdfast.targets.types import Reading
 
 if TYPE_CHECKING:
     from holdfast.engine.replay import RecordedCalls
@@ -125,7 +126,7 @@ class Process:
             return f"{call.request} {len(self.disk)} {self.executed[identity]}"
 
         if call.kind == "model":
-            result = await calls.model({"ask": call.request}, live, lambda _: Usage())
+            result = await calls.model({"ask": call.request}, live, Reading(usage=lambda _: Usage()))
         else:
             result = await calls.tool(f"tool{call.request}", {}, live, call.policy)
         responses = [
@@ -193,7 +194,7 @@ def test_a_conversation_that_diverges_uses_no_record_from_there_on(before: list[
         async def live() -> str:
             return answer
 
-        return [await attempt.model({"ask": request}, live, lambda _: Usage()) for request in requests]
+        return [await attempt.model({"ask": request}, live, Reading(usage=lambda _: Usage())) for request in requests]
 
     disk: list[Step] = []
     asyncio.run(make(before, disk, "recorded"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -342,7 +343,20 @@ def test_the_plan_says_how_many_batches_there_will_be(tmp_path: Path) -> None:
         assert run(eval_file, "--dry-run").stdout.endswith("7 requests in 3 batches\n")
         plain = run(eval_file, "--dry-run", "target.batch=true").stdout
         assert plain.endswith("7 requests in 1 batch\n")
+        priced = run(eval_file, "--dry-run", "target.model=gpt-4o-mini").stdout
+        assert re.search(r"7 requests in 3 batches, about <?\$\S+ instead of <?\$\S+\n$", priced), priced
         assert server.batches == []
+
+
+def test_answers_of_a_batch_cost_what_batches_cost(tmp_path: Path) -> None:
+    with batch_server() as server:
+        eval_file = write_batch_eval(tmp_path, server, target={"model": "gpt-4o-mini"})
+        run(eval_file)
+        run(eval_file, "--fresh", "target.batch=false")
+    alone = run_dir(tmp_path)
+    batched = next((tmp_path / "runs" / "e" / "archived").iterdir())
+    costs = [sum(output["usage"]["cost"] for output in kept(path)) for path in (batched, alone)]
+    assert costs[0] == pytest.approx(costs[1] / 2)
 
 
 def test_a_budget_is_checked_between_batches(tmp_path: Path) -> None:

@@ -202,7 +202,6 @@ NOT_SEEN: dict[str, Any] = {
     "a function that only returns a text": {"python": "agent.py:plain"},
     "a program without the proxy": {"command": [sys.executable, "-c", "print('done')"], "proxy": False},
     "a program that never comes to the proxy": {"command": [sys.executable, "-c", "print('done')"]},
-    "an agent whose wire format is not read": {"python": "agent.py:reply"},
     "a workflow behind HTTP": {"http": "", "request": {"input_message": "{{ prompt }}"}, "response": "value"},
 }
 
@@ -213,11 +212,7 @@ def test_graders_of_unknown_calls_are_reported_as_checking_nothing(
 ) -> None:
     agent(
         lab,
-        "def plain(prompt):\n    return 'done'\n"
-        "def reply(prompt, context):\n"
-        # The server only knows chat, by the end of what it is asked for.
-        "    ask(context.base_url, [{'role': 'user', 'content': prompt}], path='/responses?/chat/completions')\n"
-        "    return 'done'\n",
+        "def plain(prompt):\n    return 'done'\n",
     )
     target = dict(NOT_SEEN[kind])
     if "http" in target:
@@ -276,9 +271,9 @@ USER = {"role": "user", "content": "go"}
 def test_examples_and_earlier_turns_in_a_request_are_no_calls_of_this_turn() -> None:
     trace = Trace()
     history = [chat(("1", "f", "{}")), result("1", "old"), USER]
-    trace.request({"messages": history})
-    trace.response(0, "a", None, {"messages": [chat(("1", "f", "{}"))]})  # some servers number each answer's calls anew
-    trace.request({"messages": [*history, chat(("1", "f", "{}")), result("1", "new")]})
+    trace.request(history)
+    trace.response(0, "a", [chat(("1", "f", "{}"))])  # some servers number each answer's calls anew
+    trace.request([*history, chat(("1", "f", "{}")), result("1", "new")])
     assert seen(trace) == [("f", {}, "new")]
     messages, complete = trace.transcript("done")
     assert complete and [message.get("content") for message in messages] == [None, "new", "done"]
@@ -286,43 +281,41 @@ def test_examples_and_earlier_turns_in_a_request_are_no_calls_of_this_turn() -> 
 
 def test_calls_repeated_with_other_ids_and_spaces_are_the_same_calls() -> None:
     trace = Trace()
-    trace.response(0, "a", None, {"messages": [chat(("1", "f", '{"a": 1}'), ("2", "f", '{"a": 1}'))]})
+    trace.response(0, "a", [chat(("1", "f", '{"a": 1}'), ("2", "f", '{"a": 1}'))])
     again = [USER, chat(("x", "f", '{"a":1}'), ("y", "f", '{"a":1}')), result("x", "one"), result("y", "two")]
     for _ in range(2):
-        trace.request({"messages": again})
+        trace.request(again)
     assert seen(trace) == [("f", {"a": 1}, "one"), ("f", {"a": 1}, "two")]
 
 
 def test_a_client_that_asks_the_same_twice_does_not_call_twice_but_a_poll_does() -> None:
     trace = Trace()
     for step in (0, 1):
-        trace.response(step, "a", None, {"messages": [chat(("1", "poll", "{}"))]})
+        trace.response(step, "a", [chat(("1", "poll", "{}"))])
     assert len(seen(trace)) == 1
-    trace.request({"messages": [USER, chat(("1", "poll", "{}")), result("1", "wait")]})
-    trace.response(2, "b", None, {"messages": [chat(("1", "poll", "{}"))]})
+    trace.request([USER, chat(("1", "poll", "{}")), result("1", "wait")])
+    trace.response(2, "b", [chat(("1", "poll", "{}"))])
     trace.request(
-        {
-            "messages": [
-                USER,
-                *[chat(("1", "poll", "{}")), result("1", "wait")],
-                chat(("1", "poll", "{}")),
-                result("1", "ok"),
-            ]
-        }
+        [
+            USER,
+            *[chat(("1", "poll", "{}")), result("1", "wait")],
+            chat(("1", "poll", "{}")),
+            result("1", "ok"),
+        ]
     )
     assert seen(trace) == [("poll", {}, "wait"), ("poll", {}, "ok")]
 
 
 def test_a_call_that_the_agent_wrote_itself_counts_behind_the_last_user_message() -> None:
     trace = Trace()
-    trace.request({"messages": [USER, chat(("own", "look", "{}")), result("own", "seen")]})
+    trace.request([USER, chat(("own", "look", "{}")), result("own", "seen")])
     assert seen(trace) == [("look", {}, "seen")]
 
 
 def test_calls_keep_the_recorded_order_whichever_returns_first() -> None:
     trace = Trace()
-    trace.response(1, "b", None, {"messages": [chat(("2", "second", "{}"))]})
-    trace.response(0, "a", None, {"messages": [chat(("1", "first", "{}"))]})
+    trace.response(1, "b", [chat(("2", "second", "{}"))])
+    trace.response(0, "a", [chat(("1", "first", "{}"))])
     assert [name for name, _, _ in seen(trace)] == ["first", "second"]
 
 

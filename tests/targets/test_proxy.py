@@ -324,25 +324,27 @@ def test_a_stream_that_breaks_off_is_cut_off_for_the_agent_too_and_not_recorded(
 RESPONSES = {"model": "gpt-4o-mini", "input": "?", "prompt": {"id": "p"}, "stream": True}
 
 
-@pytest.mark.parametrize("last", ["response.completed", "response.incomplete", "response.failed", None])
-def test_a_stream_of_responses_is_recorded_only_with_its_last_event(last: str | None) -> None:
+@pytest.mark.parametrize("last", ["completed", "incomplete", "failed", None])
+def test_a_stream_of_responses_is_recorded_only_with_an_event_that_ends_an_answer(last: str | None) -> None:
     asked: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         asked.append(await request.json())
-        types = ["response.created", "response.output_text.delta", *([last] if last else [])]
-        data = b"".join(b'event: %b\ndata: {"type": "%b"}\n\n' % (name.encode(), name.encode()) for name in types)
+        events: list[Any] = [{"type": "response.created"}, {"type": "response.output_text.delta", "delta": "x"}]
+        if last:
+            events.append({"type": f"response.{last}", "response": {"status": last, "output": []}})
+        data = b"".join(b"event: %b\ndata: %b\n\n" % (e["type"].encode(), json.dumps(e).encode()) for e in events)
         return web.Response(body=data, content_type="text/event-stream")
 
     async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
-        if last is None:
+        if last in ("failed", None):
             with pytest.raises(aiohttp.ClientError):
                 async with client.post(url + "/responses", json=RESPONSES) as response:
                     await response.read()
         else:
             async with client.post(url + "/responses", json=RESPONSES) as response:
-                assert last.encode() in await response.read()
-        assert len(notes.kept) == (last is not None)
+                assert f"response.{last}".encode() in await response.read()
+        assert len(notes.kept) == (last in ("completed", "incomplete"))
         assert asked == [RESPONSES], "options of chat completions are unknown there"
 
     through_proxy(answer, test)
@@ -479,9 +481,13 @@ def test_refusals_of_the_proxy_have_the_shape_that_clients_read(monkeypatch: pyt
                 return response.status, error["message"]
 
         base = url.removesuffix("/v1")
-        status, message = await refused("POST", f"{base}/chat/completions", json={})
-        assert status == 404 and "/chat/completions here: use $OPENAI_BASE_URL as it is, with its /v1" in message
-        assert (await refused("GET", f"{base[: base.rindex('/')]}/"))[0] == 404
+        status, message = await refused("POST", f"{base}x/v1/chat/completions", json={})
+        assert status == 404 and "x/v1/chat/completions: this is no base URL" in message
+        assert (await refused("POST", f"{base}/v1/", json={}))[0] == 404
+        async with client.head(base) as response:
+            assert response.status == 200
+        async with client.options(f"{url}/messages") as response:
+            assert response.status == 200 and "POST" in response.headers["Allow"]
         assert await refused("PUT", f"{url}/models", json={}) == (405, "PUT is not passed on: only GET and POST are")
         assert (await refused("POST", f"{url}/files", data=b"--form"))[0] == 400
         status, message = await refused("POST", f"{url}/chat/completions", data=b'"' + b"x" * 2000 + b'"')

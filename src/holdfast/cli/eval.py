@@ -327,12 +327,10 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
     print_compiled(previews, as_json=flags.json)
     if not flags.json:
         from holdfast.report.preview import preview
-
-        identity, rundir, plan = previews[0]
-        for line in preview(identity, plan, rundir).lines():
-            click.echo(line)
         from holdfast.report.waiting import planned_batches
 
-        for line in planned_batches(identity.spec, plan):
+        identity, rundir, plan = previews[0]
+        shown = preview(identity, plan, rundir)
+        for line in (*shown.lines(), *planned_batches(identity.spec, shown)):
             click.echo(line)
     return 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.dialects.media import KINDS, content_of
+from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
     STOPPED_EARLY,
     count,
@@ -352,24 +352,14 @@ def _content(content: Any, load: Load) -> Any:
 
 
 def _part(part: dict[str, Any], load: Load) -> Block:
-    """Return a part of a message in the API's form, which also is accepted as it is."""
-    kind = part.get("type")
-    if kind in KINDS and "digest" in part:
-        return _source(kind, part["media_type"], content_of(part, load), part.get("name"))
-    url = part["image_url"]["url"] if kind == "image_url" else part["file"].get("file_data") if kind == "file" else None
-    if url is None:
+    """Return a part of a message in the API's form; parts that have it already stay as they are."""
+    media = media_of(part, load)
+    if media is None:
         return part
-    head, _, data = url.partition(";base64,")
-    if not head.startswith("data:") or not data:
-        return {"type": "image" if kind == "image_url" else "document", "source": {"type": "url", "url": url}}
-    name = part["file"].get("filename") if kind == "file" else None
-    return _source("image" if kind == "image_url" else "file", head.removeprefix("data:"), data, name)
-
-
-def _source(kind: str, media_type: str, data: str, name: str | None) -> Block:
+    kind, media_type, data, url, name = media
     if kind == "audio":
         raise AttemptError("bad_request", "the Messages API takes images and documents, no audio", retry=False)
-    source = {"type": "base64", "media_type": media_type, "data": data}
+    source = {"type": "url", "url": url} if url else {"type": "base64", "media_type": media_type, "data": data}
     if kind == "image":
         return {"type": "image", "source": source}
     if media_type.startswith("text/"):
@@ -394,7 +384,7 @@ def _read_message(message: Mapping[str, Any]) -> list[Message]:
     except (KeyError, TypeError):
         return []
     rest = [block for block in blocks if block.get("type") != "tool_result"]
-    return [*results, *([{"role": "user", "content": _plain(rest)}] if rest else [])]
+    return [*results, *([{"role": message.get("role"), "content": _plain(rest)}] if rest else [])]
 
 
 def _plain(content: Any) -> Any:

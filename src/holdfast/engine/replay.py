@@ -2,8 +2,9 @@
 
 Invariants:
 
-1. A call is identified by its turn, its kind, the digest of its request, and its number among equal requests of the
-   attempt. Calls that an agent makes at the same time may therefore come back in any order.
+1. A call is identified by its turn, its kind, the digest of its request (without what clients change on every start),
+   and its number among equal requests of the attempt. Calls that an agent makes at the same time may therefore come
+   back in any order.
 2. Nobody sees the result of a live call before its record is on disk.
 3. A recorded call is never made again. Exceptions are 4 and 6, and calls with `replay: again`, which run again where
    the state that they built is lost; also then the recorded result counts.
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from holdfast.engine.replay_again import Key
     from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import PendingTrial
-    from holdfast.targets.types import Closing, FindHome, ReplayPolicy, Reply
+    from holdfast.targets.types import Closing, FindHome, Reading, ReplayPolicy, Reply
 
 _INSIDE_TURN = ("model", "tool", "intent")
 
@@ -154,6 +155,10 @@ class Replay:
         if self.workspace is not None:
             self.workspace.restart()
         await self.close()
+
+    def has(self, key: Key) -> bool:
+        """Return True for a call that is on record and has not been asked for yet."""
+        return key in self._unused
 
     def take(self, key: Key) -> Step | None:
         """Take a call from the record; None where it has to be made."""
@@ -310,20 +315,28 @@ class RecordedCalls:
         self._outages.pop(request, None)
         return response
 
-    async def model(
-        self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
-    ) -> Any:
+    def _model_key(self, request: Any, reading: Reading | None) -> Key:
+        if reading is None or reading.identity is UNSET:
+            return self._next_key("model", request)
+        key = self._next_key("model", reading.identity)
+        if reading.identity != request and not self._replay.has(key):
+            # Records from before volatile fields were left out have the digest of the whole request.
+            old = self._next_key("model", request)
+            return old if self._replay.has(old) else key
+        return key
+
+    async def model(self, request: Any, live: Callable[[], Awaitable[Any]], reading: Reading | None = None) -> Any:
         """Return a model's answer."""
-        key, proxied = self._next_key("model", request), "body" in request
-        self._trace.request(request["body"] if proxied else request)
-        read_usage = usage or _usage
+        key = self._model_key(request, reading)
+        self._trace.request(reading.messages if reading else request["messages"])
+        read_usage = reading.usage if reading else _usage
 
         async def ask() -> tuple[Any, Usage]:
             answer = await live()
             return answer, read_usage(answer)
 
         response = await self._call(key, ask)
-        self._trace.response(key, key[2], request["path"] if proxied else None, response)
+        self._trace.response(key, key[2], reading.answers(response) if reading else response["messages"] or ())
         used = read_usage(response)
         self.usage = used if self.usage is None else self.usage + used
         self._replay.usage_counted = True

@@ -20,6 +20,7 @@ TARGETS = Registry(
         "python": "holdfast.targets.python:PythonFunction",
         "http": "holdfast.targets.http:HttpWorkflow",
         "command": "holdfast.targets.command:Command",
+        "agent": "holdfast.targets.agents:AgentProgram",
         "nat": "holdfast.formats.nat.target:NatWorkflow",
         "mock": "holdfast.formats.waza.mock:Mock",
     },
@@ -52,6 +53,8 @@ def read_target(data: Any, document: Document, problems: list[Problem], key: str
 def target_kind(data: dict[str, Any]) -> str | None:
     """Return the kind that a target's block names; None where it names none, or several."""
     kinds = [kind for kind in TARGETS if kind in data]
+    if "agent" in kinds:
+        kinds = [kind for kind in kinds if kind != "model"]  # which is a key of agents too
     if "type" in data:
         return None if kinds else str(data["type"])
     return kinds[0] if len(kinds) == 1 else None

@@ -18,8 +18,11 @@
 `python`    a Python function, or an object that is opened and closed
 `http`      a workflow behind HTTP
 `command`   a program
+`agents`    Claude Code and Codex, as programs
 `guard`     the target of a plug-in, which is not trusted
-`proxy`     an OpenAI-compatible server on loopback, whose calls are recorded
+`proxy`     a server on loopback for all APIs of models, whose calls are recorded
+`exchange`  a request of a program to a model, and its answer
+`matching`  which requests of a program count as the same
 `tools`     Python functions that a model may call, and `mcp`, the tools of MCP servers
 `scripted`  tools that answer from a script
 `trace`     the tool calls of a turn, collected from requests and replies

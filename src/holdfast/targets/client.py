@@ -7,7 +7,6 @@ request would meet too. No other exception leaves this module.
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import urllib.request
 from contextlib import asynccontextmanager, suppress
@@ -369,9 +368,3 @@ def _is_overload(status: int, headers: Mapping[str, str], reason: str) -> bool:
     if status == 503:
         return "overload" in reason.lower() or retry_after(headers) is not None
     return status == 529
-
-
-def bearer(api_key_env: str) -> dict[str, str]:
-    """Return the Authorization header from the environment; none without the variable, as local servers need none."""
-    key = os.environ.get(api_key_env)
-    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -16,12 +16,13 @@ from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from holdfast.spec.origin import Origin
+    from holdfast.targets.matching import Volatile
     from holdfast.targets.proxy import Proxy
-    from holdfast.targets.types import Turn
+    from holdfast.targets.types import Calls, Turn
 
 _SHOWN = 400
 
@@ -44,13 +45,14 @@ def for_environment(text: str) -> str:
 class Command(Target):
     """Runs the program once per turn, in a process group of its own: in the workspace, else in the eval's folder.
 
-    Its environment has an OPENAI_BASE_URL that is this trial's, so that its model calls are recorded.
+    Its environment has an OPENAI_BASE_URL that is this trial's, and those of other providers, so that its model calls
+    are recorded.
     """
 
     schema = CommandTarget
     block: CommandTarget
 
-    def __init__(self, block: CommandTarget, origin: Origin) -> None:
+    def __init__(self, block: CommandTarget, origin: Origin, volatile: Sequence[Volatile] = ()) -> None:
         super().__init__(block, origin)
         spec = origin.spec
         self._folder = spec.folder
@@ -63,7 +65,7 @@ class Command(Target):
         if block.proxy:
             from holdfast.targets.proxy import Proxy
 
-            self._proxy = Proxy(block, spec.prices)
+            self._proxy = Proxy(block, spec.prices, volatile)
 
     @classmethod
     def identity(cls, block: CommandTarget, origin: Origin) -> dict[str, Any]:
@@ -82,13 +84,23 @@ class Command(Target):
         if self._proxy is not None:
             await self._proxy.__aexit__(*details)
 
+    def base_url(self, calls: Calls) -> str:
+        """Return the base URL of a trial at the proxy."""
+        assert self._proxy is not None
+        return self._proxy.base_url(calls)
+
     async def reply(self, turn: Turn) -> Reply:
         """Run the program to its end."""
+        return await self.run(turn, {})
+
+    async def run(self, turn: Turn, variables: Mapping[str, str]) -> Reply:
+        """Run the program to its end, with further environment variables."""
         calls = turn.calls
         if calls is None:
             return await self._run(turn, None, dict(os.environ))
         environment = {
             **os.environ,
+            **variables,
             "HOLDFAST_SAMPLE": for_environment(turn.sample.id),
             "HOLDFAST_TURN": str(turn.number),
         }
@@ -98,8 +110,7 @@ class Command(Target):
                 environment["PATH"] = os.pathsep.join([*folders, environment.get("PATH", os.defpath)])
         if self._proxy is None:
             return await self._run(turn, calls.workspace, environment)
-        environment["OPENAI_BASE_URL"] = environment["OPENAI_API_BASE"] = self._proxy.base_url(calls)
-        environment.setdefault("OPENAI_API_KEY", "none")  # clients need one; the proxy has the real key
+        environment |= self._proxy.variables(calls)
         self._proxy.admit(calls)
         try:
             return await self._run(turn, calls.workspace, environment)

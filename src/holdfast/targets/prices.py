@@ -126,11 +126,12 @@ class Prices:
             reasoning_tokens=UNSET if tokens.reasoning is None else tokens.reasoning,
         )
 
-    def estimate(self, sent: int, received: int, requests: int) -> float | None:
+    def estimate(self, sent: int, received: int, requests: int, *, batch: bool = False) -> float | None:
         """Return about what requests cost that have so many tokens together; None where the price is unknown."""
-        if self._rates is None or not requests:
-            return None if self._rates is None else 0.0
-        return _cost(self._rates, sent / requests, received / requests, 0, 0) * requests
+        rates = (self._batch or self._rates) if batch else self._rates
+        if rates is None or not requests:
+            return None if rates is None else 0.0
+        return _cost(rates, sent / requests, received / requests, 0, 0) * requests
 
 
 def _split(model: str) -> tuple[str, str]:

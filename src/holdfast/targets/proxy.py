@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on loopback for agents that nobody can look into.
+"""A server on loopback for agents that nobody can look into. It speaks every API that has a dialect.
 
 Each trial has a base URL of its own. What is asked there goes to the real server; the answers are recorded before their
 end is handed over, counted, priced, and after a crash given from the record. An outage reaches the agent as it is:
@@ -8,48 +8,56 @@ whether it gets over it is its own affair, but what it says without having got o
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
 from aiohttp import web
 from msgspec import UnsetType
 
-from holdfast.dialects.chat import check_choice
-from holdfast.dialects.reading import count
-from holdfast.dialects.types import TokenCounts
+from holdfast.dialects import dialect_of
+from holdfast.dialects.reading import STOPPED_EARLY
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.providers import endpoint_of
 from holdfast.store.records import ProxiedResponse, Usage
 from holdfast.targets.balancer import client_of
-from holdfast.targets.client import bearer
+from holdfast.targets.exchange import dialect_at, place_of, read_answer, read_counts, read_messages
+from holdfast.targets.matching import Volatile, without
 from holdfast.targets.prices import Prices
+from holdfast.targets.types import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from holdfast.spec.schema import CommandTarget, Price, PythonTarget
+    from holdfast.spec.schema import Api, CommandTarget, Price, PythonTarget
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
+    from holdfast.targets.exchange import Place
     from holdfast.targets.types import Calls
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
 _GONE: Final = (ConnectionError, aiohttp.ClientError)
 """what writing to an agent raises that has gone; the answer is kept all the same"""
-_COMPLETIONS: Final = ("chat/completions", "completions")
-"""where a 404 means that the address or the model is wrong; elsewhere it is an agent that tries what there is"""
-_RESPONSE_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
-"""the events that end a stream of the Responses API"""
-_PASSED_ON: Final = ("authorization", "openai-organization", "openai-project", "openai-beta", "x-api-key", "api-key")
+_KEYS: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+"""headers with an agent's own key, passed on where the eval has none"""
+_PASSED_ON: Final = ("anthropic-version", "anthropic-beta", "openai-organization", "openai-project", "openai-beta")
+_PROVIDERS: Final[dict[str, Api]] = {"openai": "chat", "anthropic": "messages", "google": "gemini"}
+"""with the API whose headers their other paths have too"""
 
 
 class Proxy:
     """The server; one for a run."""
 
-    def __init__(self, block: CommandTarget | PythonTarget, prices: Mapping[str, Price]) -> None:
-        self._upstream = endpoint_of("", None, block.base_url).urls
-        self._key_env = block.api_key_env
+    def __init__(
+        self, block: CommandTarget | PythonTarget, prices: Mapping[str, Price], volatile: Sequence[Volatile] = ()
+    ) -> None:
+        self._upstream = {name: _upstream(name, block) for name in _PROVIDERS}
+        """by provider: base URLs, and the environment variable with the key"""
+        self._volatile = [*volatile, *map(Volatile, block.ignore)]
         self._prices = prices
         self._trials: dict[str, Calls] = {}
         self._clients: dict[str, Client | Balancer] = {}
@@ -58,8 +66,8 @@ class Proxy:
 
     async def __aenter__(self) -> Self:
         application = web.Application(client_max_size=_MOST_BYTES)
-        application.router.add_route("*", "/{trial}/v1/{path:.*}", self._handle)
-        application.router.add_route("*", "/{path:.*}", _unknown)
+        application.router.add_route("*", "/{trial}/{path:.*}", self._handle)
+        application.router.add_route("*", "/{trial}", self._handle)
         self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -77,6 +85,22 @@ class Proxy:
         """Return the base URL of a trial's agent, which stays the same in this process."""
         return f"http://127.0.0.1:{self._port}/{calls.id}/v1"
 
+    def variables(self, calls: Calls) -> dict[str, str]:
+        """Return the environment variables by which the providers' clients find the proxy."""
+        url = self.base_url(calls)
+        root = url.removesuffix("/v1")  # the other two providers' clients add the version
+        # Clients need keys; the proxy has the real ones.
+        keys = {name: os.environ.get(name, "none") for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
+        if "GOOGLE_API_KEY" not in os.environ:
+            keys["GEMINI_API_KEY"] = os.environ.get("GEMINI_API_KEY", "none")
+        return {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_BASE": url,
+            "ANTHROPIC_BASE_URL": root,
+            "GOOGLE_GEMINI_BASE_URL": root,
+            **keys,
+        }
+
     def admit(self, calls: Calls) -> None:
         """Assign requests to the trial's URL to this attempt from now on."""
         self._trials[calls.id] = calls
@@ -88,7 +112,9 @@ class Proxy:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         calls = self._trials.get(request.match_info["trial"])
         if calls is None:
-            return _refusal(404, "this base URL belongs to a trial that is over")
+            return _refusal(404, f"{request.path}: this is no base URL, or one of a trial that is over")
+        if request.method in ("HEAD", "OPTIONS"):  # clients that look whether somebody is there
+            return web.Response(headers={"Allow": "GET, HEAD, OPTIONS, POST"})
         if request.method not in ("GET", "POST"):
             return _refusal(405, f"{request.method} is not passed on: only GET and POST are")
         try:
@@ -98,11 +124,13 @@ class Proxy:
             return _refusal(413, f"a request of more than {_MOST_BYTES:,} bytes is not passed on")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _refusal(400, f"only JSON is passed on, and the request is not JSON: {error}")
-        path = request.match_info["path"].strip("/")
-        answer = _Answer(self, request, path, body)
-        described = {"method": request.method, "path": path, "query": request.query_string, "body": body}
+        place = place_of(request.match_info.get("path", ""), request.headers)
+        if not place.path:
+            return _refusal(404, f"there is nothing at {request.path}: a path such as /v1/responses has to follow")
+        answer = _Answer(self, request, place, body)
+        described = {"method": request.method, "path": place.path, "query": _query(place, request), "body": body}
         try:
-            recorded = await calls.model(described, answer.ask, self._usage)
+            recorded = await calls.model(described, answer.ask, self._reading(place, described))
         except (AttemptError, Fault) as error:
             if answer.response is not None:  # cut off what was sent, so that it is not taken as complete
                 if request.transport is not None:
@@ -113,42 +141,49 @@ class Proxy:
             return _refusal(error.status or 502, error.message, error.kind, headers, error.body)
         return await answer.give(msgspec.convert(recorded, ProxiedResponse))
 
-    async def client(self, path: str, request: web.Request) -> Client | Balancer:
-        """Return the client for a path of the real server, with the key of the eval, else the agent's own."""
-        if request.query_string and request.method != "GET":
-            path = f"{path}?{request.query_string}"
-        headers = bearer(self._key_env) or {
-            name: value for name, value in request.headers.items() if name.lower() in _PASSED_ON
-        }
-        key = f"{path} {sorted(headers.items())}"
-        if key not in self._clients:
-            urls = [f"{url}/{path}" for url in self._upstream]
-            client = client_of(urls, headers, f"Check the key in {self._key_env}.")
-            self._clients[key] = await client.__aenter__()
-        return self._clients[key]
+    def _reading(self, place: Place, request: dict[str, Any]) -> Reading:
+        dialect = dialect_at(place)
+        volatile = [*self._volatile, *map(Volatile, () if dialect is None else dialect.volatile)]
+        return Reading(
+            identity={**request, "body": without(request["body"], volatile)},
+            messages=[] if dialect is None else dialect.conversation(request["body"]),
+            usage=partial(self._usage, place),
+            answers=partial(read_messages, place),
+        )
 
-    def _usage(self, recorded: Any) -> Usage:
+    async def client(self, place: Place, request: web.Request) -> Client | Balancer:
+        """Return the client for a path of the real server, with the key of the eval, else the agent's own."""
+        query = _query(place, request)
+        path = f"{place.path}?{query}" if query and request.method != "GET" else place.path
+        urls, key_env = self._upstream[place.provider]
+        headers = {name: value for name, value in request.headers.items() if name.lower() in _PASSED_ON}
+        if key := os.environ.get(key_env):
+            headers = dialect_of(_PROVIDERS[place.provider]).headers(key) | headers
+        else:
+            headers |= {name: value for name, value in request.headers.items() if name.lower() in _KEYS}
+        name = f"{place.provider} {path} {sorted(headers.items())}"
+        if name not in self._clients:
+            client = client_of([f"{url}/{path}" for url in urls], headers, f"Check the key in {key_env}.")
+            self._clients[name] = await client.__aenter__()
+        return self._clients[name]
+
+    def _usage(self, place: Place, recorded: Any) -> Usage:
         """Read the usage of an answer from its record."""
         response = msgspec.convert(recorded, ProxiedResponse)
         if response.free is True:
             return Usage(0, 0, 1, 0.0)
-        counts = response.counts if isinstance(response.counts, dict) else {}
-        prices = Prices(str(response.model or ""), self._prices)
-        sent = counts.get("prompt_tokens", counts.get("input_tokens"))
-        received = counts.get("completion_tokens", counts.get("output_tokens"))
-        if received is None and sent is not None and counts.get("total_tokens") == sent:
-            received = 0  # embeddings
-        return prices.usage(TokenCounts(input=count(sent), output=count(received)))
+        return Prices(str(response.model or ""), self._prices).usage(read_counts(place, response))
 
 
 class _Answer:
     """A request on its way to the real server and back."""
 
-    def __init__(self, proxy: Proxy, request: web.Request, path: str, body: Any) -> None:
+    def __init__(self, proxy: Proxy, request: web.Request, place: Place, body: Any) -> None:
         self._proxy = proxy
         self._request = request
         self._body = body
-        self._path = path
+        self._place = place
+        self._dialect = dialect_at(place)
         self.response: web.StreamResponse | None = None
         """the response, once a part of it is sent"""
         self._held: list[Any] = []
@@ -156,58 +191,62 @@ class _Answer:
 
     @property
     def _streams(self) -> bool:
-        return isinstance(self._body, dict) and bool(self._body.get("stream"))
+        return self._place.streams or (isinstance(self._body, dict) and bool(self._body.get("stream")))
+
+    @property
+    def _as_events(self) -> bool:
+        """False for an agent that asks Gemini for a list instead of events."""
+        return not self._place.streams or self._request.query.get("alt") == "sse"
 
     async def ask(self) -> Any:
-        """Ask the real server. A path that the server does not have is reported to the agent, and stops no run."""
+        """Ask the real server. A path that the server may not have is reported to the agent, and stops no run."""
         try:
             return msgspec.to_builtins(await self._ask())
         except Fault as fault:
-            if fault.status != 404 or self._path in _COMPLETIONS:
+            if fault.status != 404 or self._place.api not in (None, "responses"):
                 raise
             missing = AttemptError("bad_request", fault.message, status=404, retry=False)
             missing.body = fault.body
             raise missing from fault
 
     async def _ask(self) -> ProxiedResponse:
-        """Pass a stream on as it comes, but for its end."""
-        client = await self._proxy.client(self._path, self._request)
-        model = self._body.get("model") if isinstance(self._body, dict) else None
+        client = await self._proxy.client(self._place, self._request)
+        model = self._place.model or (self._body.get("model") if isinstance(self._body, dict) else None)
         if self._request.method == "GET":
             return ProxiedResponse(model, whole=await client.get(self._request.query_string), free=True)
-        if not self._streams:
-            whole = await client.post(self._body)
-            counts = whole.get("usage") if isinstance(whole, dict) else None
-            return ProxiedResponse(model, whole=whole, counts=counts)
-        body = dict(self._body)
-        options = body.get("stream_options") or {}
-        wants_usage = not isinstance(options, dict) or bool(options.get("include_usage"))
-        responses = self._path == "responses"
-        chat = not responses and ("messages" in body or "prompt" in body)
-        if chat and not wants_usage:  # else the usage of the call would be unknown
-            body["stream_options"] = {**options, "include_usage": True}
+        if self._streams:
+            return await self._stream(client, model)
+        whole = await client.post(self._body)
+        response = ProxiedResponse(model, whole=whole, counts=_usage_in(whole), free=self._place.free or msgspec.UNSET)
+        if self._dialect is not None:
+            read_answer(self._dialect, response)  # raises for a failure that is reported as an answer
+        return response
+
+    async def _stream(self, client: Client | Balancer, model: Any) -> ProxiedResponse:
+        """Pass a stream on as it comes, but for its end."""
+        body, hides_usage = self._body, False
+        if self._place.api in ("chat", "completions"):
+            options = body.get("stream_options") or {}
+            hides_usage = isinstance(options, dict) and not options.get("include_usage")
+            if hides_usage:  # else the usage of the call would be unknown
+                body = {**body, "stream_options": {**options, "include_usage": True}}
+        reader = None if self._dialect is None else self._dialect.reader()
         events: list[Any] = []
-        counts, finished = None, not (chat or responses)
+        counts: Any = None
         async for event in client.stream(body):
-            try:
-                usage = event.get("usage") or (event.get("response") or {}).get("usage")
-                choices = event.get("choices") or []
-                for choice in choices:
-                    check_choice(choice)
-                ends = any(choice.get("finish_reason") for choice in choices) or event.get("type") in _RESPONSE_ENDS
-            except (AttributeError, TypeError) as error:
-                raise AttemptError("bad_reply", f"not an event of a completion: {event!r:.200}") from error
+            if reader is not None:
+                reader.feed(event)
+            usage = _usage_in(event)
             counts = usage or counts
-            finished |= ends
-            if chat and not wants_usage and usage and not choices:
+            if hides_usage and usage and not event.get("choices"):
                 continue  # the agent did not ask for it
             events.append(event)
-            if ends or self._held:
+            if self._held or not self._as_events or (reader is not None and reader.ended):
                 self._held.append(event)
             else:
                 await self._send([event])
-        if not finished:
-            raise AttemptError("bad_reply", "the stream ended before the answer did")
+        if reader is not None and not reader.ended:
+            raise AttemptError("bad_reply", STOPPED_EARLY)
         return ProxiedResponse(model, events=events, counts=counts)
 
     async def _send(self, events: list[Any]) -> None:
@@ -217,26 +256,44 @@ class _Answer:
             with suppress(*_GONE):
                 await self.response.prepare(self._request)
         for event in events:
-            kind = None if "choices" in event else event.get("type")
+            kind = event.get("type") if self._place.api in ("messages", "responses", None) else None
             head = f"event: {kind}\n".encode() if kind else b""
             with suppress(*_GONE):
                 await self.response.write(head + b"data: " + msgspec.json.encode(event) + b"\n\n")
 
     async def give(self, recorded: ProxiedResponse) -> web.StreamResponse:
         """Send the recorded answer to the agent: all of it, or the end that was held back."""
-        if isinstance(recorded.events, UnsetType):
-            return web.json_response(body=msgspec.json.encode(recorded.whole))
+        if isinstance(recorded.events, UnsetType) or not self._as_events:
+            whole = recorded.whole if isinstance(recorded.events, UnsetType) else recorded.events
+            return web.json_response(body=msgspec.json.encode(whole))
         await self._send(recorded.events if self.response is None else self._held)
         assert self.response is not None
         with suppress(*_GONE, asyncio.CancelledError):
-            await self.response.write(b"data: [DONE]\n\n")
+            if self._place.api in ("chat", "completions", None):
+                await self.response.write(b"data: [DONE]\n\n")
             await self.response.write_eof()
         return self.response
 
 
-async def _unknown(request: web.Request) -> web.StreamResponse:
-    await request.release()
-    return _refusal(404, f"there is no {request.path} here: use $OPENAI_BASE_URL as it is, with its /v1 at the end")
+def _upstream(provider: str, block: CommandTarget | PythonTarget) -> tuple[list[str], str]:
+    """Return the base URLs of a provider, and the environment variable with its key."""
+    # $OPENAI_BASE_URL counts as the base_url of models that have a prefix of the hub: here it is OpenAI's alone.
+    environ = {name: value for name, value in os.environ.items() if provider == "openai" or name != "OPENAI_BASE_URL"}
+    own = endpoint_of("" if provider == "openai" else f"{provider}/any", environ=environ)
+    urls = own.urls if block.base_url is None else endpoint_of("", None, block.base_url).urls
+    return urls, block.api_key_env or own.key_env
+
+
+def _query(place: Place, request: web.Request) -> str:
+    """Return the query that goes to the server: a key in it is the agent's, and an answer of Gemini comes as events."""
+    if place.provider != "google":
+        return request.query_string
+    query = {name: value for name, value in request.query.items() if name != "key"}
+    return urlencode({**query, "alt": "sse"} if place.streams else query)
+
+
+def _usage_in(reply: Any) -> Any:
+    return reply.get("usage") if isinstance(reply, dict) else None
 
 
 def _refusal(
@@ -248,5 +305,5 @@ def _refusal(
 ) -> web.Response:
     """Return an error in the shape that clients read, with the real server's body where there is one."""
     if not isinstance(body, dict):
-        body = {"error": {"message": message, "type": kind, "param": None, "code": kind}}
+        body = {"type": "error", "error": {"message": message, "type": kind, "param": None, "code": kind}}
     return web.Response(status=status, headers=headers, body=msgspec.json.encode(body), content_type="application/json")

@@ -8,20 +8,17 @@ behind the last user message; what stands before it is history, or an example.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
-from holdfast.store.records import ProxiedResponse, ToolCall
+from holdfast.store.records import ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from holdfast.targets.types import Message
-
-_UNREAD: Final = ("responses", "messages")
-"""where models are asked in formats that are not read here, by the last part of the path"""
 
 
 class Seen(msgspec.Struct, eq=False):
@@ -111,24 +108,18 @@ class Trace:
         self.observed = False
         """the target's calls are seen here"""
         self.unread = False
-        """some of the calls are in a format that is not read here"""
+        """some of the calls are in answers that cannot be read"""
 
-    def request(self, body: Any) -> None:
-        """Read a request to a model."""
-        messages = body.get("messages") if isinstance(body, dict) else None
-        if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+    def request(self, messages: Sequence[Message]) -> None:
+        """Read the conversation in a request to a model."""
+        if messages:
             self._heard = messages
             self._matched(messages)
 
-    def response(self, step: Hashable, request: str, path: str | None, response: Any) -> None:
-        """Read a model's answer; `request` is the digest of the request, `path` its path on the server."""
-        if path is not None and (path.rpartition("/")[2] in _UNREAD or "generateContent" in path):
+    def response(self, step: Hashable, request: str, answers: Sequence[Message] | None) -> None:
+        """Read a model's answers to the request with this digest; None for answers that cannot be read."""
+        if answers is None:
             self.unread = self.observed = True
-            return
-        try:
-            answers = _messages(response)
-        except (AttributeError, TypeError, KeyError):
-            self.unread = True
             return
         self.observed |= bool(answers)
         before = self._asked.setdefault(request, [])
@@ -219,29 +210,3 @@ class Trace:
             while coming is not None and coming[0] == number:
                 last[coming[1].id or coming[1].name] = coming[2]
                 coming = next(rest, None)
-
-
-def _messages(response: Any) -> list[Message]:
-    """Return the assistant messages of a model's recorded answer."""
-    if not isinstance(response, dict):
-        return []
-    if "messages" in response:
-        return response["messages"] or []
-    proxied = msgspec.convert(response, ProxiedResponse)
-    if not isinstance(proxied.events, UnsetType):
-        return _joined(proxied.events)
-    choices = proxied.whole.get("choices") if isinstance(proxied.whole, dict) else None
-    return [choice.get("message") or {} for choice in choices or ()]
-
-
-def _joined(events: Iterable[Any]) -> list[Message]:
-    """Return the messages of a stream."""
-    from holdfast.dialects.chat import join_tool_call
-
-    answers: dict[int, dict[int, dict[str, Any]]] = {}
-    for event in events:
-        for choice in event.get("choices") or ():
-            calls = answers.setdefault(choice.get("index") or 0, {})
-            for piece in (choice.get("delta") or choice.get("message") or {}).get("tool_calls") or ():
-                join_tool_call(calls, piece)
-    return [{"tool_calls": [calls[number] for number in sorted(calls)]} for calls in answers.values()]

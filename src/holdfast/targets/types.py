@@ -65,6 +65,19 @@ FindHome = Callable[[PastCall], Awaitable[Home | None]]
 """finds the home of a past call; None unless the call has `replay: again`"""
 
 
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model call is read that is in the form of somebody else's program."""
+
+    identity: Any = UNSET
+    """the request without what clients change on every start; the record is searched for it"""
+    messages: list[Message] = []
+    """the conversation in the request"""
+    usage: Callable[[Any], Usage]
+    """reads the usage from the answer"""
+    answers: Callable[[Any], list[Message] | None] = lambda _: []
+    """reads the messages of the model from the answer; None: they cannot be read"""
+
+
 class Calls(Protocol):
     """The model and tool calls of an attempt, recorded before their results are used, and later replayed."""
 
@@ -77,12 +90,10 @@ class Calls(Protocol):
     observed: bool
     """the target makes its tool calls through this object: no calls here means no calls"""
 
-    async def model(
-        self, request: Any, ask: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
-    ) -> Any:
+    async def model(self, request: Any, ask: Callable[[], Awaitable[Any]], reading: Reading | None = None) -> Any:
         """Return a model's answer, as JSON; `ask` gets it where it is not on record.
 
-        `usage` reads the usage from the answer; default: its field `usage`.
+        Default: the request has `messages`, and the answer is a `Reply`.
         """
         ...
 

@@ -14,6 +14,7 @@ _KNOWN = {
     *("cache_control", "context_management", "mcp_servers", "inference_geo", "speed", "diagnostics"),
 }
 _BLOCKS = {
+    "system": {"text"},
     "user": {"text", "image", "document", "tool_result", "search_result"},
     "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
 }
@@ -103,7 +104,7 @@ def _check_conversation(messages: list[dict[str, Any]]) -> None:
     seen: set[str] = set()
     for number, message in enumerate(messages):
         role, content = message["role"], message["content"]
-        if role not in _BLOCKS:
+        if role not in _BLOCKS or (role == "system" and number == 0):
             raise Refused(
                 f'messages: Unexpected role "{role}". The Messages API accepts a top-level `system` parameter'
             )
@@ -154,7 +155,9 @@ def _signature(thoughts: str) -> str:
 
 
 def _head(asked: Asked) -> dict[str, Any]:
-    return {"id": "msg_1", "type": "message", "role": "assistant", "model": asked.body["model"]}
+    # Claude Code takes replies with the same id as one.
+    id_ = "msg_" + sha256(json.dumps(asked.body["messages"]).encode()).hexdigest()[:24]
+    return {"id": id_, "type": "message", "role": "assistant", "model": asked.body["model"]}
 
 
 def _blocks(say: Say, asked: Asked) -> list[dict[str, Any]]:

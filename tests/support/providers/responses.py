@@ -10,7 +10,17 @@ from tests.support.providers import Asked, Refused, Say, Wire, path_of, words
 
 _KNOWN = {
     *("model", "input", "instructions", "temperature", "top_p", "max_output_tokens", "stream", "tools", "tool_choice"),
-    *("parallel_tool_calls", "text", "reasoning", "metadata", "prompt_cache_key", "store", "include", "service_tier"),
+    *(
+        "parallel_tool_calls",
+        "text",
+        "reasoning",
+        "metadata",
+        "prompt_cache_key",
+        "client_metadata",
+        "store",
+        "include",
+        "service_tier",
+    ),
     *("previous_response_id", "safety_identifier", "truncation", "top_logprobs", "user", "stream_options"),
 }
 _PARTS = {
