@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.report.histogram import make_histogram, score_histogram
@@ -166,6 +166,7 @@ class TestChanges:
         assert changes.changes == ["other rows (2 → 3)"]
 
 
+@example([57646075.72577229], False)
 @given(st.lists(st.floats(0, 1e9) | st.integers(0, 10**9).map(float), min_size=1), st.booleans())
 def test_any_values_fall_into_at_most_sixty_bins_each_once(values: list[float], whole: bool) -> None:
     histogram = make_histogram("x", "tokens", [float(round(v)) for v in values] if whole else values, whole=whole)

@@ -93,10 +93,12 @@ def _bins(ordered: list[float], p95: float, *, whole: bool) -> list[Bin]:
     least, most = ordered[0], ordered[-1]
     top = most if most <= _TAIL * max(p95, 1e-9) else quantile(ordered, 0.99)
     start = 0.0 if least < 0.3 * top else least
-    step = round_step(max(top - start, 1e-9) / _MOST_BINS)
+    step = round_step(max(top - start, 1e-9, 1e-9 * top) / _MOST_BINS)  # far above the precision of the values
     if whole:
         step = max(1.0, step)
     first = math.floor(start / step)
+    if first * step > start:  # the quotient was rounded up to a whole number
+        first -= 1
     count = min(_MOST_BINS + 1, max(1, math.floor(top / step) - first + 1))
     bounds = [(first + number) * step for number in range(count + 1)]
     places = [bisect_left(ordered, bound) for bound in bounds]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.conversation.script import Script
-from holdfast.errors import AttemptError, ResultsError
+from holdfast.errors import AttemptError, ResultsError, VersionError
 from holdfast.graders.likelihood import expected_positions
 from holdfast.plan.identity import installed_code
 from holdfast.spec.providers import endpoint_of
@@ -126,7 +126,7 @@ def _earlier_run(rundir: RunDir) -> Metrics | None:
     finished: list[tuple[bool, float, Metrics]] = []
     for path in rundir.path.parent.glob("*/metrics.json"):
         other = RunDir(path.parent)
-        with suppress(ResultsError, OSError):
+        with suppress(ResultsError, VersionError, OSError):
             metrics = other.read_metrics()
             if metrics is not None and metrics.outputs and metrics.usage.output_tokens is not None:
                 same = other.path.name.rpartition("-")[0] == rundir.path.name.rpartition("-")[0]
