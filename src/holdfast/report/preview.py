@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.conversation.script import Script
+from holdfast.display.format import dollars
 from holdfast.errors import AttemptError, ResultsError, VersionError
 from holdfast.graders.likelihood import expected_positions
 from holdfast.plan.identity import installed_code
@@ -75,7 +76,7 @@ class Preview(NamedTuple):
         if self.asked is not None:
             yield self.asked
         if self.trials:
-            cost = "" if self.cost is None else f", about ${self.cost:.4f}"
+            cost = "" if self.cost is None else f", about {dollars(self.cost)}"
             cost += "" if self.prices_of is None else f" at the prices of {self.prices_of}"
             trials = "1 trial" if self.trials == 1 else f"{self.trials:,} trials"
             beside = "without replies, later turns and judges"

@@ -191,7 +191,7 @@ def test_a_killed_controller_is_unreachable_and_its_forgotten_jobs_are_not_mista
     ids = {job.name: job.id for job in slurm.jobs(invocation=ours)}
     assert sorted(ids) == names
     own_slurm.kill_controller()
-    with pytest.raises(Unreachable, match="slurm controller"):
+    with pytest.raises(Unreachable, match="controller does not answer"):
         Slurm(own_slurm.impatient).jobs(invocation=ours)
     # Slurm saves its state every few seconds; here the last save is the one before all our jobs.
     for path in (own_slurm.folder / "state").glob("job_state*"):
