@@ -34,6 +34,8 @@ _TEXTS: Final = ("reasoning", "reasoning_content", "refusal")
 """fields of a streamed message whose parts are joined"""
 _REDUNDANT: Final = frozenset(("object", "created", "choices", "model"))
 """of a reply: what every reply has, and what the message itself holds"""
+_OF_CHOICE: Final = frozenset(("index", "message", "delta", "finish_reason"))
+"""of a choice: likewise"""
 
 
 class _Chat(Dialect):
@@ -55,10 +57,7 @@ class _Chat(Dialect):
             body.setdefault("response_format", {"type": "json_schema", "json_schema": structured})
         if request.max_tokens is not None and "max_completion_tokens" not in body:
             body.setdefault("max_tokens", request.max_tokens)
-        kept = keeps_reasoning(request.messages, request.reasoning_history, default="last")
-        body["messages"] = [
-            as_chat(_sent(message, keep), request.load) for message, keep in zip(request.messages, kept, strict=True)
-        ]
+        body["messages"] = _write_messages(request)
         if request.stream:
             body["stream"] = True
             body.setdefault("stream_options", {"include_usage": True})
@@ -147,15 +146,13 @@ def _answer(message: Any, stop: Any, reply: Mapping[str, Any], choice: Mapping[s
         raise AttemptError("bad_reply", f"the answer is not a text: {str(message)[:200]}")
     # Beside tool calls, null is sent back as null: some servers refuse an empty text there.
     reply_message: Message = {"role": "assistant", "content": content if calls else content or ""}
-    reply_message |= {
-        key: value for key, value in message.items() if key not in reply_message and value not in (None, [], "")
-    }
+    if not message.keys() <= reply_message.keys():
+        reply_message |= {
+            key: value for key, value in message.items() if key not in reply_message and value not in (None, [], "")
+        }
     beside = {key: value for key, value in reply.items() if key not in _REDUNDANT and value is not None}
-    beside |= {
-        key: value
-        for key, value in choice.items()
-        if key not in ("index", "message", "delta", "finish_reason") and value is not None
-    }
+    if not choice.keys() <= _OF_CHOICE:
+        beside |= {key: value for key, value in choice.items() if key not in _OF_CHOICE and value is not None}
     usage = beside.get("usage")
     if not isinstance(usage, dict) or not any(isinstance(value, dict) for value in usage.values()):
         beside.pop("usage", None)  # its counts are those of the output
@@ -185,6 +182,13 @@ def _reasoning_params(reasoning: Mapping[str, Any]) -> dict[str, Any]:
         return {"reasoning_effort": reasoning["effort"]} if reasoning.get("effort") is not None else {}
     names = {"effort": "effort", "tokens": "max_tokens"}
     return {"reasoning": {names.get(key, key): value for key, value in reasoning.items()}}
+
+
+def _write_messages(request: ModelRequest) -> list[Message]:
+    if all(len(message) == 2 and isinstance(message.get("content"), str) for message in request.messages):
+        return [*request.messages]  # roles and texts, as most conversations are
+    kept = keeps_reasoning(request.messages, request.reasoning_history, default="last")
+    return [as_chat(_sent(message, keep), request.load) for message, keep in zip(request.messages, kept, strict=True)]
 
 
 def _sent(message: Message, keep: bool) -> Message:

@@ -97,8 +97,10 @@ class Client:
 
     async def post(self, body: Any) -> Any:
         """Post JSON and return the JSON of the reply."""
+        assert self._session is not None
         try:
-            async with await self._send(body) as response:
+            data = msgspec.json.encode(body)
+            async with self._session.post(self._url, data=data, headers=await self._signed(data)) as response:
                 data = await response.read()
                 if response.status >= 300:
                     raise self._classify_response(response.status, response.headers, data)
@@ -106,11 +108,8 @@ class Client:
             raise self._classify_exception(error) from error
         return self.parse(data)
 
-    async def _send(self, body: Any) -> aiohttp.ClientResponse:
-        assert self._session is not None
-        data = msgspec.json.encode(body)
-        headers = None if self._signer is None else await self._signer.headers(str(self._url), data)
-        return await self._session.post(self._url, data=data, headers=headers)
+    async def _signed(self, data: bytes) -> Mapping[str, str] | None:
+        return None if self._signer is None else await self._signer.headers(str(self._url), data)
 
     async def get(self, query: str = "") -> Any:
         """Return the JSON at the URL."""
@@ -168,8 +167,10 @@ class Client:
         event that `end` names, or, where nothing is named, one whose transport does not tell its end from a cut.
         With `end="close"` any end counts.
         """
+        assert self._session is not None
         try:
-            async with await self._send(body) as response:
+            data = msgspec.json.encode(body)
+            async with self._session.post(self._url, data=data, headers=await self._signed(data)) as response:
                 if response.status >= 300:
                     raise self._classify_response(response.status, response.headers, await response.read())
                 if "event-stream" not in response.headers.get("Content-Type", ""):
