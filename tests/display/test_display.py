@@ -472,7 +472,8 @@ def test_a_terminal_shows_why_trials_failed_and_cuts_no_number(failing: Any, col
 def test_workers_failures_are_shown_and_summed_up_as_those_of_one_process(failing: Any) -> None:
     done = run_command("eval", failing, "--workers", "2", cwd=failing.parent, check=3)
     assert "s1 #1: target: agent: agent.py:3: KeyError: 'b'" in done.stderr
-    assert TARGET_FAILED in done.stdout and GRADE_FAILED in done.stdout
+    first_s2 = TARGET_FAILED.replace("s1, s2", "s2, s1")  # the workers fail at the same time
+    assert (TARGET_FAILED in done.stdout or first_s2 in done.stdout) and GRADE_FAILED in done.stdout
 
 
 def test_accepted_errors_are_reported_also_for_a_finished_run(failing: Any) -> None:

@@ -18,11 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.display.text import Quiet
-from holdfast.engine.options import Options
-from holdfast.engine.worker import prepare
 from holdfast.errors import Fault, RunBeingFinished
-from holdfast.spec.load import load_eval
 from holdfast.store.claims import Claims, Round, begin_round, cut
 from holdfast.store.index import Index, read_output, read_steps
 from holdfast.store.lease import RunLease
@@ -36,7 +32,9 @@ from tests.support.breaking import (
     assert_same_numbers,
     leftovers,
     nothing_left,  # noqa: F401 - a fixture
+    share,
     whole_outputs,
+    worker,
 )
 from tests.support.running import Server, holdfast, lines, run_dir, start, wait_for, write_eval
 from tests.support.specs import output_of
@@ -50,18 +48,6 @@ SHORT_LEASE = {"HOLDFAST_LEASE_SECONDS": "4"}
 @pytest.fixture
 def eval_file(tmp_path: Path, provider: Server) -> Path:
     return write_eval(tmp_path, provider.base_url, **KEYS)
-
-
-def share(eval_file: Path, workers: int = 4, **options: Any) -> Path:
-    """Distribute an eval's work without starting workers; return the run directory."""
-    chosen = Options(runs_dir=eval_file.parent / "runs", command="holdfast eval e.yaml", **options)
-    prepare(load_eval(eval_file, []), chosen, workers, Quiet())
-    return run_dir(eval_file.parent)
-
-
-def worker(run: Path, name: str, **env: str) -> subprocess.Popen[str]:
-    """Start a worker as a job array does."""
-    return start("work", run, "--worker", name, cwd=run.parents[2], env=env)
 
 
 def busy(provider: Server, run: Path, name: str, **env: str) -> subprocess.Popen[str]:

@@ -12,19 +12,19 @@ import re
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.parser import BytesParser
 from email.policy import HTTP
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.providers import Asked, Refused, Say
+from tests.support.providers import Asked, Refused, Say, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from http.server import BaseHTTPRequestHandler
 
 Step = str
 """`upload`, `submit`, `look`, `list`, `results` or `cancel`"""
@@ -77,6 +77,8 @@ class BatchServer:
         self.before: dict[Step, Callable[[], None]] = {}
         self.after: dict[Step, Callable[[], None]] = {}
         """called once at a step"""
+        self.during: dict[Step, Callable[[], object]] = {}
+        """called once before a step, which is then taken"""
         self.batches: list[Batch] = []
         self.files: dict[str, tuple[str, bytes]] = {}
         self.billed: Counter[str] = Counter()
@@ -108,6 +110,8 @@ class BatchServer:
             call()
             handler.close_connection = True
             return
+        if (pause := self.during.pop(step or "", None)) is not None:
+            pause()
         try:
             _refuse(self.status.pop(step or "", None))
             with self._lock:
@@ -322,27 +326,5 @@ def _read_chunks(handler: BaseHTTPRequestHandler) -> bytes:
 def batch_server(api: str = "chat", answer: Callable[[dict[str, Any]], Say] = echo) -> Iterator[BatchServer]:
     """Run a provider of batches."""
     running = BatchServer(api, answer)
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            with suppress(BrokenPipeError, ConnectionResetError):  # the process was killed
-                running.take(self)
-
-        do_GET = do_POST  # noqa: N815 - the name that the base class looks for
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    running.url = f"http://127.0.0.1:{server.server_port}/v1"
-    try:
+    with serving(running.take) as running.url:
         yield running
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

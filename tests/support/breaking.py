@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.support.running import HOLDFAST, environment, holdfast, lines
+from holdfast.display.text import Quiet
+from holdfast.engine.options import Options
+from holdfast.engine.worker import prepare
+from holdfast.spec.load import load_eval
+from tests.support.running import HOLDFAST, environment, holdfast, lines, run_dir, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,3 +150,15 @@ def assert_same_numbers(run: Path, other: Path) -> None:
     """Two runs of one eval ended in the same bytes, times left out."""
     assert metrics_bytes(run) == metrics_bytes(other)
     assert (run / "results.json").read_bytes() == (other / "results.json").read_bytes()
+
+
+def share(eval_file: Path, workers: int = 4, **options: Any) -> Path:
+    """Distribute an eval's work without starting workers; return the run directory."""
+    chosen = Options(runs_dir=eval_file.parent / "runs", command="holdfast eval e.yaml", **options)
+    prepare(load_eval(eval_file, []), chosen, workers, Quiet())
+    return run_dir(eval_file.parent)
+
+
+def worker(run: Path, name: str, **env: str) -> subprocess.Popen[str]:
+    """Start a worker as a job array does."""
+    return start("work", run, "--worker", name, cwd=run.parents[2], env=env)

@@ -51,7 +51,7 @@ def _abandon(rundir: RunDir) -> None:
     try:
         store = BatchStore(rundir, rundir.path)
         waiting = [batch for batch in store.refresh().values() if batch.waiting]
-        steps = (BatchAbandoned(batch.intent.intent, "given up by the user", now()) for batch in waiting)
+        steps = (BatchAbandoned(batch.intent.intent, "given up by the user", now(), batch.id) for batch in waiting)
         asyncio.run(store.write(*steps))
     finally:
         lease.release()

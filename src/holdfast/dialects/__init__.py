@@ -1,7 +1,7 @@
 """Dialects: the APIs of models, one module each.
 
-`types`        what a dialect is
-`reading`      what the dialects have in common
+`types`        the interface of dialects
+`reading`      helpers of all dialects
 `media`        images, audio and files in messages
 `refusals`     refusals that every request would meet
 `chat`         OpenAI's chat completions, which most servers speak

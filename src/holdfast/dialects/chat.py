@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 REASONING: Final = ("reasoning", "reasoning_content", "reasoning_details")
 _TEXTS: Final = ("reasoning", "reasoning_content", "refusal")
 """fields of a streamed message whose parts are joined"""
-_REDUNDANT: Final = frozenset(("object", "created", "choices", "model"))
-"""of a reply: what every reply has, and what the message itself holds"""
-_OF_CHOICE: Final = frozenset(("index", "message", "delta", "finish_reason"))
-"""of a choice: likewise"""
+_OF_REPLY: Final = frozenset(("object", "created", "choices"))
+"""keys of a reply that say nothing, or stand in the message and the output"""
+_OF_CHOICE: Final = frozenset(("index", "message", "delta", "text", "finish_reason"))
+"""likewise of a choice"""
 
 
 class _Chat(Dialect):
@@ -150,13 +150,20 @@ def _answer(message: Any, stop: Any, reply: Mapping[str, Any], choice: Mapping[s
         reply_message |= {
             key: value for key, value in message.items() if key not in reply_message and value not in (None, [], "")
         }
-    beside = {key: value for key, value in reply.items() if key not in _REDUNDANT and value is not None}
+    raw = beside_message(reply, choice)
+    tokens = read_tokens(reply.get("usage"))
+    return Answer(message=with_raw(reply_message, "chat", raw), tokens=tokens, stop=str(stop or "stop"))
+
+
+def beside_message(reply: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a server sent beside the message: its name of the model, ids, details of the usage, probabilities."""
+    beside = {key: value for key, value in reply.items() if key not in _OF_REPLY and value is not None}
     if not choice.keys() <= _OF_CHOICE:
         beside |= {key: value for key, value in choice.items() if key not in _OF_CHOICE and value is not None}
     usage = beside.get("usage")
     if not isinstance(usage, dict) or not any(isinstance(value, dict) for value in usage.values()):
         beside.pop("usage", None)  # its counts are those of the output
-    return Answer(message=with_raw(reply_message, "chat", beside), tokens=read_tokens(usage), stop=str(stop or "stop"))
+    return beside
 
 
 def read_tokens(usage: Any) -> TokenCounts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.dialects.chat import check_choice, read_tokens
+from holdfast.dialects.chat import beside_message, check_choice, read_tokens
 from holdfast.dialects.reading import STOPPED_EARLY, no_answer, not_an_event, with_raw
 from holdfast.dialects.types import Answer, Dialect, StreamReader
 from holdfast.errors import AttemptError
@@ -34,7 +34,7 @@ class _Completions(Dialect):
         try:
             choice = reply["choices"][0]
             check_choice(choice)
-            return _answer(choice["text"], choice, reply.get("usage"))
+            return _answer(choice["text"], choice, reply)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise no_answer(reply) from error
 
@@ -50,7 +50,7 @@ class _CompletionsReader(StreamReader):
     def __init__(self) -> None:
         self._text: list[str] = []
         self._choice: dict[str, Any] = {}
-        self._usage: Any = None
+        self._reply: dict[str, Any] = {}
 
     @property
     def ended(self) -> bool:
@@ -58,7 +58,7 @@ class _CompletionsReader(StreamReader):
 
     def feed(self, event: Any) -> bool:
         try:
-            self._usage = event.get("usage") or self._usage
+            self._reply |= {key: value for key, value in event.items() if value is not None}
             texts = []
             for choice in event.get("choices") or ():
                 check_choice(choice)
@@ -72,19 +72,15 @@ class _CompletionsReader(StreamReader):
     def finish(self) -> Answer:
         if not self.ended:
             raise AttemptError("bad_reply", STOPPED_EARLY)
-        return _answer("".join(self._text), self._choice, self._usage)
+        return _answer("".join(self._text), self._choice, self._reply)
 
 
-def _answer(text: Any, choice: dict[str, Any], usage: Any) -> Answer:
+def _answer(text: Any, choice: dict[str, Any], reply: dict[str, Any]) -> Answer:
     if not isinstance(text, str):
         raise AttemptError("bad_reply", f"the answer is not a text: {str(choice)[:200]}")
-    beside = {
-        key: value
-        for key, value in choice.items()
-        if key not in ("index", "text", "finish_reason") and value is not None
-    }
-    message = with_raw({"role": "assistant", "content": text}, "completions", beside)
-    return Answer(message=message, tokens=read_tokens(usage), stop=str(choice.get("finish_reason") or "stop"))
+    message = with_raw({"role": "assistant", "content": text}, "completions", beside_message(reply, choice))
+    stop = str(choice.get("finish_reason") or "stop")
+    return Answer(message=message, tokens=read_tokens(reply.get("usage")), stop=stop)
 
 
 def plain_text(messages: Sequence[Message]) -> str:

@@ -335,7 +335,7 @@ def _id(name: str) -> str:
 
 
 def _decoded(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call, which have to be an object; a text that is none, such as a cut one, is kept."""
+    """Return the arguments of a call as an object. Text that is not a JSON object, such as a truncated one, is kept."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):

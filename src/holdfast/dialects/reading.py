@@ -1,4 +1,4 @@
-"""What the dialects have in common: counts, reasons of ending, and which reasoning goes back to a model."""
+"""Helpers of all dialects: token counts, errors, raw replies, and which reasoning is sent back to a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dialect is: how a request to a model is written, and how its reply is read.
+"""The interface of dialects: they write requests to a model and read its replies.
 
 Conversations have one form everywhere in Holdfast, that of OpenAI's chat API with two additions. A message of the model
 may have `reasoning`, its thoughts as text, and `raw`, what the server sent and the other keys do not hold. A dialect
@@ -83,7 +83,7 @@ class StreamReader:
 
     @property
     def ended(self) -> bool:
-        """Whether the event that ends the answer has come."""
+        """True once the event that ends the answer has arrived."""
         raise NotImplementedError
 
     def finish(self) -> Answer:

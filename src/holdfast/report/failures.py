@@ -73,7 +73,7 @@ def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_byte
             failures.retried[head.kind] += 1
     groups: dict[str, dict[str, Alike]] = {}
     pending = _Pending(identity, index)
-    for (key, where), head in last.items():
+    for (key, where), head in sorted(last.items(), key=lambda item: item[1].time):
         if pending(key, where):
             message = one_line(head.message)
             alike = groups.setdefault(where, {}).setdefault(without_details(message), Alike(message))

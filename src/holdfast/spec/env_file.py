@@ -39,7 +39,7 @@ def find_env_file(folder: Path) -> Path | None:
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Return the variables of a file; ConfigError for one that cannot be read, or a line that is none."""
+    """Return the variables of a file. Raises ConfigError where the file or one of its lines cannot be read."""
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

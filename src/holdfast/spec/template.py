@@ -31,7 +31,7 @@ __all__ = [
 RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 """errors of rendering over a user's row"""
 
-# Tuples, and not unions, which would be made anew for each row.
+# Tuples: a union would be built again for each row.
 _NESTED: Final = (list, tuple, dict)
 _TYPED: Final = (bool, int, float, *_NESTED)
 

@@ -85,6 +85,8 @@ class BatchAbandoned(msgspec.Struct, frozen=True, tag="abandoned", tag_field="st
     intent: str
     why: str
     time: float
+    batch: str | None = None
+    """the provider's id as far as it was known: a batch that turns out to have been submitted counts all the same"""
 
 
 BatchStep = BatchIntent | BatchUploaded | BatchSubmitted | BatchCollected | BatchAbandoned
@@ -101,7 +103,13 @@ class Batch(msgspec.Struct):
     id: str | None = None
     """the provider's, once it is known"""
     collected: BatchCollected | None = None
-    abandoned: str | None = None
+    abandonments: dict[str | None, str] = msgspec.field(default_factory=dict)
+    """by the id that was known: why it was abandoned"""
+
+    @property
+    def abandoned(self) -> str | None:
+        """Why the batch does not count, whatever the order in which the ledgers are read."""
+        return self.abandonments.get(self.id)
 
     @property
     def waiting(self) -> bool:
@@ -127,11 +135,11 @@ def apply(batches: dict[str, Batch], steps: Iterable[BatchStep]) -> None:
             case BatchUploaded():
                 batch.file, batch.sent = step.file, step.time
             case BatchSubmitted():
-                batch.id, batch.sent, batch.abandoned = step.batch, step.time, None
+                batch.id, batch.sent = step.batch, step.time
             case BatchCollected():
                 batch.collected = step
             case BatchAbandoned():
-                batch.abandoned = step.why
+                batch.abandonments[step.batch] = step.why
 
 
 def read_batches(rundir: RunDir) -> dict[str, Batch]:

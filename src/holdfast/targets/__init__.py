@@ -12,6 +12,7 @@
 `sse`       server-sent events, parsed as they arrive
 `balancer`  a client for several servers of one model
 `batches`   requests that are answered in batches, and `batch_apis`, the forms of providers
+`batch_client` the client of one model that is asked in batches
 `asking`    who makes a request
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `cores`     the number of cores that the process may use

@@ -1,8 +1,8 @@
 """Agents that are installed as programs, and how each is run: its command, its environment, and what differs each time.
 
 An agent starts with an empty configuration folder of its own, so that neither the user's settings nor earlier trials
-change what it does. After a crash it starts anew in the workspace as it was, and repeats its requests; those that are
-on record are answered from there.
+change what it does. After a crash it is started again in the restored workspace and repeats its requests; those that
+are on record are answered from there.
 """
 
 from __future__ import annotations

@@ -21,13 +21,11 @@ import os
 import secrets
 import time
 from contextlib import suppress
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from holdfast.errors import AttemptError, Fault, Waiting
-from holdfast.spec.redact import shown_url
 from holdfast.store.batches import (
     Batch,
     BatchAbandoned,
@@ -39,19 +37,15 @@ from holdfast.store.batches import (
     result_lines,
 )
 from holdfast.store.durable import advice_for, make_directory
-from holdfast.targets.asking import ASKER
-from holdfast.targets.batch_apis import BatchProblem, Look, batch_api_of, glance
+from holdfast.targets.batch_apis import BatchProblem, Look, glance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.spec.providers import ModelEndpoint
-    from holdfast.spec.schema import BatchBlock
     from holdfast.store.batches import BatchStore
     from holdfast.store.lines import LineRef
-    from holdfast.targets.asking import Asker
-    from holdfast.targets.client import Client
+    from holdfast.targets.batch_client import BatchClient
 
 _LOOK_SECONDS: Final = 0.25
 _LONGEST_PAUSE: Final = 60.0
@@ -62,25 +56,27 @@ _STALE_SECONDS: Final = 900.0
 """age of an intent whose batch would have appeared long ago"""
 _AT_ONCE: Final = 256
 """results that are handed out before others get their turn"""
-_AGAIN: Final = object()
+AGAIN: Final = object()
 """stands for the result of a request that was not run"""
 
 
-class _Request(NamedTuple):
+class BatchRequest(NamedTuple):
+    """A request that waits to be submitted."""
+
     body: Any
     size: int
     future: asyncio.Future[LineRef | object]
 
 
-class _Flight:
+class Flight:
     """A batch whose results are still to come."""
 
-    def __init__(self, batch: Batch, client: BatchClient | None, doubt_until: float = 0.0) -> None:
+    def __init__(self, batch: Batch, client: BatchClient | None) -> None:
         self.batch = batch
         self.client = client
         """None: no client of this process has the account"""
-        self.doubt_until = doubt_until
-        """by the monotonic clock: when a batch that does not appear counts as never submitted"""
+        self.doubt_until: float | None = None
+        """by the monotonic clock: when a batch that does not appear counts as never submitted; None: not looked for"""
         self.waiters: dict[str, asyncio.Future[LineRef | object]] = {}
         self.look: Look | None = None
         self.since = time.monotonic()
@@ -108,7 +104,7 @@ class _Flight:
         """Let everybody who waits for this batch ask again."""
         for future in self.waiters.values():
             if not future.done():
-                future.set_result(_AGAIN)
+                future.set_result(AGAIN)
         self.waiters.clear()
 
 
@@ -140,8 +136,8 @@ class Batches:
         self.live = asyncio.Semaphore(live_limit)
         """requests that are sent alone"""
         self._clients: list[BatchClient] = []
-        self._flights: dict[str, _Flight] = {}
-        self._flight_of: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
+        self._flight_of: dict[str, Flight] = {}
         """by request"""
         self._answers: dict[str, list[LineRef]] = {}
         """by request: results that nobody has asked for yet"""
@@ -164,9 +160,7 @@ class Batches:
         """Take a batch from the ledgers into account."""
         intent = batch.intent.intent
         if batch.waiting and intent not in self._flights:
-            fresh = time.time() - max(batch.sent, batch.intent.time) < _STALE_SECONDS
-            doubt_until = time.monotonic() + _doubt_seconds() if fresh else 0.0
-            self._add(_Flight(batch, self._client_for(batch), doubt_until))
+            self._add(Flight(batch, self._client_for(batch)))
         elif batch.collected is not None and not self._forget:
             self._index(batch)
 
@@ -197,12 +191,12 @@ class Batches:
         same = [client for client in self._clients if client.account == batch.intent.account]
         return next(iter([*same, *(each for each in self._clients if each.server == server)]), None)
 
-    def _add(self, flight: _Flight) -> None:
+    def _add(self, flight: Flight) -> None:
         self._flights[flight.batch.intent.intent] = flight
         for name in flight.batch.intent.requests:
             self._flight_of[name] = flight
 
-    def _remove(self, flight: _Flight) -> None:
+    def _remove(self, flight: Flight) -> None:
         self._flights.pop(flight.batch.intent.intent, None)
         for name in flight.batch.intent.requests:
             if self._flight_of.get(name) is flight:
@@ -213,7 +207,7 @@ class Batches:
         refs = self._answers.get(name)
         return refs.pop() if refs else None
 
-    def flight_of(self, name: str) -> _Flight | None:
+    def flight_of(self, name: str) -> Flight | None:
         """Return the batch in which a request waits; raise Fault if this account cannot see it."""
         flight = self._flight_of.get(name)
         if flight is not None and (flight.refused is not None or flight.client is None):
@@ -224,7 +218,7 @@ class Batches:
         """Return True if a batch has left a request unanswered."""
         return name in self._not_run
 
-    def _refuse(self, flight: _Flight, reason: str) -> Fault:
+    def _refuse(self, flight: Flight, reason: str) -> Fault:
         batch = flight.batch
         server, _, key = batch.intent.account.rpartition("|")
         flight.refused = Fault(
@@ -281,15 +275,15 @@ class Batches:
 
     def _catch_up(self) -> None:
         """Read what other workers have submitted and collected: one of them may have died over a request of ours."""
-        before = {intent for intent, batch in self._store.batches.items() if not batch.waiting}
+        before = {intent: (batch.collected, batch.abandoned) for intent, batch in self._store.batches.items()}
         for intent, batch in self._store.refresh().items():
-            if intent not in before:
+            if batch.waiting or before.get(intent) != (batch.collected, batch.abandoned):
                 self._know(batch)
         for client in self._clients:
             for name in [name for name in client.unsent if name in self._flight_of or self._answers.get(name)]:
                 request = client.unsent.pop(name)
                 if not request.future.done():
-                    request.future.set_result(_AGAIN)
+                    request.future.set_result(AGAIN)
 
     async def _submit(self, client: BatchClient, *, whole: bool) -> None:
         """Submit what a client has gathered; `whole`: only batches that are full."""
@@ -301,7 +295,7 @@ class Batches:
                 raise Fault("lease_lost", "another process has taken over this run")
             await self._send(client, group)
 
-    async def _send(self, client: BatchClient, group: dict[str, _Request]) -> None:
+    async def _send(self, client: BatchClient, group: dict[str, BatchRequest]) -> None:
         """Submit one batch: record the intent, upload, submit, and record the id."""
         number = secrets.token_hex(8)
         spool = self._store.spool(number)
@@ -313,7 +307,7 @@ class Batches:
             )
             intent = BatchIntent(number, client.account, client.where, digest, tuple(group), now())
             await self._store.write(intent)
-            flight = _Flight(self._store.batches[number], client)
+            flight = Flight(self._store.batches[number], client)
             for name in group:
                 if (request := client.unsent.pop(name, None)) is not None:
                     flight.waiters[name] = request.future
@@ -323,7 +317,7 @@ class Batches:
             with suppress(OSError):
                 spool.unlink()
 
-    async def _hand_over(self, client: BatchClient, flight: _Flight, spool: Path) -> None:
+    async def _hand_over(self, client: BatchClient, flight: Flight, spool: Path) -> None:
         number, api = flight.batch.intent.intent, client.api
         uploaded = None
         try:
@@ -333,13 +327,15 @@ class Batches:
         except (AttemptError, Fault) as error:
             await self._give_up(client, flight, error)
             return
+        if self._stopping() or not self._held():
+            await self._abandon(flight, "the run stopped before it was submitted")
+            return
         try:
             batch = await api.submit(spool, uploaded, number)
         except (AttemptError, Fault) as error:
             if _was_refused(error):
                 await self._give_up(client, flight, error)
             else:
-                flight.doubt_until = time.monotonic() + _doubt_seconds()
                 self._notice(f"it is unknown whether a batch was submitted, which will be found out: {error.message}")
             return
         await self._store.write(BatchSubmitted(number, batch, now()))
@@ -347,7 +343,7 @@ class Batches:
         count = len(flight.batch.intent.requests)
         self._notice(f"submitted batch {batch} with {count:,} request{'s' * (count != 1)} of {client.where}")
 
-    async def _give_up(self, client: BatchClient, flight: _Flight, error: AttemptError | Fault) -> None:
+    async def _give_up(self, client: BatchClient, flight: Flight, error: AttemptError | Fault) -> None:
         """Abandon a batch that the provider did not accept. Its requests are submitted again later, or fail."""
         await self._store.write(BatchAbandoned(flight.batch.intent.intent, error.message, now()))
         self._remove(flight)
@@ -368,8 +364,11 @@ class Batches:
             self._notice(f"cannot submit a batch; trying again: {error.message}")
 
     async def _look_at_flights(self) -> None:
+        """Ask about the batches that somebody here waits for. Others are those of other workers, who may be living."""
         for flight in list(self._flights.values()):
-            if flight.refused is None and flight.client is not None and time.monotonic() >= flight.next_look:
+            if not flight.waiters or flight.refused is not None or flight.client is None:
+                continue
+            if time.monotonic() >= flight.next_look:
                 flight.schedule()
                 try:
                     if flight.batch.id is None:
@@ -391,15 +390,21 @@ class Batches:
             self._trouble_shown = True
             self._notice(f"cannot ask about batches; trying again: {error.message}")
 
-    async def _settle(self, flight: _Flight, client: BatchClient) -> None:
+    async def _settle(self, flight: Flight, client: BatchClient) -> None:
         """Find out what became of a batch without an id."""
         batch = flight.batch
+        self._store.refresh()  # its writer may have got further before it died
+        if batch.id is not None:
+            return
         if client.api.uploads and batch.file is None:
             await self._abandon(flight, "it was not submitted")
             return
         if client.account != batch.intent.account:
             self._refuse(flight, "")
             return
+        if flight.doubt_until is None:
+            fresh = time.time() - max(batch.sent, batch.intent.time) < _STALE_SECONDS
+            flight.doubt_until = time.monotonic() + (_doubt_seconds() if fresh else 0.0)
         others = {each.id for each in self._store.batches.values() if each.id is not None}
         sighting = await client.api.find(batch, others)
         if isinstance(sighting, Look):
@@ -408,12 +413,12 @@ class Batches:
         elif not sighting and time.monotonic() >= flight.doubt_until:
             await self._abandon(flight, "the provider has no such batch")
 
-    async def _abandon(self, flight: _Flight, why: str) -> None:
-        await self._store.write(BatchAbandoned(flight.batch.intent.intent, why, now()))
+    async def _abandon(self, flight: Flight, why: str) -> None:
+        await self._store.write(BatchAbandoned(flight.batch.intent.intent, why, now(), flight.batch.id))
         self._remove(flight)
         flight.release()
 
-    async def _poll(self, flight: _Flight, client: BatchClient) -> None:
+    async def _poll(self, flight: Flight, client: BatchClient) -> None:
         batch = flight.batch
         assert batch.id is not None
         look = await client.api.look(batch.id)
@@ -430,10 +435,10 @@ class Batches:
             flight.cancelled_here = True
             self._notice(f"batch {batch.id} has taken longer than max_wait and is being cancelled")
 
-    async def _refused_whole(self, flight: _Flight, client: BatchClient, problem: BatchProblem) -> None:
+    async def _refused_whole(self, flight: Flight, client: BatchClient, problem: BatchProblem) -> None:
         """Handle a batch of which the provider ran nothing."""
         batch = flight.batch
-        await self._store.write(BatchAbandoned(batch.intent.intent, problem.message, now()))
+        await self._store.write(BatchAbandoned(batch.intent.intent, problem.message, now(), batch.id))
         self._remove(flight)
         message = f"batch {batch.id} failed: {problem.message}"
         if problem.full:
@@ -448,7 +453,7 @@ class Batches:
                     future.set_exception(AttemptError("bad_request", message, retry=False))
         flight.release()
 
-    async def _collect(self, flight: _Flight, client: BatchClient, look: Look) -> None:
+    async def _collect(self, flight: Flight, client: BatchClient, look: Look) -> None:
         """Store the results of a batch, and hand them out."""
         batch = flight.batch
         path = self._store.results(batch)
@@ -479,7 +484,7 @@ class Batches:
                 self._answers.setdefault(name, []).append(ref)
         self._hand_back(flight, look, set(batch.intent.requests) - seen)
 
-    def _hand_back(self, flight: _Flight, look: Look, unanswered: set[str]) -> None:
+    def _hand_back(self, flight: Flight, look: Look, unanswered: set[str]) -> None:
         """Decide about the requests that a batch has not answered."""
         if look.status in ("expired", "cancelled", "canceled"):
             self._not_run |= unanswered
@@ -513,116 +518,3 @@ def _was_refused(error: AttemptError | Fault) -> bool:
     if isinstance(error, Fault):
         return True
     return error.status is not None and error.status < 500 and error.status not in (408, 409)
-
-
-class BatchClient:
-    """Makes the requests of one model in batches, or alone where that is what remains."""
-
-    def __init__(
-        self, hub: Batches, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
-    ) -> None:
-        """`block` is None for a model that is asked live, in a run that has batches from before."""
-        api = batch_api_of(endpoint)
-        assert api is not None
-        self._hub = hub
-        self._client = client
-        self._block = block
-        self.where = where
-        self.api = api(client, endpoint.urls[0], path)
-        key = os.environ.get(endpoint.key_env, "")
-        self.server = shown_url(endpoint.urls[0])
-        self.account = f"{self.server}|{sha256(key.encode()).hexdigest()[:12]}"
-        self.unsent: dict[str, _Request] = {}
-        self.not_before = 0.0
-        self.failures = 0
-        """to submit a batch, in a row"""
-        hub.join(self)
-
-    @property
-    def _size(self) -> int:
-        size = None if self._block is None else self._block.size
-        return min(self.api.most_requests, size or self.api.most_requests)
-
-    def late(self, batch: Batch) -> bool:
-        """Return True if a batch has taken longer than the user wants to wait."""
-        longest = None if self._block is None else self._block.max_wait
-        return longest is not None and time.time() - batch.sent > longest
-
-    def next_group(self) -> tuple[dict[str, _Request], bool]:
-        """Return the next requests that fit into one batch, and whether it is full with them."""
-        group: dict[str, _Request] = {}
-        total = 0
-        for name, request in self._pending():
-            total += request.size
-            if group and total > self.api.most_bytes:
-                return group, True
-            group[name] = request
-            if len(group) == self._size:
-                return group, True
-        return group, False
-
-    def _pending(self) -> Iterator[tuple[str, _Request]]:
-        for name, request in list(self.unsent.items()):
-            if request.future.done():
-                del self.unsent[name]  # its trial was cancelled
-            else:
-                yield name, request
-
-    async def post(self, body: Any) -> tuple[Any, bool]:
-        """Return the reply to a request, and whether it comes from a batch."""
-        asker = ASKER.get()
-        data = msgspec.json.encode(body)
-        base = f"{_hex(asker.key)[:24]}-{sha256(asker.where.encode() + b'|' + data).hexdigest()[:24]}"
-        name, number = base, 1
-        while name in self._hub.busy:  # an equal request of the same trial, which is another one all the same
-            number += 1
-            name = f"{base}-{number}"
-        self._hub.busy.add(name)
-        try:
-            return await self._post(name, body, len(data) + 200, asker)
-        finally:
-            self._hub.busy.discard(name)
-
-    async def _post(self, name: str, body: Any, size: int, asker: Asker) -> tuple[Any, bool]:
-        while True:
-            result: LineRef | object | None = self._hub.take(name)
-            if result is None:
-                flight = self._hub.flight_of(name)
-                if flight is None and self._goes_alone(name):
-                    async with self._hub.live:
-                        return await self._client.post(body), False
-                with asker.waiting():
-                    result = await self._wait(name, _Request(body, size, _new_future()), flight)
-            if result is not _AGAIN:
-                return self._read(result), True  # type: ignore[arg-type]  # everything but `_AGAIN` is a place
-
-    def _goes_alone(self, name: str) -> bool:
-        return self._block is None or (self._block.then == "live" and self._hub.was_left(name))
-
-    async def _wait(self, name: str, request: _Request, flight: _Flight | None) -> LineRef | object:
-        if flight is None:
-            self.unsent[name] = request
-        else:
-            flight.waiters[name] = request.future
-        try:
-            return await request.future
-        finally:
-            if self.unsent.get(name) is request:
-                del self.unsent[name]
-
-    def _read(self, ref: LineRef) -> Any:
-        result = self.api.read(ref.read())
-        if result is None:
-            raise AttemptError("bad_reply", f"a result of a batch cannot be read: {ref.path}")
-        if result.error is not None:
-            raise result.error
-        return result.reply
-
-
-def _hex(key: str) -> str:
-    """Return the digits of a key."""
-    return key.rpartition(":")[2]
-
-
-def _new_future() -> asyncio.Future[LineRef | object]:
-    return asyncio.get_running_loop().create_future()

@@ -30,7 +30,7 @@ _FREE: Final = ("messages/count_tokens", "responses/input_tokens")
 
 
 class Place(NamedTuple):
-    """What the path of a request says."""
+    """The API and the provider that the path of a request belongs to."""
 
     path: str
     """without the version that stands before it"""

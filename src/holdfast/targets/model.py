@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_schema import PromptGrader
     from holdfast.spec.origin import Origin
     from holdfast.targets.balancer import Balancer
-    from holdfast.targets.batches import BatchClient, Batches
+    from holdfast.targets.batch_client import BatchClient
+    from holdfast.targets.batches import Batches
     from holdfast.targets.client import Client
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
@@ -202,7 +203,7 @@ class Model(Target):
         if self._batches is None or not isinstance(self._client, Client):
             return None
         from holdfast.targets.batch_apis import batch_api_of
-        from holdfast.targets.batches import BatchClient
+        from holdfast.targets.batch_client import BatchClient
 
         if batch_api_of(self.endpoint) is None:
             return None

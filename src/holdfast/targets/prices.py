@@ -35,7 +35,7 @@ Rate = float | tuple[tuple[int, float], ...]
 
 
 class Rates(Struct, frozen=True):
-    """What a model costs, in dollars per million tokens."""
+    """The prices of a model, in dollars per million tokens."""
 
     input: Rate
     output: Rate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -195,15 +195,17 @@ def words(text: str) -> list[str]:
 
 
 @contextmanager
-def provider(api: Api, script: Sequence[Move] | Callable[[Asked], Move]) -> Iterator[Provider]:
-    """Run a scripted server. The last move is repeated; a function is asked for each request's move."""
-    running = Provider(import_module(f"tests.support.providers.{api}").WIRE, script)
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Run a server on loopback that answers GET and POST with a function; yield its base URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            running.answer(self)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the client was killed
+                answer(self)
+
+        do_GET = do_POST  # noqa: N815 - the name that the base class looks for
 
         def log_message(self, *_: object) -> None:
             pass
@@ -212,13 +214,20 @@ def provider(api: Api, script: Sequence[Move] | Callable[[Asked], Move]) -> Iter
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    running.url = f"http://127.0.0.1:{server.server_port}/v1"
     try:
-        yield running
+        yield f"http://127.0.0.1:{server.server_port}/v1"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def provider(api: Api, script: Sequence[Move] | Callable[[Asked], Move]) -> Iterator[Provider]:
+    """Run a scripted server. The last move is repeated; a function is asked for each request's move."""
+    running = Provider(import_module(f"tests.support.providers.{api}").WIRE, script)
+    with serving(running.answer) as running.url:
+        yield running
 
 
 def path_of(asked: Asked) -> str:
