@@ -109,9 +109,10 @@ class TestItself:
         opened = watched(tmp_path, "eval", "eval.yaml")["opened"]
         assert metrics(run_dir(tmp_path, "e"))["outputs"] == 2
         imported = set(json.loads((tmp_path / "modules.json").read_text()))
-        assert {"aiohttp", "holdfast.graders.python"} <= imported
+        assert {"holdfast.targets.connections", "holdfast.graders.python"} <= imported
         later = {"holdfast.engine.outcome", "holdfast.report.metrics", "holdfast.report.outcome", "rich"}
         unused = {"holdfast.benchmarks.names", "holdfast.formats.providers", "holdfast.formats.waza"}
+        unused |= {"aiohttp", "email", "importlib.metadata", "jinja2", "urllib.request"}
         unused |= {"holdfast.spec.file_grader_schema", "holdfast.spec.suite", "holdfast.targets.tools"}
         assert imported & (later | unused) == set()
         assert [path for path in opened if path.endswith("entry_points.txt")] == []  # of all installed packages

@@ -6,33 +6,34 @@ request would meet too. No other exception leaves this module.
 
 from __future__ import annotations
 
-import asyncio
+import socket
 import ssl
-import urllib.request
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-import aiohttp
 import msgspec
 from msgspec import UNSET
-from yarl import URL
 
 from holdfast import __version__
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.redact import bare_url
+from holdfast.targets.connections import Connections
 from holdfast.targets.rate_limits import limit_reset, retry_after
 from holdfast.targets.sse import Event, EventParser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 
+    import aiohttp
+
+    from holdfast.targets.connections import Response
+    from holdfast.targets.session import Session, SessionResponse
     from holdfast.targets.signing import Signer
 
 _decode = msgspec.json.Decoder().decode
-_CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=300)
-"""of requests that no trial waits for, and that the engine sets no limit for"""
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 
 class Reported(NamedTuple):
@@ -65,7 +66,7 @@ class Client:
     ) -> None:
         self.url = bare_url(url)
         """without credentials and query, for messages"""
-        self._url = URL(url)
+        self._url = url
         self._key_hint = key_hint
         self._path_hint = path_hint
         """a hint for 404; default: one for OpenAI-compatible servers"""
@@ -75,80 +76,80 @@ class Client:
             **headers,
         }
         words = [word for value in headers.values() for word in value.split()]
-        words += [value or name for name, value in self._url.query.items()]
+        words += [value or name for name, value in parse_qsl(urlsplit(url).query, keep_blank_values=True)]
         self._secrets = [word for word in [*words, *secrets] if len(word) > 7]
         self._signer = signer
-        self._session: aiohttp.ClientSession | None = None
+        self._connections: Connections | None = None
+        """None: requests go through the session"""
+        self._session: Session | None = None
 
     async def __aenter__(self) -> Self:
-        # The engine sets time-outs and limits concurrency.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ttl_dns_cache=300),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=self._headers,
-            proxy=_proxy(self.url),
-        )
+        try:
+            if _proxy(self.url) is None:
+                self._connections = Connections(self._url, self._headers)
+        except ValueError as error:
+            raise Fault("refused", f"{self.url} cannot be asked: {error}") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for opened in (self._connections, self._session):
+            if opened is not None:
+                await opened.close()
 
     async def post(self, body: Any) -> Any:
         """Post JSON and return the JSON of the reply."""
-        assert self._session is not None
-        try:
-            data = msgspec.json.encode(body)
-            async with self._session.post(self._url, data=data, headers=await self._signed(data)) as response:
-                data = await response.read()
-                if response.status >= 300:
-                    raise self._classify_response(response.status, response.headers, data)
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            raise self._classify_exception(error) from error
-        return self.parse(data)
-
-    async def _signed(self, data: bytes) -> Mapping[str, str] | None:
-        return None if self._signer is None else await self._signer.headers(str(self._url), data)
+        return await self._ask("POST", self._url, msgspec.json.encode(body))
 
     async def get(self, query: str = "") -> Any:
         """Return the JSON at the URL."""
-        assert self._session is not None
+        return await self._ask("GET", urlsplit(self._url)._replace(query=query).geturl(), b"")
+
+    async def _ask(self, method: str, url: str, data: bytes) -> Any:
         try:
-            async with self._session.get(self._url.with_query(query)) as response:
-                data = await response.read()
-                if response.status >= 300:
-                    raise self._classify_response(response.status, response.headers, data)
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            response = await self._request(method, url, data, whole=True)
+            data = await response.read()
+        except OSError as error:
             raise self._classify_exception(error) from error
+        if response.status >= 300:
+            raise self._classify_response(response.status, response.headers, data)
         return self.parse(data)
+
+    async def _request(self, method: str, url: str, data: bytes, *, whole: bool) -> Response | SessionResponse:
+        """Make a request; return the response when its head has arrived, or with `whole` all of it."""
+        headers = None if self._signer is None else await self._signer.headers(url, data)
+        if self._connections is not None:
+            response = await self._connections.request(method, url, data, headers, whole=whole)
+            if response.status not in _REDIRECTS or "location" not in response.headers:
+                return response
+            response.close()
+            self._connections = None
+        return await self._opened_session().request(method, url, data, headers)
+
+    def _opened_session(self) -> Session:
+        if self._session is None:
+            from holdfast.targets.session import Session  # aiohttp takes long to import
+
+            self._session = Session(self._headers, _proxy(self.url))
+        return self._session
 
     @asynccontextmanager
     async def call(
         self, method: str, url: str, data: Any = None, content_type: str | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Make a request to another path of the server, and yield the response once its status is good."""
-        assert self._session is not None
-        headers = {} if content_type is None else {"Content-Type": content_type}
         try:
-            async with self._session.request(
-                method, url, data=data, headers=headers, timeout=_CALL_TIMEOUT
-            ) as response:
+            async with self._opened_session().call(method, url, data, content_type) as response:
                 if response.status >= 300:
                     raise self._classify_response(
                         response.status, response.headers, await response.read(), bare_url(url)
                     )
                 yield response
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+        except OSError as error:
             raise self._classify_exception(error) from error
 
-    @staticmethod
-    def form(fields: Mapping[str, str], file: IO[bytes], name: str) -> tuple[Any, str]:
+    def form(self, fields: Mapping[str, str], file: IO[bytes], name: str) -> tuple[Any, str]:
         """Return a form with a file, and its content type."""
-        form = aiohttp.FormData(fields)
-        form.add_field("file", file, filename=name, content_type="application/jsonl")
-        payload = form()
-        return payload, payload.content_type
+        return self._opened_session().form(fields, file, name)
 
     def refusal(self, status: int, data: bytes) -> AttemptError | Fault:
         """Return the error for a request that was refused inside a batch: the same as for one that is sent alone."""
@@ -167,18 +168,17 @@ class Client:
         event that `end` names, or, where nothing is named, one whose transport does not tell its end from a cut.
         With `end="close"` any end counts.
         """
-        assert self._session is not None
         try:
-            data = msgspec.json.encode(body)
-            async with self._session.post(self._url, data=data, headers=await self._signed(data)) as response:
+            response = await self._request("POST", self._url, msgspec.json.encode(body), whole=False)
+            try:
                 if response.status >= 300:
                     raise self._classify_response(response.status, response.headers, await response.read())
-                if "event-stream" not in response.headers.get("Content-Type", ""):
+                if "event-stream" not in response.headers.get("content-type", ""):
                     yield Reported(self.parse(await response.read()), whole=True)
                     return
                 parser = EventParser()
-                async for chunk in response.content.iter_any():
-                    for report in self._read(parser.feed(chunk), end):
+                async for piece in response.pieces():
+                    for report in self._read(parser.feed(piece), end):
                         if report is _END:
                             return
                         yield report
@@ -187,7 +187,9 @@ class Client:
                         return
                     yield report
                 self._check_end(response.headers, end)
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            finally:
+                response.close()
+        except OSError as error:
             raise self._classify_exception(error) from error
 
     def _read(self, events: Iterable[Event], end: str | None) -> Iterator[Reported]:
@@ -221,8 +223,8 @@ class Client:
         """Raise unless a stream that ended without an end marker is known to be whole."""
         if end not in (None, "close"):
             raise AttemptError("bad_reply", f"the stream ended without {end!r} (target.stream_end)")
-        chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
-        if end is None and not chunked and "Content-Length" not in headers:
+        chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+        if end is None and not chunked and "content-length" not in headers:
             raise AttemptError(
                 "bad_reply",
                 "the stream ended with its connection; the response may be truncated",
@@ -297,18 +299,16 @@ class Client:
 
     def _classify(self, error: BaseException) -> AttemptError | Fault:
         place = f"{urlsplit(self.url).hostname}:{urlsplit(self.url).port or 'default port'}"
-        if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
+        if isinstance(error, ssl.SSLCertVerificationError):
             return Fault("refused", f"{place}: the certificate is not trusted ({error})")
-        if isinstance(error, aiohttp.ClientConnectorDNSError):
+        if isinstance(error, socket.gaierror):
             return Fault("refused", f"{place}: no such host", remedy="Check the URL and the network.")
-        if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
+        if isinstance(error, ConnectionRefusedError):
             return Fault(
                 "refused",
                 f"{place} refuses connections",
                 remedy=f"Is the server running at {self.url}? Start it, then run the same command again.",
             )
-        if isinstance(error, aiohttp.InvalidURL):
-            return Fault("refused", f"{self.url} is not a valid URL")
         return AttemptError("connection", f"{place}: {type(error).__name__}: {error}".rstrip(": "))
 
 
@@ -346,8 +346,12 @@ def _proxy(url: str) -> str | None:
     """Return the environment's proxy for a URL, looked up once; aiohttp's `trust_env` looks it up for each request."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if host == "localhost" or host.startswith("127.") or host == "::1" or urllib.request.proxy_bypass(host):
+    if host == "localhost" or host.startswith("127.") or host == "::1":
         return None  # never through a proxy to this machine
+    import urllib.request  # takes long to import
+
+    if urllib.request.proxy_bypass(host):
+        return None
     return urllib.request.getproxies().get(parts.scheme)
 
 

@@ -54,7 +54,7 @@ class HttpWorkflow(Target):
 
     def __init__(self, block: HttpTarget, origin: Origin) -> None:
         super().__init__(block, origin)
-        from holdfast.targets.client import Client  # aiohttp takes long to import
+        from holdfast.targets.client import Client
 
         try:
             self._pick = jmespath.compile(block.response)

@@ -91,7 +91,7 @@ class LikelihoodModel(Model):
         return [f"{self._rows_cut} {rows} cut on the left (likelihood.truncate: left): {limit}"]
 
     async def _open(self, opening: AsyncExitStack) -> None:
-        from holdfast.targets.model_server import Gate, ModelServer  # aiohttp takes long to import
+        from holdfast.targets.model_server import Gate, ModelServer
 
         urls = await self._base_urls(opening)
         headers = headers_of(self.endpoint, self._dialect)

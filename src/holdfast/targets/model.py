@@ -187,7 +187,7 @@ class Model(Target):
     async def _open(self, opening: AsyncExitStack) -> None:
         urls = await self._base_urls(opening)
         path = self._dialect.path(self.endpoint.model, stream=self.block.stream)
-        from holdfast.targets.balancer import client_of  # aiohttp takes long to import
+        from holdfast.targets.balancer import client_of
 
         headers = headers_of(self.endpoint, self._dialect)
         hint = suggest_prefix(self.block.model, self.block.base_url) or ""

@@ -25,10 +25,13 @@ _SECONDS: Final = (3600.0, 60.0, 1.0, 0.001)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait, from `retry-after-ms` or `Retry-After` in either of its forms."""
+    """Return the seconds to wait, from `retry-after-ms` or `Retry-After` in either of its forms.
+
+    Headers have their names in lower case.
+    """
     if re.fullmatch(r"\d+(\.\d+)?", headers.get("retry-after-ms", "")):
         return min(float(headers["retry-after-ms"]) / 1000, _LONGEST)
-    value = headers.get("Retry-After", "").strip()
+    value = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", value):
         return min(float(value), _LONGEST)
     if value:

@@ -1,0 +1,105 @@
+"""Requests that take more of HTTP than a direct connection: through a proxy, redirected, or with files.
+
+Failures are those of `connections.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import aiohttp
+from yarl import URL
+
+from holdfast.targets.connections import BrokenReply
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+_CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=300)
+"""of requests that no trial waits for, and that the engine sets no limit for"""
+
+
+class SessionResponse:
+    """A response, whose body arrives piece by piece."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    async def read(self) -> bytes:
+        """Return the whole body."""
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives."""
+        try:
+            async for piece in self._response.content.iter_any():
+                yield piece
+        except aiohttp.ClientError as error:
+            raise _failure(error) from error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give back the connection, or close it if the body has not been read to its end."""
+        self._response.release()
+
+
+class Session:
+    """A session of aiohttp."""
+
+    def __init__(self, headers: Mapping[str, str], proxy: str | None) -> None:
+        # The engine sets time-outs and limits concurrency.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ttl_dns_cache=300),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers,
+            proxy=proxy,
+        )
+
+    async def request(self, method: str, url: str, data: bytes, headers: Mapping[str, str] | None) -> SessionResponse:
+        """Make a request; return the response when its head has arrived."""
+        try:
+            sent = URL(url, encoded=headers is not None)  # a signature is for the URL as it is written
+            return SessionResponse(await self._session.request(method, sent, data=data, headers=headers))
+        except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
+            raise _failure(error) from error
+
+    @asynccontextmanager
+    async def call(
+        self, method: str, url: str, data: Any = None, content_type: str | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Make a request whose body may be a file, and yield the response."""
+        headers = {} if content_type is None else {"Content-Type": content_type}
+        try:
+            async with self._session.request(
+                method, url, data=data, headers=headers, timeout=_CALL_TIMEOUT
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
+            raise _failure(error) from error
+
+    @staticmethod
+    def form(fields: Mapping[str, str], file: IO[bytes], name: str) -> tuple[Any, str]:
+        """Return a form with a file, and its content type."""
+        form = aiohttp.FormData(fields)
+        form.add_field("file", file, filename=name, content_type="application/jsonl")
+        payload = form()
+        return payload, payload.content_type
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+
+def _failure(error: Exception) -> OSError:
+    """Return the failure of the system behind one of aiohttp's, or one with its words."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError) and isinstance(error.certificate_error, OSError):
+        return error.certificate_error
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error
+    return BrokenReply(f"{type(error).__name__}: {error}".rstrip(": "))

@@ -1,0 +1,346 @@
+"""HTTP as servers speak it: every form of a reply is read, broken ones are noticed, none reaches another request."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ssl
+import subprocess
+import zlib
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+
+from holdfast.errors import Fault
+from holdfast.targets.client import Client
+from holdfast.targets.connections import BrokenReply, Connections
+from tests.support.workflow import Asked, workflow
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
+
+    from holdfast.targets.connections import Response
+
+BODY = b'{"answer": "two"}'
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+WHOLE = HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+class Script:
+    """A server that sends given bytes for each request."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.replies: list[list[bytes]] = []
+        """for each request, pieces that are sent one after the other; an empty piece ends the connection"""
+        self.connections = 0
+        self.requests: list[bytes] = []
+        self.gate = asyncio.Event()
+        """what is sent after the first piece waits for it"""
+        self.gate.set()
+        self.asked = asyncio.Semaphore(0)
+        """is released at each request"""
+        self.lost = asyncio.Event()
+        """a client has closed its connection"""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection."""
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                self.requests.append(head + await reader.readexactly(length))
+                self.asked.release()
+                for piece in self.replies.pop(0):
+                    if not piece:
+                        return
+                    writer.write(piece)
+                    await writer.drain()
+                    await self.gate.wait()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.lost.set()
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def scripted(*replies: list[bytes], secure: ssl.SSLContext | None = None) -> AsyncIterator[Script]:
+    script = Script()
+    script.replies = [*replies]
+    server = await asyncio.start_server(script.serve, "127.0.0.1", 0, ssl=secure)
+    script.url = f"{'http' if secure is None else 'https'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat"
+    try:
+        yield script
+    finally:
+        server.close()
+
+
+def post(connections: Connections, script: Script, *, whole: bool = True) -> Coroutine[Any, Any, Response]:
+    return connections.request("POST", script.url, b"{}", None, whole=whole)
+
+
+def read(*replies: list[bytes], whole: bool = True) -> list[bytes]:
+    """The bodies of the replies to as many requests, one after the other."""
+
+    async def ask() -> list[bytes]:
+        async with scripted(*replies) as script:
+            connections = Connections(script.url, {})
+            try:
+                return [await (await post(connections, script, whole=whole)).read() for _ in replies]
+            finally:
+                await connections.close()
+
+    return uvloop.run(ask())
+
+
+def compressed(data: bytes, encoding: str) -> bytes:
+    return HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n%b" % (encoding.encode(), len(data), data)
+
+
+def bare_deflate(data: bytes) -> bytes:
+    deflater = zlib.compressobj(wbits=-15)
+    return deflater.compress(data) + deflater.flush()
+
+
+REPLIES = {
+    "a length": WHOLE,
+    "chunks": CHUNKED + b"5\r\n" + BODY[:5] + b"\r\nc;name=value\r\n" + BODY[5:] + b"\r\n0\r\n\r\n",
+    "chunks and trailers": CHUNKED + b"11\r\n" + BODY + b"\r\n0\r\nServer-Timing: 1\r\nX: y\r\n\r\n",
+    "a preliminary head": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + WHOLE,
+    "lines without carriage returns": WHOLE.replace(b"\r\n", b"\n"),
+    "names in capitals": WHOLE.replace(b"Content-Length", b"CONTENT-LENGTH"),
+    "a header over two lines": b"HTTP/1.1 200 OK\r\nX-Long: a\r\n b\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(BODY), BODY),
+    "no reason": WHOLE.replace(b"200 OK", b"200"),
+    "gzip": compressed(gzip.compress(BODY), "gzip"),
+    "deflate": compressed(zlib.compress(BODY), "deflate"),
+    "deflate without its header": compressed(bare_deflate(BODY), "deflate"),
+}
+
+
+@pytest.mark.parametrize("form", REPLIES)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_reply_is_read_in_every_form_and_the_connection_is_used_again(form: str, whole: bool) -> None:
+    reply = REPLIES[form]
+    assert read([reply], [reply], whole=whole) == [BODY, BODY]
+
+
+@pytest.mark.parametrize("form", REPLIES)
+def test_a_reply_may_be_cut_into_packets_anywhere(form: str) -> None:
+    reply = REPLIES[form]
+
+    async def ask() -> None:
+        async with scripted() as script:
+            connections = Connections(script.url, {})
+            for place in range(1, len(reply)):
+                script.replies.append([reply[:place], reply[place:]])
+                script.gate.clear()
+                asked = asyncio.create_task(post(connections, script))
+                await script.asked.acquire()
+                script.gate.set()
+                assert await (await asked).read() == BODY
+            assert script.connections == 1
+            await connections.close()
+
+    uvloop.run(ask())
+
+
+def test_a_reply_without_a_length_ends_with_its_connection() -> None:
+    reply = HEAD + b"\r\n" + BODY
+    assert read([reply, b""], [WHOLE]) == [BODY, BODY]
+
+
+BROKEN = {
+    "nothing": [b""],
+    "half a head": [HEAD, b""],
+    "half a body": [WHOLE[:-3], b""],
+    "half a chunk": [CHUNKED + b"11\r\n" + BODY[:5], b""],
+    "no last chunk": [CHUNKED + b"11\r\n" + BODY + b"\r\n", b""],
+    "an unknown compression": [compressed(BODY, "br")],
+    "not compressed at all": [compressed(BODY, "gzip")],
+    "not HTTP": [b"SSH-2.0-OpenSSH_9.6\r\n\r\n"],
+    "no number as its length": [HEAD + b"Content-Length: -5\r\n\r\n"],
+    "no number as the size of a chunk": [CHUNKED + b"0x5\r\nhello\r\n"],
+    "a chunk longer than announced": [CHUNKED + b"3\r\nhello\r\n0\r\n\r\n"],
+    "a head without an end": [HEAD + b"X-Filler: " + b"x" * (1 << 18)],
+}
+
+
+@pytest.mark.parametrize("form", BROKEN)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_broken_reply_is_an_error_and_the_next_request_has_a_new_connection(form: str, whole: bool) -> None:
+    async def ask() -> None:
+        async with scripted(BROKEN[form], [WHOLE]) as script:
+            connections = Connections(script.url, {})
+            with pytest.raises(BrokenReply):
+                await (await post(connections, script, whole=whole)).read()
+            answer = await post(connections, script, whole=whole)
+            assert await answer.read() == BODY and script.connections == 2
+            await connections.close()
+
+    uvloop.run(ask())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_compressed_reply_that_ended_early_is_an_error(whole: bool) -> None:
+    with pytest.raises(BrokenReply, match="ended early"):
+        read([compressed(gzip.compress(BODY)[:20], "gzip")], whole=whole)
+
+
+AFTERWARDS = {
+    "is kept": ([WHOLE], 1),
+    "is closed where the server says so": ([WHOLE.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)], 2),
+    "is closed by HTTP/1.0": ([WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0")], 2),
+    "is closed after more than was announced": ([WHOLE + b"HTTP/1.1 200 OK\r\n"], 2),
+}
+
+
+@pytest.mark.parametrize("how", AFTERWARDS)
+def test_a_connection_after_its_reply(how: str) -> None:
+    reply, expected = AFTERWARDS[how]
+
+    async def ask() -> None:
+        async with scripted(reply, [WHOLE]) as script:
+            connections = Connections(script.url, {})
+            for _ in range(2):
+                assert await (await post(connections, script)).read() == BODY
+            assert script.connections == expected
+            await connections.close()
+
+    uvloop.run(ask())
+
+
+def test_the_late_reply_of_a_request_that_was_given_up_reaches_no_other_request() -> None:
+    late = WHOLE.replace(b"two", b"old")
+
+    async def ask() -> None:
+        async with scripted([late[:20], late[20:]], [WHOLE]) as script:
+            script.gate.clear()
+            connections = Connections(script.url, {})
+            asked = asyncio.create_task(post(connections, script))
+            await script.asked.acquire()
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            script.gate.set()
+            assert await (await post(connections, script)).read() == BODY
+            await connections.close()
+
+    uvloop.run(ask())
+
+
+def test_a_stream_that_is_not_read_to_its_end_closes_its_connection() -> None:
+    async def ask() -> None:
+        events = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with scripted([events + b'f\r\ndata: {"n": 1}\n\r\n1\r\n\n\r\n', b"1"]) as script:
+            script.gate.clear()
+            async with Client(script.url, {}) as client:
+                stream = client.events({})
+                assert (await anext(stream)).value == {"n": 1}
+                await stream.aclose()
+                script.gate.set()
+                await script.lost.wait()
+
+    uvloop.run(ask())
+
+
+def posted(url: str, headers: dict[str, str] | None = None) -> Any:
+    async def ask() -> Any:
+        async with Client(url, headers or {}) as client:
+            return [await client.post({"q": 1}), await client.get("page=2")]
+
+    return uvloop.run(ask())
+
+
+def test_headers_credentials_and_the_path_reach_the_server() -> None:
+    async def ask() -> None:
+        async with scripted([WHOLE], [WHOLE]) as script:
+            url = script.url.replace("//", "//me:p%40ss@").replace("/v1/chat", "/v1/ä b%2F?key=c d")
+            async with Client(url, {"X-Mine": "yes", "user-agent": "other"}) as client:
+                await client.post({"q": 1})
+                await client.get("page=2")
+            post, get = script.requests
+            assert post.startswith(b"POST /v1/%C3%A4%20b%2F?key=c%20d HTTP/1.1\r\n") and post.endswith(b'{"q":1}')
+            assert get.startswith(b"GET /v1/%C3%A4%20b%2F?page=2 HTTP/1.1\r\n")
+            for request in script.requests:
+                lines = request.split(b"\r\n")
+                assert {b"x-mine: yes", b"authorization: Basic bWU6cEBzcw==", b"user-agent: other"} <= {*lines}
+                assert f"host: 127.0.0.1:{script.url.split(':')[2].split('/')[0]}".encode() in lines
+
+    uvloop.run(ask())
+
+
+def test_a_line_break_in_a_header_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(Fault, match="line break"):
+        posted("http://127.0.0.1:1", {"Authorization": "Bearer x\r\nHost: other"})
+
+
+def test_a_redirected_request_is_repeated_at_its_new_address() -> None:
+    with workflow(lambda one: {"path": one.path}) as service:
+
+        async def ask() -> Any:
+            reply = f"HTTP/1.1 307 Moved\r\nLocation: {service.url}/new\r\nContent-Length: 0\r\n\r\n".encode()
+            async with scripted([reply, b""], [reply, b""], [reply, b""]) as script, Client(script.url, {}) as client:
+                return [await client.post({"q": 1}), await client.post({"q": 2})]
+
+        assert uvloop.run(ask()) == [{"path": "/new"}, {"path": "/new"}]
+        assert [one.body for one in service.asked] == [{"q": 1}, {"q": 2}]
+
+
+def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(one: Asked) -> Any:
+        return {"path": one.path}
+
+    with workflow(answer) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.delenv("no_proxy", raising=False)
+
+        async def ask() -> Any:
+            async with Client("http://models.example/v1", {}) as client:
+                return await client.post({"q": 1})
+
+        assert uvloop.run(ask()) == {"path": "http://models.example/v1"}
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("http://nowhere.invalid/v1", "no such host"), ("http://127.0.0.1:99999/v1", "Port out of range")],
+)
+def test_a_server_that_cannot_be_reached_is_reported(url: str, message: str) -> None:
+    with pytest.raises(Fault, match=message):
+        posted(url)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of this machine, signed by nobody, and its key."""
+    path = tmp_path / "certificate.pem"
+    named = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(path), "-out", str(tmp_path / "public.pem")]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *named, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    with path.open("ab") as file:
+        file.write((tmp_path / "public.pem").read_bytes())
+    return path
+
+
+def test_a_certificate_is_checked(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secure.load_cert_chain(certificate)
+
+    async def ask() -> None:
+        async with scripted([WHOLE], [WHOLE], secure=secure) as script:
+            async with Client(script.url, {}) as client:
+                with pytest.raises(Fault, match="certificate is not trusted"):
+                    await client.post({})
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("public.pem")))
+            async with Client(script.url, {}) as client:
+                assert await client.post({}) == await client.post({}) == {"answer": "two"}
+            assert script.connections == 1
+
+    uvloop.run(ask())
