@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.spec.template import Undefined, expression
+from holdfast.spec.template import TemplateError, expression
 
 
 @pytest.mark.parametrize("name", ["choices", "range", "self"])
@@ -15,7 +15,8 @@ def test_a_name_alone_is_the_field_of_that_name(name: str) -> None:
 
 
 def test_a_field_that_a_row_lacks_is_undefined() -> None:
-    assert isinstance(expression("choices").value({}), Undefined)
+    with pytest.raises(TemplateError, match="'choices' is undefined"):
+        expression("choices").required({})
     assert expression("choices")({}) is None
     assert expression("choices").names == {"choices"}
 

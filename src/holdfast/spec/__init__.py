@@ -26,7 +26,7 @@
 `regex`          regular expressions, and the engine that matches each
 `re2_syntax`     translates Python's regular expressions to RE2
 `slow`           work that is done in other processes because it could take forever
-`template`       sandboxed Jinja2
+`template`       templates and expressions, and `jinja`, those that take Jinja2 in its sandbox
 `benchmark_tasks` tasks, groups and metrics of a benchmark
 `selection`      rows selected by id and tag
 `fingerprint`    fingerprints of code, from reading it

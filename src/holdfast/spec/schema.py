@@ -3,8 +3,10 @@
 import os
 import posixpath
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
@@ -119,6 +121,9 @@ LoosePattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles_loos
 """a regular expression that ignores case"""
 
 _DISABLE_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+_PLUGIN_LOADER = "pydantic.plugin._loader"
+_NO_PLUGINS = ModuleType(_PLUGIN_LOADER)
+_NO_PLUGINS.get_plugins = tuple  # type: ignore[attr-defined]
 
 
 class Block(BaseModel):
@@ -139,9 +144,13 @@ class Block(BaseModel):
         """
         disabled = os.environ.get(_DISABLE_PLUGINS)
         os.environ[_DISABLE_PLUGINS] = "1"
+        # The module that looks for them imports importlib.metadata and, through it, the package for mail.
+        sys.modules.setdefault(_PLUGIN_LOADER, _NO_PLUGINS)
         try:
             return super().model_rebuild(_parent_namespace_depth=_parent_namespace_depth + 1, **options)
         finally:
+            if sys.modules.get(_PLUGIN_LOADER) is _NO_PLUGINS:
+                del sys.modules[_PLUGIN_LOADER]
             if disabled is None:
                 del os.environ[_DISABLE_PLUGINS]
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
 import re
 import time
 from datetime import datetime
@@ -35,6 +34,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     if re.fullmatch(r"\d+(\.\d+)?", value):
         return min(float(value), _LONGEST)
     if value:
+        import email.utils  # takes long to import
+
         try:
             moment = email.utils.parsedate_to_datetime(value)
         except ValueError:
