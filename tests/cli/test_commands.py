@@ -91,6 +91,19 @@ class TestItself:
         others = {"aiohttp", "datasets", "holdfast.cluster", "holdfast.formats.waza.read", "mlflow", "wandb"}
         assert imported & others == set()
 
+    @pytest.mark.parametrize(("length", "reads"), [(10, 1), (3 << 20, 2)], ids=["small", "large"])
+    def test_a_run_reads_its_dataset_once_to_plan_and_again_only_if_it_is_large(
+        self, tmp_path: Path, length: int, reads: int
+    ) -> None:
+        rows = [{"id": name, "question": name * length, "expected": name} for name in ("a", "b")]
+        (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        dataset = {"path": "rows.jsonl"}
+        write_spec(tmp_path, target={"mock": "waza"}, samples=None, dataset=dataset, prompt="{{ id }}")
+        for expected in (reads, 1):  # the second command finds the run finished
+            opened = watched(tmp_path, "eval", "eval.yaml")["opened"]
+            assert sum(path.endswith("rows.jsonl") for path in opened) == expected
+        assert metrics(run_dir(tmp_path, "e"))["outputs"] == 2
+
     @pytest.mark.parametrize("words", [["eval", "--help"], ["eval"], ["eval", "--trials", "0"]])
     def test_help_and_refusals_of_eval_import_no_schemas(self, tmp_path: Path, words: Any) -> None:
         imported = set(watched(tmp_path, *words)["imported"])

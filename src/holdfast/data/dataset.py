@@ -48,6 +48,8 @@ _NESTED = (list, tuple, dict)
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
 _MOST_SHAPES = 100_000
+_MOST_KEPT: Final = 4 << 20
+"""bytes of rows that the survey keeps in memory, so that they are read once"""
 _MARGIN: Final = 1 << 20
 """bytes before the likely place of a row where the search for it begins"""
 
@@ -77,6 +79,23 @@ RowCheck = Callable[[Sample, Panel], Iterable[tuple["Location", str]]]
 """tells what is wrong with a row, and which key of the eval file says so"""
 
 
+class Ids:
+    """The ids of samples, one after the other in one piece of memory."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ends = array("Q")
+
+    def add(self, name: str) -> None:
+        """Append an id."""
+        self._text += name.encode("utf-8", "surrogatepass")
+        self._ends.append(len(self._text))
+
+    def __getitem__(self, position: int) -> str:
+        start = self._ends[position - 1] if position else 0
+        return self._text[start : self._ends[position]].decode("utf-8", "surrogatepass")
+
+
 class Survey(msgspec.Struct, frozen=True):
     """Result of reading the whole dataset once."""
 
@@ -95,6 +114,8 @@ class Survey(msgspec.Struct, frozen=True):
     """the place of the first row of each shape"""
     groupings: Mapping[str, Grouping] = {}
     """values of the fields by which results are broken down, by field"""
+    ids: Ids = msgspec.field(default_factory=lambda: Ids())
+    """ids of the samples"""
 
     def digest_at(self, position: int) -> bytes:
         """Return the digest of the sample at a position, as bytes."""
@@ -106,10 +127,15 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 class Dataset:
-    """The samples of an eval. Iterating streams them from the files again."""
+    """The samples of an eval."""
 
     def __init__(self, spec: Eval) -> None:
         self._eval = spec
+        self._kept: list[Sample] | None = None
+        """the samples that the last survey has read, where they are few and were not taken yet"""
+        self._kept_stamp: tuple[tuple[int, int], ...] = ()
+        self._read_bytes = 0
+        """length of the rows that were read in this pass"""
         self._block = spec.dataset
         # Text formats hold no NaN. Others need canonical JSON, which is slower but does not encode NaN as null.
         paths = self._block.path if self._block else ["samples"]
@@ -137,6 +163,12 @@ class Dataset:
         return list(self._block.path) if self._block else ["samples"]
 
     def __iter__(self) -> Iterator[Sample]:
+        """Yield the samples: once as the survey has read them, if they are few, and else from the files again."""
+        kept, self._kept = self._kept, None
+        return self._read() if kept is None or self.stamp() != self._kept_stamp else iter(kept)
+
+    def _read(self) -> Iterator[Sample]:
+        self._read_bytes = 0
         rows = self._selected()
         if self._block is None:
             return map(self._sample, rows)
@@ -183,15 +215,22 @@ class Dataset:
 
         `stale` is passed to `Conditions`; `check` yields what is wrong with a row, and where in the eval file.
         """
-        digests, ids = bytearray(), array("Q")
-        typed = bytearray()
+        digests, typed = bytearray(), bytearray()
+        ids, id_digests = Ids(), array("Q")
+        kept: list[Sample] | None = []
+        stamp = self.stamp()
         checks, conditions = _TemplateChecks(self._eval, check), Conditions(self._eval, stale)
         panels, groupings = Panels(conditions.everyone), Groupings(self._eval)
         shapes: dict[Shape, str] = {}
         count = 0
-        for sample in self:
+        for sample in self._read():
+            if kept is not None:
+                kept.append(sample)
+                if self._read_bytes > _MOST_KEPT:
+                    kept = None
             digests += bytes.fromhex(sample.digest[7:])
-            ids.append(xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass")))
+            ids.add(sample.id)
+            id_digests.append(xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass")))
             panel = conditions.panel_for(sample.fields)
             panels.add(panel)
             shape = tuple(sample.fields), panel
@@ -205,8 +244,9 @@ class Dataset:
             raise DataError(", ".join(self.source), self._why_empty())
         checks.conclude()
         groupings.conclude(checks.fields)
-        if len(set(ids)) < count:
+        if len(set(id_digests)) < count:
             self._name_duplicate()
+        self._kept, self._kept_stamp = kept, stamp
         return Survey(
             count=count,
             digest=digest_bytes(bytes(digests)),
@@ -216,6 +256,7 @@ class Dataset:
             typed=bytes(typed) if any(typed) else b"",
             shapes=shapes,
             groupings=groupings.by_field,
+            ids=ids,
         )
 
     def _why_empty(self) -> str:
@@ -326,6 +367,7 @@ class Dataset:
         try:
             encoded = encode_sorted(row)
             content = digest(row) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
+            self._read_bytes += len(encoded)
         except (TypeError, ValueError) as error:  # rows from Python may hold any object
             raise DataError(where, f"cannot be serialized as JSON: {error}") from error
         name = self._block.id if self._block else None

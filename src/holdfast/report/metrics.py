@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.data.dataset import dataset_changed
 from holdfast.graders.build import grader_places
-from holdfast.plan.plan import verdict_key
+from holdfast.plan.plan import check_samples, verdict_key
 from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
 from holdfast.report.breakdown import RowsTally
@@ -33,6 +32,8 @@ from holdfast.store.records import SCHEMA_VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from msgspec import UnsetType
+
     from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.verdicts import Judged
@@ -46,6 +47,9 @@ def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metri
     """Write results.json, then metrics.json, and return the latter."""
     benchmark = benchmark_tasks(identified.spec.document.data)
     scores = None if benchmark is None else _BenchmarkScores(identified, index, rundir, benchmark)
+    if identified.dataset.stamp() != identified.stamp:
+        for _ in check_samples(identified.dataset, identified.survey):
+            pass  # raises where it finds another row
     report = _Report(identified, index, scores)
     with replacing(rundir.results) as file:
         head = {"schemaVersion": SCHEMA_VERSION, "run": identified.id, "eval": identified.spec.name}
@@ -107,20 +111,15 @@ class _Report:
         encode = msgspec.json.Encoder().encode
         texts = TextReader()
         clusters = [] if self._clusters is None else self._clusters.values
-        seen = 0
+        survey = self._identified.survey
         try:
-            for position, sample in enumerate(self._identified.dataset):
-                if bytes.fromhex(sample.digest[7:]) != self._identified.survey.digest_at(position):
-                    raise dataset_changed(sample.where)
+            for position in range(survey.count):
                 by = {field: values[number][0] for field, values, number in self._values_at(position)}
                 place = self._cluster_at(position)
                 cluster = msgspec.UNSET if place is None else clusters[place]
                 for trial in self._trials_of(position):
-                    entry = self._entry(sample.id, trial, texts, by)
-                    yield encode(msgspec.structs.replace(entry, cluster=cluster))
-                seen += 1
-            if seen != self._identified.survey.count:
-                raise dataset_changed(", ".join(self._identified.dataset.source))
+                    entry = self._entry(survey.ids[position], trial, texts, by, cluster)
+                    yield encode(entry)
         finally:
             texts.close()
 
@@ -138,7 +137,9 @@ class _Report:
         for field, values in self._by.items():
             yield field, values, self._identified.survey.groupings[field].number_at(position)
 
-    def _entry(self, sample: str, trial: _Trial, texts: TextReader, by: dict[str, str]) -> TrialResult:
+    def _entry(
+        self, sample: str, trial: _Trial, texts: TextReader, by: dict[str, str], cluster: str | UnsetType
+    ) -> TrialResult:
         return TrialResult(
             sample=sample,
             trial=trial.number,
@@ -152,6 +153,7 @@ class _Report:
                 if verdict is not None
             },
             by=by or msgspec.UNSET,
+            cluster=cluster,
         )
 
     def _trials_of(self, position: int) -> list[_Trial]:
