@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import pytest
 from holdfast import __version__
 from holdfast.cli.main import _VERBS
 from holdfast.spec.load import load_eval
-from tests.support.running import HOLDFAST, environment, holdfast, lines, metrics, run_dir, server, write_eval
+from tests.support.running import HOLDFAST, HOME, environment, holdfast, lines, metrics, run_dir, server, write_eval
 from tests.support.specs import command, write_spec
 
 if TYPE_CHECKING:
@@ -57,6 +59,56 @@ def watched(folder: Path, *words: Any) -> Any:
         [sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=folder, env=environment()
     )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def many_runs(tmp_path: Path) -> Path:
+    """A folder of 250 runs of one eval, written a while ago."""
+    write_spec(tmp_path, target={"mock": "waza"})
+    holdfast("eval", "eval.yaml", cwd=tmp_path)
+    run = run_dir(tmp_path, "e")
+    for number in range(249):
+        shutil.copytree(run, run.with_name(f"copy-{number:08}"))
+    for path in run.parent.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    return run.parent
+
+
+class TestManyRuns:
+    def test_a_run_is_read_again_by_ls_only_if_its_files_look_different(self, tmp_path: Path, many_runs: Path) -> None:
+        def read() -> set[str]:
+            opened = watched(tmp_path, "ls")["opened"]
+            return {path.rpartition("/")[0].rpartition("/")[2] for path in opened if path.endswith("metrics.json")}
+
+        assert len(read()) == 250
+        assert read() == set()
+        with (many_runs / "copy-00000007" / "run.log").open("a") as log:
+            log.write("more\n")
+        assert read() == {"copy-00000007"}
+        (many_runs / "copy-00000008" / "metrics.json").unlink()
+        listed = holdfast("ls", cwd=tmp_path).stdout
+        assert listed.count("finished") == 250 and listed.count("unfinished") == 1  # the word is in both
+
+    def test_a_damaged_cache_is_made_again(self, tmp_path: Path, many_runs: Path) -> None:
+        listed = [holdfast("ls", "--json", cwd=tmp_path).stdout]
+        caches = [*(HOME / "catalog").glob("*.summaries")]
+        assert caches
+        for cache in caches:
+            cache.write_bytes(cache.read_bytes().replace(b"finished", b"mutilated"))
+        listed += [holdfast("ls", "--json", cwd=tmp_path).stdout for _ in range(2)]
+        assert len(set(listed)) == 1
+
+    def test_eval_examines_only_runs_that_can_lend_and_the_nearest_ones(self, tmp_path: Path, many_runs: Path) -> None:
+        def read(prompt: str) -> list[str]:
+            write_spec(tmp_path, target={"mock": "waza"}, prompt=prompt)
+            opened = watched(tmp_path, "eval", "eval.yaml", "--dry-run")["opened"]
+            earlier = {path.name for path in many_runs.iterdir() if path.is_dir()}
+            return [path for path in opened if earlier & {*path.split("/")}]
+
+        first, again = read("{{ question }} A"), read("{{ question }} B")
+        assert all(path.endswith("manifest.json") for path in (*first, *again))
+        assert len(first) == 250 + 50  # once to know them, and the nearest to explain what has changed
+        assert len(again) == 50
 
 
 class TestItself:

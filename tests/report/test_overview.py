@@ -19,7 +19,7 @@ from holdfast.report.run_view import RunView
 from holdfast.report.stats import wilson
 from holdfast.report.timeline import trial_timeline
 from holdfast.report.trial_counts import TrialsTally, count_trial
-from holdfast.store.catalog import sound_runs
+from holdfast.store.catalog import find_runs
 from holdfast.store.metrics import Metrics
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows
@@ -141,7 +141,7 @@ class TestActivity:
 
 
 def manifests(lab: Lab) -> list[Manifest]:
-    return [manifest for _, manifest in sound_runs(lab.runs)]
+    return [manifest for run in find_runs(lab.runs) if (manifest := run.read_manifest()) is not None]
 
 
 class TestChanges:
@@ -160,8 +160,8 @@ class TestChanges:
         lab.rows.append(rows(1, start=2)[0])
         lab.write()
         holdfast("eval", "e.yaml", cwd=tmp_path)
-        newest = max(sound_runs(lab.runs), key=lambda run: run[1].dataset.count)
-        changes = changes_since(RunView(newest[0]), manifests(lab))
+        newest = max(map(RunView, find_runs(lab.runs)), key=lambda run: run.manifest.dataset.count)
+        changes = changes_since(newest, manifests(lab))
         assert changes is not None and changes.run == second.manifest.id
         assert changes.changes == ["other rows (2 → 3)"]
 

@@ -6,7 +6,7 @@ Of runs that cannot lend anything, only the manifests are read. Nothing here wri
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from holdfast.plan.changes import RowChanges, identity_changes
 from holdfast.plan.keys import run_id
 from holdfast.plan.plan import Work, make_plan
 from holdfast.plan.reuse import Borrowed, borrow
-from holdfast.store.catalog import sound_runs
+from holdfast.store.catalog import brief_runs
 from holdfast.store.lines import scan
 from holdfast.store.manifest import Drift
 
@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
+    from holdfast.store.catalog import Brief
     from holdfast.store.index import Index
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
 
 OtherRun = tuple["RunDir", "Manifest"]
+
+_MOST_COMPARED: Final = 50
+"""runs of the same eval that are compared with a new one, to explain what has changed"""
 
 
 class _First(msgspec.Struct):
@@ -43,17 +47,30 @@ class _First(msgspec.Struct):
 _first = msgspec.json.Decoder(_First)
 
 
-def other_runs(identity: RunIdentity, rundir: RunDir, runs_dir: Path) -> list[OtherRun]:
-    """Return the other runs, nearest first."""
-    others = [(other, manifest) for other, manifest in sound_runs(runs_dir) if other.path != rundir.path]
-    return sorted(others, key=lambda run: _nearness(identity, run[1]), reverse=True)
+def other_runs(
+    identity: RunIdentity, rundir: RunDir, runs_dir: Path, *, alike: int | None = _MOST_COMPARED
+) -> list[OtherRun]:
+    """Return the other runs that can lend, and up to `alike` others of the same eval, nearest first.
+
+    Of the rest, not even the manifests are read again.
+    """
+    others = [(other, brief) for other, brief in brief_runs(runs_dir) if other.path != rundir.path]
+    others.sort(key=lambda run: _nearness(identity, run[1]), reverse=True)
+    named_alike = [other for other, brief in others if brief.name == identity.spec.name][:alike]
+    compared = {other.path for other in named_alike}
+    runs = []
+    for other, brief in others:
+        if other.path in compared or brief.fingerprints["work"] in identity.work.digests:
+            with suppress(UsageError, OSError):  # it may be gone by now
+                if (manifest := other.read_manifest()) is not None:
+                    runs.append((other, manifest))
+    return runs
 
 
-def _nearness(identity: RunIdentity, manifest: Manifest) -> tuple[bool, int, int, str]:
+def _nearness(identity: RunIdentity, brief: Brief) -> tuple[bool, int, int, str]:
     """Return a sort key: same eval, most equal parts, most rows, newest."""
-    recorded = msgspec.to_builtins(manifest.fingerprints)
-    same = sum(identity.fingerprints.get(part) == value for part, value in recorded.items())
-    return manifest.name == identity.spec.name, same, manifest.dataset.count, manifest.created
+    same = sum(identity.fingerprints.get(part) == value for part, value in brief.fingerprints.items())
+    return brief.name == identity.spec.name, same, brief.count, brief.created
 
 
 def plan_with_reuse(
@@ -143,7 +160,7 @@ def accept_drift(identity: RunIdentity, rundir: RunDir, runs_dir: Path) -> RunId
     if rundir.finished:
         return identity
     begun = rundir.manifest.exists()
-    for other, manifest in other_runs(identity, rundir, runs_dir):
+    for other, manifest in other_runs(identity, rundir, runs_dir, alike=None):
         old, new = manifest.identity.target, identity.contents.target
         same_target = _without_code(old) == _without_code(new)
         same_talk = manifest.fingerprints.conversation == identity.fingerprints["conversation"]

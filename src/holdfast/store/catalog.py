@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from holdfast.errors import ResultsError, UsageError, VersionError
+from holdfast.store.catalog_cache import CatalogCache, stamp_of
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan, scan_raw
 from holdfast.store.rundir import ARCHIVE, RunDir
@@ -23,27 +25,50 @@ if TYPE_CHECKING:
 
 
 def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
-    """Yield every directory that has, or should have, a manifest: `<eval>/<run>`, or `<eval>/archived/<run>`."""
+    """Find every directory that has, or should have, a manifest: `<eval>/<run>`, or `<eval>/archived/<run>`."""
+    return map(RunDir, _run_folders(root, archived=archived))
+
+
+def _run_folders(root: Path, *, archived: bool = False) -> Iterator[Path]:
     for folder in _folders(root):
         if archived:
-            yield from map(RunDir, _folders(folder / ARCHIVE))
+            yield from _folders(folder / ARCHIVE)
         else:
-            yield from (RunDir(path) for path in _folders(folder) if path.name != ARCHIVE)
+            yield from (path for path in _folders(folder) if path.name != ARCHIVE)
 
 
-def sound_runs(root: Path) -> Iterator[tuple[RunDir, Manifest]]:
-    """Yield the runs whose manifest can be read."""
+class Brief(msgspec.Struct, frozen=True):
+    """The part of a manifest that tells whether a run may be of use to another one."""
+
+    name: str
+    created: str
+    count: int
+    """rows of the dataset"""
+    fingerprints: dict[str, Any]
+
+
+def brief_runs(root: Path) -> Iterator[tuple[RunDir, Brief]]:
+    """Yield the runs whose manifest can be read. Manifests of many runs are read once."""
+    cache = CatalogCache(root, "briefs", Brief)
     for rundir in find_runs(root):
         with suppress(UsageError, OSError):
-            manifest = rundir.read_manifest()
-            if manifest is not None:
-                yield rundir, manifest
+            stamp = stamp_of([("", rundir.manifest.stat())])
+            yield rundir, cache.get(str(rundir.path), stamp, partial(_read_brief, rundir))
+    cache.save()
+
+
+def _read_brief(rundir: RunDir) -> Brief:
+    manifest = rundir.read_manifest()
+    if manifest is None:
+        raise FileNotFoundError(rundir.manifest)  # it is gone since it was looked at
+    parts = msgspec.to_builtins(manifest.fingerprints)
+    return Brief(manifest.name, manifest.created, manifest.dataset.count, parts)
 
 
 def _folders(path: Path) -> list[Path]:
     try:
         with os.scandir(path) as entries:
-            return sorted(path / entry.name for entry in entries if _is_folder(entry))
+            return [path / name for name in sorted(entry.name for entry in entries if _is_folder(entry))]
     except OSError:
         return []
 
@@ -126,17 +151,41 @@ _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 
 def list_runs(root: Path, *, archived: bool = False) -> list[RunSummary]:
-    """List the runs below a runs directory, the most recently written first."""
-    runs = [summary for rundir in find_runs(root, archived=archived) if (summary := summarize_run(rundir)) is not None]
+    """List the runs below a runs directory, the most recently written first. Runs of many are read once."""
+    cache = CatalogCache(root, "archived" if archived else "summaries", RunSummary)
+    runs = []
+    for path in _run_folders(root, archived=archived):
+        named, files = str(path), dict(_files(path))
+        if not _is_run(named, files):
+            continue
+        stamp = stamp_of((file[len(named) :], stat) for file, stat in files.items())
+        summary = cache.get(named, stamp, partial(_summarize, path, files))
+        held = os.path.exists(f"{named}.lock") or any(file.endswith("/lease") for file in files)  # noqa: PTH110 - pathlib is slow for thousands of runs
+        runs.append(_with_status(RunDir(path), summary) if held else summary)
+    cache.save()
     return sorted(runs, key=lambda run: (-run.written, run.name, run.id))
 
 
 def summarize_run(rundir: RunDir) -> RunSummary | None:
     """Summarize a run; None for a folder that is not a run of Holdfast."""
     files = dict(_files(rundir.path))
-    markers = {os.path.join(rundir.path, name) for name in _OURS}  # noqa: PTH118 - pathlib is slow for thousands of runs
-    if markers.isdisjoint(files):
-        return None  # not a run, whatever its subfolders hold
+    return _with_status(rundir, _summarize(rundir.path, files)) if _is_run(str(rundir.path), files) else None
+
+
+def _is_run(path: str, files: dict[str, os.stat_result]) -> bool:
+    """True for a run of Holdfast. Other folders are none, whatever their subfolders hold."""
+    return any(f"{path}/{name}" in files for name in _OURS)
+
+
+def _with_status(rundir: RunDir, summary: RunSummary) -> RunSummary:
+    """Return the summary of a run, which a process may write just now."""
+    running = summary.total > 0 and is_running(rundir)
+    return msgspec.structs.replace(summary, status="running") if running else summary
+
+
+def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
+    """Summarize a run from its files alone."""
+    rundir = RunDir(path)
     manifest: Manifest | None = None
     metrics: Metrics | None = None
     unread: Status = "damaged"
@@ -174,8 +223,6 @@ def summarize_run(rundir: RunDir) -> RunSummary | None:
     status: Status = "finished" if metrics else "unfinished"
     if metrics and rundir.has_lost_lines(metrics):
         status, common["done"] = "damaged", _count_outputs(rundir)
-    if is_running(rundir):
-        status = "running"
     return RunSummary(
         id=manifest.id,
         name=manifest.name,
