@@ -13,6 +13,7 @@
 `grading`        runs the graders as soon as an output is on disk
 `recorder`       writes records: to disk first, then to index, progress and display
 `sources`        where trials come from: all that are left, or the chunks of a worker
+`spare_cores`    suggests workers where one process is the limit
 `worker`         a run that several workers share: prepared, worked on, finished
 `local_workers`  starts, monitors and stops workers on this machine
 `ended`          the message in which a worker reports why it stopped

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import resource
 import signal
 import time
@@ -25,6 +26,7 @@ from holdfast.engine.recorder import Recorder
 from holdfast.engine.retry import Retrier
 from holdfast.engine.signals import Signals
 from holdfast.engine.sources import Supply
+from holdfast.engine.spare_cores import Machine, SpareCores
 from holdfast.engine.trial import Halted, Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
 from holdfast.graders.build import grader_places
@@ -35,6 +37,7 @@ from holdfast.spec.schema import ModelTarget, is_embedded
 from holdfast.store.batches import LEDGER, BatchStore
 from holdfast.store.journal import Journal
 from holdfast.targets.concurrency import FIXED, concurrency_of
+from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
     from holdfast.conversation.simulated_user import Player
@@ -81,6 +84,7 @@ class Loop:
             grades=not (options.skip_graders and identity.work.slots),
             graders={} if options.skip_graders else {p.name: GraderProgress() for p in grader_places(self._spec)},
         )
+        self._spare_cores, self._usable_cores = SpareCores(), usable_cores()
         self._budget = Budget(self._spec.limits, self.progress, session.notice)
         self._batches: Batches | None = None
         self._crash: BaseException | None = None
@@ -315,6 +319,7 @@ class Loop:
                 self.progress.batches = self._batches.summary()
             self._display.tick(self.progress)
             self._report_rate_limits()
+            self._suggest_workers()
             self._check_budget()
             if self._session.lost.is_set() and not self.brake.pulled:
                 self.interrupt(Fault("lease_lost", "another process has taken over this run"))
@@ -333,6 +338,15 @@ class Loop:
             if limited.waiting and not limited.reported and limited.seconds >= _PATIENCE_SECONDS:
                 limited.reported = True
                 self._session.notice(f"{rate_limit_text(where, limited)}. The run continues when the server answers.")
+
+    def _suggest_workers(self) -> None:
+        """Suggest workers where this process has the run to itself and is its limit."""
+        if self._session.worker is not None or not self._session.generates:
+            return
+        cores = os.cpu_count() or 1
+        now = Machine(time.monotonic(), time.process_time(), os.getloadavg()[0], cores, self._usable_cores)
+        if (suggestion := self._spare_cores.look(now)) is not None:
+            self._session.notice(suggestion)
 
     async def _watch_dataset(self) -> None:
         """Stop the run if the dataset changes. Its rows are read again only if its files look modified."""
