@@ -12,6 +12,7 @@
 `retry`          time-outs, retries, and failures that stop the run
 `grading`        runs the graders as soon as an output is on disk
 `recorder`       writes records: to disk first, then to index, progress and display
+`time_limits`    time limits of attempts, with one timer for all
 `sources`        where trials come from: all that are left, or the chunks of a worker
 `spare_cores`    suggests workers where one process is the limit
 `worker`         a run that several workers share: prepared, worked on, finished

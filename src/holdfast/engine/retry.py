@@ -5,7 +5,6 @@ A rate limit is not a failure: it uses up neither retries nor the trial's time, 
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import UNSET
 
 from holdfast.engine.replay import RestartTrial
+from holdfast.engine.time_limits import TimeLimits
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import ErrorRecord
 from holdfast.targets.asking import ASKER
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.engine.brake import Brake
     from holdfast.engine.concurrency import Window
     from holdfast.engine.recorder import Recorder
+    from holdfast.engine.time_limits import TimeLimit
     from holdfast.plan.plan import PendingTrial
     from holdfast.plan.progress import Progress
     from holdfast.spec.schema import Limits
@@ -70,7 +71,7 @@ class Deadline:
 class _Asker:
     """An attempt whose requests may be made in batches. Time in which it waits for a batch counts nowhere."""
 
-    def __init__(self, key: str, where: str, limit: asyncio.Timeout, deadline: Deadline, progress: Progress) -> None:
+    def __init__(self, key: str, where: str, limit: TimeLimit, deadline: Deadline, progress: Progress) -> None:
         self.key = key
         self.where = where
         self._limit = limit
@@ -89,7 +90,7 @@ class _Asker:
             finally:
                 self._requests -= 1
             return
-        began, left = time.monotonic(), (self._limit.when() or 0.0) - time.monotonic()
+        began, left = time.monotonic(), (self._limit.when or 0.0) - time.monotonic()
         self._limit.reschedule(None)
         self._progress.end_work()
         try:
@@ -163,6 +164,7 @@ class Retrier:
         self._recorder = recorder
         self._progress = progress
         self._streak = Streak(proven=progress.outputs > 0)
+        self._time_limits = TimeLimits()
 
     async def target(
         self,
@@ -213,7 +215,7 @@ class Retrier:
         while True:
             started, waited = time.monotonic(), deadline.in_batches
             try:
-                async with asyncio.timeout_at(min(started + seconds, deadline.at)) as limit:
+                with self._time_limits.at(min(started + seconds, deadline.at)) as limit:
                     if self._batches:
                         ASKER.set(_Asker(pending.key, where, limit, deadline, self._progress))
                     result = await call()

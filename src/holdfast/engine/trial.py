@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -35,6 +35,8 @@ from holdfast.targets.types import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from msgspec import UnsetType
+
     from holdfast.conversation.script import Prompts
     from holdfast.data.messages import Attachment
     from holdfast.engine.grading import Grading
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
     from holdfast.store.index import OutputRef
-    from holdfast.store.records import Usage
+    from holdfast.store.records import Mark, Usage
     from holdfast.targets.types import Turn
 
 
@@ -151,12 +153,8 @@ class Trial:
         # Checkpoints grade the conversation as it was after a turn, which the marks say.
         marked = conversation.turns > 1 or shared.checkpoints
         stopped_by = shared.work.stop_digest(conversation.turns, pending.panel) if conversation.stopped else UNSET
-        output = replace(
-            self._output(conversation, timing, attempt),
-            state=conversation.state,
-            marks=conversation.marks if marked else UNSET,
-            stopped_by=stopped_by,
-        )
+        marks = conversation.marks if marked else UNSET
+        output = self._output(conversation, timing, attempt, conversation.state, marks, stopped_by)
         usage_counted = shared.multi_turn or (self._replay is not None and self._replay.usage_counted)
         return output, await shared.recorder.output(output, usage_counted=usage_counted)
 
@@ -283,7 +281,15 @@ class Trial:
         finally:
             self._deadline.postpone(time.monotonic() - started)  # graders have time limits of their own
 
-    def _output(self, conversation: Conversation, timing: Timing, attempt: int = 1) -> Output:
+    def _output(
+        self,
+        conversation: Conversation,
+        timing: Timing,
+        attempt: int = 1,
+        state: Any = None,
+        marks: list[Mark] | UnsetType = UNSET,
+        stopped_by: str | UnsetType = UNSET,
+    ) -> Output:
         """Return the record of the conversation as it is now."""
         reply = conversation.reply
         return Output(
@@ -298,6 +304,9 @@ class Trial:
             usage=conversation.usage,
             timing=timing,
             digest=conversation.marks[-1].digest,
+            state=state,
+            marks=marks,
+            stopped_by=stopped_by,
             files=UNSET if reply.files is None else reply.files,
             calls=conversation.calls,
             trace=[*conversation.trace] if conversation.trace else UNSET,
