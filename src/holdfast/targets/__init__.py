@@ -7,7 +7,7 @@
 `tokenizer` token ids, from the server or from a file
 `model_server` the paths of a model's server, and how many requests are in flight
 `client`    the HTTP client that all share, and the meaning of its failures
-`connections` HTTP to one server over kept connections, and `session`, which does the rest with aiohttp
+`connections` HTTP to one server over kept connections, and `web_session`, which does the rest with aiohttp
 `rate_limits` what servers say about when to ask again
 `concurrency` the number of requests in flight, where the eval sets none
 `sse`       server-sent events, parsed as they arrive

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import aiohttp
 
     from holdfast.targets.connections import Response
-    from holdfast.targets.session import Session, SessionResponse
     from holdfast.targets.signing import Signer
+    from holdfast.targets.web_session import WebResponse, WebSession
 
 _decode = msgspec.json.Decoder().decode
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -81,7 +81,7 @@ class Client:
         self._signer = signer
         self._connections: Connections | None = None
         """None: requests go through the session"""
-        self._session: Session | None = None
+        self._session: WebSession | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -114,7 +114,7 @@ class Client:
             raise self._classify_response(response.status, response.headers, data)
         return self.parse(data)
 
-    async def _request(self, method: str, url: str, data: bytes, *, whole: bool) -> Response | SessionResponse:
+    async def _request(self, method: str, url: str, data: bytes, *, whole: bool) -> Response | WebResponse:
         """Make a request; return the response when its head has arrived, or with `whole` all of it."""
         headers = None if self._signer is None else await self._signer.headers(url, data)
         if self._connections is not None:
@@ -125,11 +125,11 @@ class Client:
             self._connections = None
         return await self._opened_session().request(method, url, data, headers)
 
-    def _opened_session(self) -> Session:
+    def _opened_session(self) -> WebSession:
         if self._session is None:
-            from holdfast.targets.session import Session  # aiohttp takes long to import
+            from holdfast.targets.web_session import WebSession  # aiohttp takes long to import
 
-            self._session = Session(self._headers, _proxy(self.url))
+            self._session = WebSession(self._headers, _proxy(self.url))
         return self._session
 
     @asynccontextmanager

@@ -1,7 +1,7 @@
 """HTTP/1.1 to one server, over connections that are kept open.
 
 aiohttp takes longer to import than the rest of a short run needs, and more time for a request than everything else
-that is done for a trial. This is the part of HTTP that asking a model directly takes; `session.py` has the rest.
+that is done for a trial. This is the part of HTTP that asking a model directly takes; `web_session.py` has the rest.
 
 Failures are OSErrors: those of sockets, `socket.gaierror`, `ssl.SSLError`, and BrokenReply.
 """

@@ -21,7 +21,7 @@ _CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_r
 """of requests that no trial waits for, and that the engine sets no limit for"""
 
 
-class SessionResponse:
+class WebResponse:
     """A response, whose body arrives piece by piece."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -48,7 +48,7 @@ class SessionResponse:
         self._response.release()
 
 
-class Session:
+class WebSession:
     """A session of aiohttp."""
 
     def __init__(self, headers: Mapping[str, str], proxy: str | None) -> None:
@@ -61,11 +61,11 @@ class Session:
             proxy=proxy,
         )
 
-    async def request(self, method: str, url: str, data: bytes, headers: Mapping[str, str] | None) -> SessionResponse:
+    async def request(self, method: str, url: str, data: bytes, headers: Mapping[str, str] | None) -> WebResponse:
         """Make a request; return the response when its head has arrived."""
         try:
             sent = URL(url, encoded=headers is not None)  # a signature is for the URL as it is written
-            return SessionResponse(await self._session.request(method, sent, data=data, headers=headers))
+            return WebResponse(await self._session.request(method, sent, data=data, headers=headers))
         except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
             raise _failure(error) from error
 
