@@ -80,7 +80,8 @@ class Client:
         self._secrets = [word for word in [*words, *secrets] if len(word) > 7]
         self._signer = signer
         self._connections: Connections | None = None
-        """None: requests go through the session"""
+        """None: requests go through a proxy"""
+        self._redirected = False
         self._session: WebSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -117,12 +118,12 @@ class Client:
     async def _request(self, method: str, url: str, data: bytes, *, whole: bool) -> Response | WebResponse:
         """Make a request; return the response when its head has arrived, or with `whole` all of it."""
         headers = None if self._signer is None else await self._signer.headers(url, data)
-        if self._connections is not None:
+        if self._connections is not None and not self._redirected:
             response = await self._connections.request(method, url, data, headers, whole=whole)
             if response.status not in _REDIRECTS or "location" not in response.headers:
                 return response
             response.close()
-            self._connections = None
+            self._redirected = True
         return await self._opened_session().request(method, url, data, headers)
 
     def _opened_session(self) -> WebSession:
