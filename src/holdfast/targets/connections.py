@@ -372,8 +372,8 @@ class _Connection(asyncio.Protocol):
                 self._remaining -= skipped
                 data = data[skipped:]
             else:
-                line, found, rest = data.partition(b"\n")
-                if not found:
+                line, newline, rest = data.partition(b"\n")
+                if not newline:
                     break
                 size = _chunk_size(line)
                 if size == 0:
