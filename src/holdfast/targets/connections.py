@@ -17,9 +17,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, unquote, urlsplit
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
 _CONNECT_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 30.0
@@ -27,8 +29,6 @@ _IDLE_SECONDS: Final = 30.0
 _ADDRESS_SECONDS: Final = 300.0
 """how long the addresses of a host are believed"""
 _LONGEST_HEAD: Final = 1 << 17
-_HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
-_HEX: Final = re.compile(rb"[0-9a-fA-F]{1,15}")
 _URL_SAFE: Final = "!#$%&'()*+,/:;=?@[]~"
 """characters that stand for themselves in a URL; `%` introduces what is quoted already"""
 _UNSAFE: Final = re.compile(r"[\r\n\0]")
@@ -258,7 +258,7 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: a request, its response, the next request."""
+    """One connection: a request, its response, the next request. The parser calls the methods named `on_…`."""
 
     def __init__(self, pool: Connections) -> None:
         self._pool = pool
@@ -271,12 +271,16 @@ class _Connection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        self._buffer = b""
+        self._parser = HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._read = 0
+        """bytes of the reply so far"""
         self._response: Response | None = None
-        self._remaining: int | None = 0
-        """bytes of the body or chunk that are still to come; None: as many as come"""
-        self._chunked = False
         self._reusable = True
+        self._ends_with_connection = False
+        self._complete = False
+        self._surplus = False
+        """the server sent more than its reply"""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -303,95 +307,53 @@ class _Connection(asyncio.Protocol):
         if self._waiter is None:  # nothing was asked
             self.close()
             return
+        self._read += len(data)
+        failure: BrokenReply | None = None
         try:
-            if self._response is None:
-                rest = self._read_head(self._buffer + data)
-                if rest is None:
-                    return
-                data = rest
-            self._read_body(data)
-        except BrokenReply as error:
-            self._fail(error)
+            self._parser.feed_data(data)
+            if self._response is None and self._read > _LONGEST_HEAD:
+                failure = BrokenReply("the headers of the reply do not end")
+        except (HttpParserError, HttpParserUpgrade) as error:
+            cause = error.__context__  # what a call of ours raised
+            failure = cause if isinstance(cause, BrokenReply) else BrokenReply(f"the reply is not HTTP: {error}")
+        if self._complete:
+            self._surplus = self._surplus or failure is not None
+            self._end()
+        elif failure is not None:
+            self._fail(failure)
 
-    def _read_head(self, data: bytes) -> bytes | None:
-        """Begin the response; return what follows its head, or None if that has not ended."""
-        while True:
-            end = _HEAD_END.search(data)
-            if end is None:
-                if len(data) > _LONGEST_HEAD:
-                    raise BrokenReply("the headers of the reply do not end")
-                self._buffer = data
-                return None
-            version, status, headers = _parse_head(data[: end.start()])
-            data = data[end.end() :]
-            if status >= 200:
-                break  # else it is preliminary, and another head follows
-        self._buffer = b""
+    def on_message_begin(self) -> None:
+        self._surplus = self._complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+
+    def on_headers_complete(self) -> None:
+        status, headers = self._parser.get_status_code(), self._headers
+        if self._complete or status < 200:
+            self._headers = {}  # a preliminary reply, after which the other one comes
+            return
         self._response = Response(status, headers, self)
-        kept = headers.get("connection", "").lower()
-        self._reusable = "keep-alive" in kept if version == b"HTTP/1.0" else "close" not in kept
-        if "chunked" in headers.get("transfer-encoding", "").lower():
-            self._chunked, self._remaining = True, 0
-        elif status in (204, 304):
-            self._remaining = 0
-        elif (length := headers.get("content-length")) is not None:
-            if not length.isdigit():
-                raise BrokenReply(f"the length of the reply is not a number: {length[:40]!r}")
-            self._remaining = int(length)
-        else:
-            self._remaining, self._reusable = None, False
+        self._reusable = self._parser.should_keep_alive()
+        bodiless = status in (204, 304)
+        self._ends_with_connection = not (bodiless or headers.keys() & {"content-length", "transfer-encoding"})
         if not self._whole:
             self._answer(self._response)
-        return data
 
-    def _read_body(self, data: bytes) -> None:
-        assert self._response is not None
-        if self._chunked:
-            self._read_chunks(self._buffer + data)
-        elif self._remaining is None:
+    def on_body(self, data: bytes) -> None:
+        if self._response is not None and not self._complete:
             self._response.feed(data)
-        else:
-            self._response.feed(data if len(data) <= self._remaining else data[: self._remaining])
-            self._remaining -= len(data)
-            if self._remaining <= 0:
-                self._end(surplus=self._remaining < 0)
 
-    def _read_chunks(self, data: bytes) -> None:
-        """Read chunks; `_remaining` is what is left of the current one, with the line break after it."""
-        assert self._response is not None and self._remaining is not None
-        while data:
-            if self._remaining > 2:
-                piece = data[: self._remaining - 2]
-                self._response.feed(piece)
-                self._remaining -= len(piece)
-                data = data[len(piece) :]
-            elif self._remaining > 0:
-                skipped = min(self._remaining, len(data))
-                if data[:skipped].strip(b"\r\n"):
-                    raise BrokenReply("a chunk of the reply is longer than announced")
-                self._remaining -= skipped
-                data = data[skipped:]
-            else:
-                line, newline, rest = data.partition(b"\n")
-                if not newline:
-                    break
-                size = _chunk_size(line)
-                if size == 0:
-                    if (end := _trailer_end(rest)) is None:
-                        break
-                    self._end(surplus=end < len(rest))
-                    return
-                self._remaining, data = size + 2, rest
-        if len(data) > _LONGEST_HEAD:
-            raise BrokenReply("the head of a chunk does not end")
-        self._buffer = data
+    def on_message_complete(self) -> None:
+        self._complete = self._response is not None
 
-    def _end(self, *, surplus: bool) -> None:
+    def _end(self) -> None:
         """Complete the response. The connection is free, unless the server sent more than it announced."""
         response = self._response
         assert response is not None and self._transport is not None
         unsent = self._transport.get_write_buffer_size() > 0  # refused before all of the request was there
-        reusable = self._reusable and not surplus and not unsent
+        reusable = self._reusable and not self._surplus and not unsent
         response.end()
         self._answer(response)
         self._reset()
@@ -416,10 +378,10 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         if self._waiter is not None:
-            if exc is None and self._response is not None and self._remaining is None and not self._chunked:
-                self._end(surplus=False)  # such a body ends with its connection
+            if exc is None and self._response is not None and self._ends_with_connection:
+                self._end()
                 return
-            begun = "in the middle of its reply" if self._buffer or self._response else "without a reply"
+            begun = "in the middle of its reply" if self._read else "without a reply"
             failure = exc if isinstance(exc, OSError) else BrokenReply(f"the server closed the connection {begun}")
             self._fail(failure)
         self._pool.forget(self)
@@ -430,40 +392,3 @@ def _target_of(url: str) -> str:
     parts = urlsplit(url)
     query = f"?{parts.query}" if parts.query else ""
     return quote(f"{parts.path or '/'}{query}", safe=_URL_SAFE)
-
-
-def _parse_head(head: bytes) -> tuple[bytes, int, dict[str, str]]:
-    """Return the version, the status and the headers of a response."""
-    first, *lines = head.splitlines()
-    version, _, rest = first.partition(b" ")
-    if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-        raise BrokenReply(f"the reply is not HTTP: {first[:80].decode('latin-1')!r}")
-    return version, int(rest[:3]), _parse_headers(lines)
-
-
-def _parse_headers(lines: Iterable[bytes]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        if line[:1] in (b" ", b"\t") and name:  # the value goes on
-            headers[name] += f" {line.strip().decode('latin-1')}"
-            continue
-        before, _, after = line.partition(b":")
-        name, value = before.decode("latin-1").lower(), after.strip().decode("latin-1")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return headers
-
-
-def _chunk_size(line: bytes) -> int:
-    size = line.partition(b";")[0].strip()
-    if not _HEX.fullmatch(size):
-        raise BrokenReply(f"not the size of a chunk: {line[:40].decode('latin-1')!r}")
-    return int(size, 16)
-
-
-def _trailer_end(data: bytes) -> int | None:
-    """Return where the headers after the last chunk end; None if they have not ended."""
-    if data.startswith((b"\r\n", b"\n")):
-        return data.index(b"\n") + 1
-    end = _HEAD_END.search(data)
-    return None if end is None else end.end()
