@@ -402,6 +402,80 @@ def test_waiting_says_what_it_waits_for_and_how_to_collect(tmp_path: Path) -> No
         assert "waiting for batch batch_1: 7 requests of target" in shown
 
 
+def status(folder: Path, **env: str) -> Any:
+    """Show the status of the run."""
+    return holdfast("status", run_dir(folder), cwd=folder, env={**ACCOUNT, **env})
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_status_says_how_far_batches_are_and_collects_those_that_have_ended(api: str, tmp_path: Path) -> None:
+    with batch_server(api) as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        run(eval_file, "--no-wait", check=5)
+        shown = status(tmp_path)
+        assert re.search(
+            r"waiting for batch batch_1: 7 requests of target, submitted .* ago, 0 of 7 done\n", shown.stdout
+        )
+        server.release()
+        shown = status(tmp_path)
+        assert "batch batch_1 is " in shown.stdout and "7 of 7 requests have a result" in shown.stdout
+        assert "waiting" not in shown.stdout and "Resume with: holdfast resume" in shown.stdout
+        server.batches.clear()  # the provider deletes batches after some weeks
+        run(eval_file)
+        assert server.billed == ONCE
+        assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_status_collects_batches_of_judges(tmp_path: Path) -> None:
+    with batch_server(answer=judged) as server:
+        server.holds = True
+        grader = {"type": "prompt", "name": "good", "rubric": "Is it good?", "batch": True, "model": ["m", "n"]}
+        eval_file = write_batch_eval(tmp_path, server, batch=False, graders=[grader])
+        run(eval_file, "--no-wait", check=5)
+        server.release()
+        assert status(tmp_path).stdout.count("7 of 7 requests have a result") == 2
+        server.batches.clear()
+        run(eval_file)
+        assert sum(server.billed.values()) == 3 * ROWS
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_status_finds_a_batch_whose_submission_was_not_recorded(api: str, tmp_path: Path) -> None:
+    with batch_server(api) as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        kill_at(server, "after", "submit", eval_file)
+        shown = status(tmp_path).stdout
+        assert ("0 of 7 done" if api == "chat" else "not found at the provider, which may not show it yet") in shown
+        server.release()
+        assert "7 of 7 requests have a result" in status(tmp_path).stdout
+        run(eval_file)
+        assert server.billed == ONCE and len(server.batches) == 1
+
+
+def test_status_without_the_account_or_the_provider_shows_what_is_recorded(tmp_path: Path) -> None:
+    with batch_server() as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        run(eval_file, "--no-wait", check=5)
+        assert "answered 404" in status(tmp_path, OPENAI_API_KEY="sk-the-second-account").stdout
+    assert "7 requests of target" in (gone := status(tmp_path).stdout) and "refuses connections" in gone
+
+
+def test_status_leaves_batches_to_the_process_that_waits_for_them(tmp_path: Path) -> None:
+    with batch_server() as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        first = start("eval", eval_file, cwd=tmp_path, env=ACCOUNT)
+        wait_for(lambda: server.batches and (run_dir(tmp_path) / "batches.jsonl").exists(), "the batch")
+        assert "running: 0 of 7 trials" in status(tmp_path).stdout
+        server.release()
+        assert first.wait(120) == 0, first.communicate()
+        first.communicate()
+        assert server.billed == ONCE
+
+
 def test_the_ledger_has_every_step_in_order(tmp_path: Path) -> None:
     with batch_server() as server:
         run(write_batch_eval(tmp_path, server))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from holdfast.display.format import dollars, duration
@@ -14,7 +15,7 @@ from holdfast.targets.batch_apis import batch_api_of
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from holdfast.report.preview import Preview
     from holdfast.spec.load import Eval
@@ -38,10 +39,11 @@ def planned_batches(spec: Eval, plan: Preview) -> Iterator[str]:
     yield line
 
 
-def batch_lines(rundir: RunDir) -> Iterator[str]:
-    """Describe the batches of a run whose results are still to come."""
+def batch_lines(rundir: RunDir, states: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """Describe the batches of a run whose results are still to come; `states` says how far they are, by intent."""
     for batch in waiting_batches(rundir):
         count = len(batch.intent.requests)
         requests = "1 request" if count == 1 else f"{count:,} requests"
         age = duration(max(0.0, time.time() - (batch.sent or batch.intent.time)))
-        yield f"batch {batch.name}: {requests} of {batch.intent.where}, submitted {age} ago, not collected yet"
+        state = states.get(batch.intent.intent, "not collected yet")
+        yield f"batch {batch.name}: {requests} of {batch.intent.where}, submitted {age} ago, {state}"
