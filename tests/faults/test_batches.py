@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.batch_providers import PROVIDERS, run_batch, settings
 from tests.support.batches import batch_server, prompt_of
 from tests.support.breaking import (
     assert_each_once,
@@ -46,9 +47,9 @@ def run(eval_file: Path, *arguments: str, check: int = 0, **env: str) -> Any:
     return holdfast("eval", eval_file, *arguments, cwd=eval_file.parent, env={**ACCOUNT, **env}, check=check)
 
 
-def kill_at(server: BatchServer, moment: str, step: str, eval_file: Path, *arguments: str) -> None:
+def kill_at(server: BatchServer, moment: str, step: str, eval_file: Path, *arguments: str, **env: str) -> None:
     """Run the eval, and kill its process at a step of the provider."""
-    process = start("eval", eval_file, *arguments, cwd=eval_file.parent, env=ACCOUNT)
+    process = start("eval", eval_file, *arguments, cwd=eval_file.parent, env={**ACCOUNT, **env})
     arrived = threading.Event()
 
     def kill() -> None:
@@ -483,3 +484,107 @@ def test_the_ledger_has_every_step_in_order(tmp_path: Path) -> None:
     assert [step["step"] for step in steps] == ["intent", "uploaded", "submitted", "collected"]
     outputs = kept(run_dir(tmp_path))
     assert {name[:24] for name in steps[0]["requests"]} == {output["key"][7:31] for output in outputs}
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize("killed", [False, True])
+def test_providers_with_a_form_of_their_own_take_our_batches(name: str, killed: bool, tmp_path: Path) -> None:
+    with batch_server(kind=PROVIDERS[name]) as server:
+        server.leaves_out = {"question 4"}
+        eval_file = write_eval(tmp_path, server.url, rows=ROWS, target={"model": PROVIDERS[name].model, "batch": True})
+        variables = settings(server)
+        if killed:
+            kill_at(server, "after", "submit", eval_file, **variables)
+        run(eval_file, **variables)
+        assert server.refused == []
+        assert server.billed == ONCE
+        assert [len(batch.lines) for batch in server.batches] == [ROWS, 1]
+        assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_togethers_progress_is_shown_as_a_share(tmp_path: Path) -> None:
+    with batch_server(kind=PROVIDERS["together"]) as server:
+        server.holds = True
+        eval_file = write_eval(tmp_path, server.url, rows=ROWS, target={"model": "together/m", "batch": True})
+        run(eval_file, "--no-wait", check=5, **settings(server))
+        assert "ago, 43% of 7 done" in status(tmp_path, **settings(server)).stdout
+
+
+IN_FILES = {"target": {"model": "org/m", "batch": {"via": "files"}}}
+
+
+def file_command(text: str) -> str:
+    """Return the command that a message names."""
+    found = re.search(r"answer it with: (vllm run-batch .*)$", text, re.MULTILINE)
+    assert found is not None, text
+    return found[1]
+
+
+def test_a_batch_in_a_file_is_answered_by_vllm_and_collected(tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", rows=ROWS, limits={"retries": 0}, **IN_FILES)
+    command = file_command(run(eval_file, "--no-wait", check=5).stdout)
+    assert command.endswith("--model org/m")
+    assert file_command(run(eval_file, "--no-wait", check=5).stdout) == command  # nothing is written twice
+    run_batch(command, tmp_path, stop_after=3)
+    assert "3 of 7 done; answer it with: vllm" in status(tmp_path).stdout
+    run_batch(command, tmp_path, refuses="question 6")
+    run(eval_file, check=3)
+    errors = [(error["sample"], error["status"]) for error in kept(run_dir(tmp_path), "errors")]
+    assert errors == [("s6", 400)] and "maximum context length" in kept(run_dir(tmp_path), "errors")[0]["message"]
+    run_batch(file_command(run(eval_file, "--no-wait", check=5).stdout), tmp_path)
+    run(eval_file)
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_a_process_that_waits_for_a_file_goes_on_when_it_is_complete(tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", rows=ROWS, follow_ups=["and then?"], **IN_FILES)
+    process = start("eval", eval_file, cwd=tmp_path, env=ACCOUNT)
+    answered: set[str] = set()
+
+    def written() -> str | None:
+        assert process.poll() is None, process.communicate()
+        for path in tmp_path.glob("runs/*/*/batches/*.requests.jsonl"):
+            if path.name not in answered:
+                answered.add(path.name)
+                return str(path)
+        return None
+
+    for _ in range(2):
+        requests = wait_for(written, "a file of requests")
+        answers = requests.replace(".requests.", ".answers.")
+        run_batch(f"vllm run-batch -i {requests} -o {answers} --model org/m", tmp_path)
+    assert process.wait(120) == 0, process.communicate()
+    process.communicate()
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_a_removed_file_of_requests_is_a_cancelled_batch(tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", rows=ROWS, **IN_FILES)
+    run(eval_file, "--no-wait", check=5)
+    next((run_dir(tmp_path) / "batches").glob("*.requests.jsonl")).unlink()
+    assert "was cancelled before 7 of its requests were answered" in run(eval_file, check=3).stdout
+    run_batch(file_command(run(eval_file, "--no-wait", check=5).stdout), tmp_path)
+    run(eval_file)
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_a_run_with_a_file_that_is_not_answered_does_not_go_on_without_it(tmp_path: Path) -> None:
+    with batch_server() as server:
+        eval_file = write_eval(tmp_path, "", rows=ROWS, **IN_FILES)
+        run(eval_file, "--no-wait", check=5)
+        seen = run(eval_file, f"target.base_url={server.url}", "target.batch=false", check=3).stdout
+        assert "was written to a file, whose answers are still to come" in seen and "via: files" in seen
+        assert not server.billed
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ({"api": "responses", "batch": {"via": "files"}}, "files of batches are for the chat API"),
+        ({"batch": {"via": "files", "then": "live"}}, "`then: live` needs a server"),
+        ({"batch": {"via": "mail"}}, "via"),
+    ],
+)
+def test_files_that_nobody_could_answer_are_refused(target: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", rows=ROWS, target={"model": "org/m", **target})
+    assert problem in run(eval_file, check=2).stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from holdfast.spec.providers import endpoint_of
 from holdfast.spec.schema import ModelTarget
 from holdfast.store.batches import waiting_batches
 from holdfast.targets.batch_apis import batch_api_of
+from holdfast.targets.batch_files import ACCOUNT, answer_command
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -46,4 +48,9 @@ def batch_lines(rundir: RunDir, states: Mapping[str, str] = MappingProxyType({})
         requests = "1 request" if count == 1 else f"{count:,} requests"
         age = duration(max(0.0, time.time() - (batch.sent or batch.intent.time)))
         state = states.get(batch.intent.intent, "not collected yet")
-        yield f"batch {batch.name}: {requests} of {batch.intent.where}, submitted {age} ago, {state}"
+        verb = "submitted"
+        if batch.intent.account == ACCOUNT:
+            verb = "written"
+            with suppress(FileNotFoundError):  # it was removed, which cancels it
+                state += f"; answer it with: {answer_command(rundir.batches, batch.intent.intent)}"
+        yield f"batch {batch.name}: {requests} of {batch.intent.where}, {verb} {age} ago, {state}"

@@ -341,6 +341,15 @@ class BatchBlock(Block):
     price."""
     size: int | None = Field(default=None, ge=1)
     """Maximum number of requests in a batch. Default: that of the provider, 50,000 or 100,000."""
+    via: Literal["api", "files"] = "api"
+    """How batches are handed over: to the provider by its `api`, or as `files` that you have answered with
+    `vllm run-batch`."""
+
+    @model_validator(mode="after")
+    def _files_have_no_server(self) -> Self:
+        if self.via == "files" and self.then == "live":
+            raise ValueError("`then: live` needs a server: remove it, or `via: files`")
+        return self
 
 
 def _as_batch(value: Any) -> Any:

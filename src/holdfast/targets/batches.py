@@ -38,6 +38,7 @@ from holdfast.store.batches import (
 )
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.targets.batch_apis import BatchProblem, Look, glance
+from holdfast.targets.batch_files import ACCOUNT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,8 +91,12 @@ class Flight:
     @property
     def progress(self) -> str:
         """How far the batch is, in words."""
-        done = f"{self.look.done:,}" if self.look else "?"
-        return f"{done} of {len(self.batch.intent.requests):,} done"
+        count = len(self.batch.intent.requests)
+        if self.look is None:
+            return f"? of {count:,} done"
+        if self.look.total in (0, count):
+            return f"{self.look.done:,} of {count:,} done"
+        return f"{self.look.done / self.look.total:.0%} of {count:,} done"
 
     def schedule(self) -> None:
         """Ask again later: soon at first, ever more rarely while nothing changes."""
@@ -151,6 +156,11 @@ class Batches:
         self.busy: set[str] = set()
         """requests that are being made"""
         self._trouble_shown = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the results, and of batches that are files."""
+        return self._store.folder
 
     def join(self, client: BatchClient) -> None:
         """Add a client, once it is open."""
@@ -226,13 +236,16 @@ class Batches:
     def _refuse(self, flight: Flight, reason: str) -> Fault:
         batch = flight.batch
         server, _, key = batch.intent.account.rpartition("|")
-        flight.refused = Fault(
-            "rejected",
-            f"batch {batch.name} ({len(batch.intent.requests):,} requests) was submitted to {server} with the key "
-            f"{key}, and this account does not see it{reason}",
-            remedy="Set that key and server again to collect the batch. To give the batch up, and pay for its requests "
-            "once more: holdfast batches RUN --abandon",
+        about = f"batch {batch.name} ({len(batch.intent.requests):,} requests)"
+        message = f"{about} was submitted to {server} with the key {key}, and this account does not see it{reason}"
+        remedy = (
+            "Set that key and server again to collect the batch. To give the batch up, and pay for its requests once "
+            "more: holdfast batches RUN --abandon"
         )
+        if batch.intent.account == ACCOUNT:
+            message = f"{about} was written to a file, whose answers are still to come"
+            remedy = "Set `batch: {via: files}` again to collect it. To give it up: holdfast batches RUN --abandon"
+        flight.refused = Fault("rejected", message, remedy=remedy)
         flight.fail(flight.refused)
         return flight.refused
 
@@ -346,7 +359,7 @@ class Batches:
         await self._store.write(BatchSubmitted(number, batch, now()))
         client.failures = 0
         count = len(flight.batch.intent.requests)
-        self._notice(f"submitted batch {batch} with {count:,} request{'s' * (count != 1)} of {client.where}")
+        self._notice(f"{api.verb} batch {batch} with {count:,} request{'s' * (count != 1)} of {client.where}")
 
     async def _give_up(self, client: BatchClient, flight: Flight, error: AttemptError | Fault) -> None:
         """Abandon a batch that the provider did not accept. Its requests are submitted again later, or fail."""
