@@ -349,6 +349,32 @@ def test_the_plan_says_how_many_batches_there_will_be(tmp_path: Path) -> None:
         assert server.batches == []
 
 
+def test_the_plan_says_how_many_waves_follow_each_other(tmp_path: Path) -> None:
+    with batch_server() as server:
+        turns = {"follow_ups": ["and then?", "why?"]}
+        eval_file = write_batch_eval(tmp_path, server, target={"model": "gpt-4o-mini"}, batch={"size": 5}, **turns)
+        shown = run(eval_file, "--dry-run").stdout
+        line = r"21 requests in 6 batches, in 3 waves one after the other, about <?\$\S+ instead of <?\$\S+\n$"
+        assert re.search(line, shown), shown
+        planned = json.loads(run(eval_file, "--dry-run", "--json").stdout)["preview"]
+        batching = planned["batching"]
+        assert (batching["batches"], batching["waves"], planned["requests"]) == (6, 3, 21)
+        assert batching["cost"] == pytest.approx(planned["cost"] / 2)
+        assert "note: 21 requests in 6 batches" in run(eval_file).stderr
+        assert len(server.batches) == 6
+
+
+def test_the_plan_of_a_tool_loop_says_at_least(tmp_path: Path) -> None:
+    with batch_server(answer=answer_after_two_tools) as server:
+        grader = {"type": "prompt", "name": "good", "rubric": "Is it good?", "batch": True, "votes": 3}
+        keys = {"target": {"tools": [{"scripted": TOOL}]}, "graders": [grader]}
+        lines = run(write_batch_eval(tmp_path, server, **keys), "--dry-run").stdout.splitlines()
+        assert lines[-2:] == [
+            "at least 7 requests in 1 batch, and another wave for each further step or turn",
+            "21 requests of judges in batches, after the outputs",
+        ]
+
+
 def test_answers_of_a_batch_cost_what_batches_cost(tmp_path: Path) -> None:
     with batch_server() as server:
         eval_file = write_batch_eval(tmp_path, server, target={"model": "gpt-4o-mini"})
