@@ -49,7 +49,7 @@ class Batching(NamedTuple):
     """in dollars; None where it is not known, or not lower"""
 
 
-class Estimate(NamedTuple):
+class RunEstimate(NamedTuple):
     """About what the trials take that are to be run."""
 
     trials: int
@@ -109,7 +109,7 @@ class Estimate(NamedTuple):
         return {**self._asdict(), "batching": None if self.batching is None else self.batching._asdict()}
 
 
-def estimate_run(identity: RunIdentity, plan: Plan, rundir: RunDir) -> Estimate:
+def estimate_run(identity: RunIdentity, plan: Plan, rundir: RunDir) -> RunEstimate:
     """Estimate what the rest of a run takes, from the first rows of its dataset."""
     script, prompts = Script(identity.spec), []
     for sample in islice(identity.dataset, LOOKED_AT):
@@ -118,7 +118,7 @@ def estimate_run(identity: RunIdentity, plan: Plan, rundir: RunDir) -> Estimate:
     return estimate(identity.spec, prompts, plan, rundir)
 
 
-def estimate(spec: Eval, prompts: Sequence[Prompts], plan: Plan, rundir: RunDir) -> Estimate:
+def estimate(spec: Eval, prompts: Sequence[Prompts], plan: Plan, rundir: RunDir) -> RunEstimate:
     """Estimate what the rest of a run takes, from the messages of some samples."""
     target, trials = spec.target, plan.to_run
     judged = (trials + plan.to_grade) * sum(
@@ -127,7 +127,7 @@ def estimate(spec: Eval, prompts: Sequence[Prompts], plan: Plan, rundir: RunDir)
     waves = _waves(prompts, trials)
     requests, tokens = sum(waves), _share(sum(map(_characters, prompts)) / _CHARACTERS, prompts, trials)
     if not isinstance(target, ModelTarget):
-        return Estimate(trials, requests, tokens, False, None, None, None, None, None, judged)
+        return RunEstimate(trials, requests, tokens, False, None, None, None, None, None, judged)
     open_ended = bool(target.tools) or spec.responder is not None
     replies = replies_of = None
     if spec.continuations is None and (earlier := _earlier_run(rundir)) is not None:
@@ -150,7 +150,7 @@ def estimate(spec: Eval, prompts: Sequence[Prompts], plan: Plan, rundir: RunDir)
         most = max(1, min(api.most_requests, size))
         batching = Batching(sum(-(-count // most) for count in waves), len(waves), cheaper if known else None)
     at_least = open_ended and replies is None
-    return Estimate(trials, requests, tokens, at_least, cost, prices.date, replies, replies_of, batching, judged)
+    return RunEstimate(trials, requests, tokens, at_least, cost, prices.date, replies, replies_of, batching, judged)
 
 
 def _waves(prompts: Sequence[Prompts], trials: int) -> list[int]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
-    from holdfast.report.estimate import Estimate
+    from holdfast.report.estimate import RunEstimate
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Continuation, Message
@@ -41,7 +41,7 @@ class Preview(NamedTuple):
     where: str
     messages: list[Message]
     """all that is known before the target answers: system, prompt and follow-ups"""
-    estimate: Estimate
+    estimate: RunEstimate
     installed: list[str]
     """modules that are identified by the version of their distribution, not by their code"""
     continuations: tuple[Continuation, ...] = ()
