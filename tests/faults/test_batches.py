@@ -351,8 +351,8 @@ def test_the_plan_says_how_many_batches_there_will_be(tmp_path: Path) -> None:
 
 def test_the_plan_says_how_many_waves_follow_each_other(tmp_path: Path) -> None:
     with batch_server() as server:
-        turns = {"follow_ups": ["and then?", "why?"]}
-        eval_file = write_batch_eval(tmp_path, server, target={"model": "gpt-4o-mini"}, batch={"size": 5}, **turns)
+        keys: dict[str, Any] = {"batch": {"size": 5}, "follow_ups": ["and then?", "why?"]}
+        eval_file = write_batch_eval(tmp_path, server, target={"model": "gpt-4o-mini"}, **keys)
         shown = run(eval_file, "--dry-run").stdout
         line = r"21 requests in 6 batches, in 3 waves one after the other, about <?\$\S+ instead of <?\$\S+\n$"
         assert re.search(line, shown), shown
@@ -367,7 +367,7 @@ def test_the_plan_says_how_many_waves_follow_each_other(tmp_path: Path) -> None:
 def test_the_plan_of_a_tool_loop_says_at_least(tmp_path: Path) -> None:
     with batch_server(answer=answer_after_two_tools) as server:
         grader = {"type": "prompt", "name": "good", "rubric": "Is it good?", "batch": True, "votes": 3}
-        keys = {"target": {"tools": [{"scripted": TOOL}]}, "graders": [grader]}
+        keys: dict[str, Any] = {"target": {"tools": [{"scripted": TOOL}]}, "graders": [grader]}
         lines = run(write_batch_eval(tmp_path, server, **keys), "--dry-run").stdout.splitlines()
         assert lines[-2:] == [
             "at least 7 requests in 1 batch, and another wave for each further step or turn",
@@ -518,7 +518,7 @@ def test_providers_with_a_form_of_their_own_take_our_batches(name: str, killed: 
     with batch_server(kind=PROVIDERS[name]) as server:
         server.leaves_out = {"question 4"}
         eval_file = write_eval(tmp_path, server.url, rows=ROWS, target={"model": PROVIDERS[name].model, "batch": True})
-        variables = settings(server)
+        variables: Any = settings(server)
         if killed:
             kill_at(server, "after", "submit", eval_file, **variables)
         run(eval_file, **variables)
@@ -536,7 +536,7 @@ def test_togethers_progress_is_shown_as_a_share(tmp_path: Path) -> None:
         assert "ago, 43% of 7 done" in status(tmp_path, **settings(server)).stdout
 
 
-IN_FILES = {"target": {"model": "org/m", "batch": {"via": "files"}}}
+IN_FILES: dict[str, Any] = {"target": {"model": "org/m", "batch": {"via": "files"}}}
 
 
 def file_command(text: str) -> str:

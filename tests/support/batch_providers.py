@@ -140,7 +140,9 @@ def run_batch(
         for number, line in enumerate(lines[:stop_after]):
             request = json.loads(line)
             result = {"id": f"vllm-{number}", "custom_id": request["custom_id"]}
-            body, error, status = None, None, 200
+            body: Any = None
+            error: Any = None
+            status = 200
             asked = Asked(request["url"], {"authorization": "x"}, request["body"])
             if request["method"] != "POST" or request["url"] != "/v1/chat/completions":
                 status, error = 400, f"URL {request['url']} was used. Supported endpoints: /v1/chat/completions"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.graders.build import grader_places
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.load import eval_of_run
-from holdfast.spec.schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.batches import BatchStore, waiting_batches
 from holdfast.store.run_lock import hold
 from holdfast.targets.batches import Batches

@@ -34,7 +34,7 @@ from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
-from holdfast.spec.schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.index import Index
 from holdfast.store.lease import RunLease

@@ -17,7 +17,7 @@ from holdfast.errors import AttemptError, ResultsError, VersionError
 from holdfast.graders.build import grader_places
 from holdfast.plan.changes import format_count
 from holdfast.spec.providers import endpoint_of
-from holdfast.spec.schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import content_text
 from holdfast.store.rundir import RunDir
 from holdfast.targets.batch_apis import BatchApi, batch_api_of

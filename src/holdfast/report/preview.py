@@ -16,7 +16,8 @@ from holdfast.plan.identity import installed_code
 from holdfast.report.estimate import LOOKED_AT, estimate
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.redact import bare_url
-from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.spec.schema import is_embedded
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import content_text
 from holdfast.targets.concurrency import concurrency_of
 

@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, InBatches, Seconds, Strings
+from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings
+from holdfast.spec.target_schema import InBatches
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.spec.providers import ModelEndpoint
-    from holdfast.spec.schema import BatchBlock
+    from holdfast.spec.target_schema import BatchBlock
     from holdfast.store.batches import Batch
     from holdfast.store.lines import LineRef
     from holdfast.targets.asking import Asker

@@ -17,7 +17,8 @@ from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
-from holdfast.spec.schema import ModelTarget, ResponderBlock, is_embedded
+from holdfast.spec.schema import ResponderBlock, is_embedded
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
