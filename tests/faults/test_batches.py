@@ -360,7 +360,10 @@ def test_the_plan_says_how_many_waves_follow_each_other(tmp_path: Path) -> None:
         batching = planned["batching"]
         assert (batching["batches"], batching["waves"], planned["requests"]) == (6, 3, 21)
         assert batching["cost"] == pytest.approx(planned["cost"] / 2)
-        assert "note: 21 requests in 6 batches" in run(eval_file).stderr
+        server.holds = True
+        assert "note: 21 requests in 6 batches" in run(eval_file, "--no-wait", check=5).stderr
+        server.release()
+        assert "requests in 6 batches" not in run(eval_file).stderr  # what is under way is paid for
         assert len(server.batches) == 6
 
 
