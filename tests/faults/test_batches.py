@@ -551,8 +551,10 @@ def file_command(text: str) -> str:
 
 def test_a_batch_in_a_file_is_answered_by_vllm_and_collected(tmp_path: Path) -> None:
     eval_file = write_eval(tmp_path, "", rows=ROWS, limits={"retries": 0}, **IN_FILES)
-    command = file_command(run(eval_file, "--no-wait", check=5).stdout)
-    assert command.endswith("--model org/m")
+    assert "org/m is asked with files" in run(eval_file, "--dry-run").stdout
+    written = run(eval_file, "--no-wait", check=5)
+    command = file_command(written.stdout)
+    assert command.endswith("--model org/m") and file_command(written.stderr) == command
     assert file_command(run(eval_file, "--no-wait", check=5).stdout) == command  # nothing is written twice
     run_batch(command, tmp_path, stop_after=3)
     assert "3 of 7 done; answer it with: vllm" in status(tmp_path).stdout

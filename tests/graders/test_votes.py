@@ -92,13 +92,15 @@ class TestPanels:
         [
             (["a", {"model": "a", "params": {"seed": 1}}], "names a judge twice"),
             ([{"base_url": "http://127.0.0.1:1/v1"}], "model"),
-            ([{"model": "a", "temperature": 1}], "temperature"),
+            ([{"model": "a", "temperature": 1}], r"model\[0\]\.temperature: unknown key; parameters .* `params`"),
+            (["a", {"modle": "b"}], r"model\[1\]\.modle: unknown key \(did you mean 'model'\?\)"),
             ({"model": "a"}, "model"),
         ],
     )
     def test_a_judge_that_cannot_be_told_apart_or_asked_is_refused(self, model: Any, problem: str) -> None:
-        with judges(vote) as served, pytest.raises(ConfigError, match=problem):
+        with judges(vote) as served, pytest.raises(ConfigError, match=problem) as caught:
             holdfast.evaluate(**spec_of(served, model=model))
+        assert "should be text, not a list" not in str(caught.value)
 
     def test_results_and_metrics_have_the_combined_verdict(self) -> None:
         with judges(vote) as served:

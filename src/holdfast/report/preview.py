@@ -96,6 +96,8 @@ def _describe_endpoint(spec: Eval, target: ModelTarget) -> str:
     """Say where and how a model is asked."""
     concurrency = concurrency_of(spec)
     at_once = "as many requests at once as it keeps up with" if concurrency is None else f"up to {concurrency} at once"
+    if target.batch is not None and target.batch.via == "files":
+        return f"{target.model} is asked with files, which you have answered with `vllm run-batch`"
     if is_embedded(target.model):
         return f"{target.model} is asked on this machine, {at_once}"
     endpoint = endpoint_of(target.model, target.api, target.base_url, target.api_key_env)

@@ -120,6 +120,10 @@ class BatchApi:
         """Submit a batch, and return its id."""
         raise NotImplementedError
 
+    def advice(self, batch: str) -> str:
+        """Return what the user has to do for a batch that is under way; empty if nothing."""
+        return ""
+
     async def look(self, batch: str) -> Look:
         """Return the state of a batch."""
         raise NotImplementedError

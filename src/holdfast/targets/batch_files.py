@@ -57,6 +57,10 @@ class FileBatches(OpenAIBatches):
         sync_directory(self._folder)
         return intent
 
+    def advice(self, batch: str) -> str:
+        """Return the command that answers the batch."""
+        return f"; answer it with: {answer_command(self._folder, batch)}"
+
     async def look(self, batch: str) -> Look:
         """Count the answers. A file that is still being written has fewer lines than requests."""
         return await asyncio.to_thread(self._count, batch)

@@ -359,7 +359,8 @@ class Batches:
         await self._store.write(BatchSubmitted(number, batch, now()))
         client.failures = 0
         count = len(flight.batch.intent.requests)
-        self._notice(f"{api.verb} batch {batch} with {count:,} request{'s' * (count != 1)} of {client.where}")
+        about = f"{count:,} request{'s' * (count != 1)} of {client.where}"
+        self._notice(f"{api.verb} batch {batch} with {about}{api.advice(batch)}")
 
     async def _give_up(self, client: BatchClient, flight: Flight, error: AttemptError | Fault) -> None:
         """Abandon a batch that the provider did not accept. Its requests are submitted again later, or fail."""
