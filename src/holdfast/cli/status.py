@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.env_file import env_file_options, load_env_file
-from holdfast.cli.errors import show_warning
+from holdfast.cli.errors import show_note, show_warning
 from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
 from holdfast.display.format import duration
 from holdfast.errors import HoldfastError, RunHeld, UsageError
@@ -193,7 +193,7 @@ def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
 
     load_env_file(Path(manifest.folder), Path())
     try:
-        return collect_batches(rundir, manifest)
+        return collect_batches(rundir, manifest, show_note)
     except RunHeld:
         return None  # by a process that collects them itself
     except (HoldfastError, OSError) as error:

@@ -21,7 +21,7 @@ from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from holdfast.spec.load import Eval
     from holdfast.store.manifest import Manifest
@@ -37,8 +37,10 @@ class Collected(NamedTuple):
     """batches that were collected or found, in words"""
 
 
-def collect_batches(rundir: RunDir, manifest: Manifest) -> Collected:
+def collect_batches(rundir: RunDir, manifest: Manifest, notice: Callable[[str], None]) -> Collected:
     """Ask the providers about a run's batches, and store the results of those that have ended.
+
+    `notice` is told why it takes long, where a process that died has left its lease.
 
     Raises RunHeld where another process works on the run, which collects them itself, and ConfigError where a model
     cannot be asked.
@@ -46,7 +48,7 @@ def collect_batches(rundir: RunDir, manifest: Manifest) -> Collected:
     places = {batch.intent.where for batch in waiting_batches(rundir)}
     spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)
     models = dict(_models(spec, places))
-    lease = hold(rundir)
+    lease = hold(rundir, notice=notice)
     try:
         news: list[str] = []
         hub = Batches(
