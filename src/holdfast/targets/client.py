@@ -300,12 +300,13 @@ class Client:
         if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
             return Fault("refused", f"{place}: the certificate is not trusted ({error})")
         if isinstance(error, aiohttp.ClientConnectorDNSError):
-            return Fault("refused", f"{place}: no such host", remedy="Check the URL and the network.")
+            return Fault("refused", f"{place}: no such host", remedy="Check the URL and the network.", away=True)
         if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
             return Fault(
                 "refused",
                 f"{place} refuses connections",
                 remedy=f"Is the server running at {self.url}? Start it, then run the same command again.",
+                away=True,
             )
         if isinstance(error, aiohttp.InvalidURL):
             return Fault("refused", f"{self.url} is not a valid URL")

@@ -40,7 +40,7 @@ from holdfast.cluster.job.context import (
     url_variables,
 )
 from holdfast.cluster.job.local import await_turn, child_workers
-from holdfast.cluster.job.servers import ServerFailed, Servers
+from holdfast.cluster.job.servers import RETURN_SECONDS, ServerFailed, Servers
 from holdfast.cluster.job.successor import QueuedJobs
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import job_command
@@ -50,6 +50,7 @@ from holdfast.errors import HoldfastError, with_hint
 from holdfast.store.index import Index
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
+from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 from holdfast.store.tail import Follower
 
@@ -93,6 +94,26 @@ class Ending(NamedTuple):
 
 def _stopped(reason: str) -> Ending:
     return Ending("stopped", reason)
+
+
+class Patience:
+    """How long a target that refuses connections is asked again. Progress renews it."""
+
+    def __init__(self) -> None:
+        self._size = -1
+        self._since = 0.0
+        self._pauses = 0
+
+    def lasts(self, size: int, now: float) -> bool:
+        """Return True if the target is to be asked again; `size` is that of the run's journals."""
+        if size != self._size:
+            self._size, self._since, self._pauses = size, now, 0
+        return now - self._since < RETURN_SECONDS
+
+    def pause(self) -> float:
+        """Return the seconds until the target is asked again, which grow."""
+        self._pauses += 1
+        return min(60.0, 2.0**self._pauses)
 
 
 class JobRun:
@@ -178,6 +199,7 @@ class JobRun:
     def _run_rounds(self) -> Ending:
         """Prepare, serve and work until nothing is left."""
         last_size = -1
+        patience = Patience()
         while True:
             prepared = self._prepare()
             if prepared.error:
@@ -189,8 +211,9 @@ class JobRun:
                 return _stopped(f"no progress in this job: {last_error(self._state.run_dir)}")
             self._serve()
             ended, code = self._work(prepared)
-            if ended.kind == "refused":
-                self._servers.await_death()
+            if ended.away and self._await_target(ended.message, patience):
+                last_size = -1
+                continue
             if ended.kind and ended.kind != "lease_lost":
                 return _stopped(with_hint(ended.message, ended.remedy))
             last_size = size
@@ -278,6 +301,24 @@ class JobRun:
             self._set(**progress.read())
         return process.ended, process.exit_code
 
+    def _await_target(self, message: str, patience: Patience) -> bool:
+        """Pause while the target refuses connections, as while a server is restarted; False if it is given up.
+
+        A server of this job is asked whether it is well. Any other target is asked again after a while, if it has
+        answered before: a wrong address in a new configuration is reported at once.
+        """
+        size = journal_size(self._state.run_dir)
+        if not (size or self._servers.started) or not patience.lasts(size, time.monotonic()):
+            return False
+        reason = f"paused: {message}; continuing when it answers"
+        say(reason)
+        self._set(reason=reason)
+        Path(self._place.endpoint).unlink(missing_ok=True)  # so that all workers pause
+        self._pause(patience.pause())
+        if not self._servers.await_return(lambda: self._job.must_stop):
+            raise StopRequested
+        return True
+
     def _offer(self, prepared: Prepared) -> None:
         """Write endpoint.json, which tells worker jobs that there is work, and where the model is."""
         host, deployment = os.uname().nodename, self._task.deployment
@@ -287,7 +328,7 @@ class JobRun:
             job=self._job.id,
             run_dir=prepared.run_dir,
             host=host,
-            port=None if deployment is None else deployment.port,
+            port=None if deployment is None else self._servers.spots[0].port,
             model=None if deployment is None else deployment.model,
             base_url=urls[0] if len(urls) == 1 else urls or None,
             env=env,
@@ -333,9 +374,22 @@ class JobRun:
             return _stopped(self._cancelled(self._job.id))
         if self._job.signal != signal.SIGUSR2:
             return self._continue(name)
+        if self._servers.port_reason:  # this job has not begun: the next one may find the port free
+            return self._continue(f"the time limit is near, and {self._servers.port_reason}")
         if not self._has_progressed():
-            return _stopped("no progress in this job, in all its time")
+            return _stopped(self._why_no_progress())
         return self._continue("the time limit is near")
+
+    def _why_no_progress(self) -> str:
+        """Say what took the whole time of a job."""
+        if self._state.phase == "deploying":
+            return f"no progress in this job: its time was up before the server answered ({self._state.reason})"
+        if not self._rounds:
+            others = [] if self._state.run_dir is None else holders(RunDir(Path(self._state.run_dir)))
+            waited = f"it waited for {', '.join(map(str, others))}, which holds the run" if others else "see its log"
+            return f"no progress in this job: its time was up before the run could be prepared; {waited}"
+        error = last_error(self._state.run_dir)
+        return f"no progress in this job: no trial was finished in all its time; last error: {error}"
 
     def _after_server_failure(self, error: ServerFailed) -> Ending:
         if not self._has_progressed():

@@ -15,6 +15,7 @@ from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import EndpointFile
 from holdfast.cluster.remote.ledger import INTENT, Ledger
 from holdfast.cluster.remote.transport import Here
+from holdfast.engine.ended import Ended
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def run_worker(job: JobContext) -> int:
         return 0
     run_hook(job, job.task.pre_cmd, "pre_cmd")
     main_job = _MainJob(job, ledger)
-    last_serial = restarts = 0
+    last_serial = restarts = refusals = 0
     while True:
         if reason := _why_over(job, main_job):
             say(f"exiting: {reason}")
@@ -47,29 +48,39 @@ def run_worker(job: JobContext) -> int:
             continue
         main_job.note_alive()
         last_serial = endpoint.serial
-        code = _work(job, endpoint)
+        code, ended = _work(job, endpoint)
         say(f"worked on {endpoint.run_dir}: exit code {code}")
-        if code not in (0, 1, 3) and restarts < _RESTARTS:  # killed, or another process holds the worker's lease
+        refusals = refusals + 1 if ended.away else 0
+        if refusals:  # for a while, or only from here: the main job offers other work if all have to pause
+            last_serial = 0
+            _rest(job, min(60.0, 2.0**refusals))
+        elif code not in (0, 1, 3) and restarts < _RESTARTS:  # killed, or another process holds the worker's lease
             last_serial, restarts = 0, restarts + 1
             time.sleep(_PAUSE_SECONDS)
 
 
-def _work(job: JobContext, endpoint: EndpointFile) -> int:
-    """Work for as long as the main job offers this work, and return the exit code."""
+def _rest(job: JobContext, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not job.must_stop:
+        time.sleep(POLL_SECONDS)
+
+
+def _work(job: JobContext, endpoint: EndpointFile) -> tuple[int, Ended]:
+    """Work for as long as the main job offers this work; return the exit code, and how the work ended."""
     local = seen_from_here(endpoint)
     process = WorkProcess(job, endpoint.run_dir, f"w{job.index}", local.base_urls, local.env)
     while process.exit_code is None:
         time.sleep(POLL_SECONDS)
         if job.must_stop:
-            return process.drain()
+            return process.drain(), Ended()
         offered = read_endpoint(job)
         # The server is gone, or another one. If the model is elsewhere, work continues without the main job.
         serves = endpoint.base_urls or endpoint.env
         if serves and (offered is None or offered.serial != endpoint.serial):
-            return process.drain()
+            return process.drain(), Ended()
     if (ended := process.ended).kind:
         say(f"{ended.message}")
-    return process.exit_code
+    return process.exit_code, ended
 
 
 def seen_from_here(endpoint: EndpointFile) -> EndpointFile:
