@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -11,6 +11,10 @@ from holdfast.errors import BudgetReached, Fault, Waiting
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
     from holdfast.errors import FaultKind
+
+
+FINISH: Final = b"finish\n"
+"""what an attached worker reads on its standard input to start nothing new; at the end of the input it stops at once"""
 
 
 class Ended(msgspec.Struct):

@@ -349,6 +349,18 @@ def test_a_server_that_did_not_answer_in_all_the_time_of_its_job_is_the_reason(s
     assert "its time was up before the server answered" in state.reason
 
 
+def test_the_server_stays_until_workers_have_their_answers_at_a_time_limit(site: Site) -> None:
+    served = deployment(site.folder)
+    site.write(None, rows=ROWS, limits={"concurrency": IN_FLIGHT}, deployment=served, execution={"workers": 2})
+    invocation = site.submit()
+    calmly(lambda: site.running(invocation, "workers"), "the worker")
+    site.await_done(invocation, 20)
+    site.slurm("scancel", "--batch", "--signal=USR2", str(site.state(invocation).job))
+    state = site.await_over(invocation)
+    assert (state.phase, state.done) == ("done", ROWS), site.logs(invocation)
+    assert asked(site) == {f"question {number}": 1 for number in range(ROWS)}
+
+
 class TestPauses:
     """A target that refuses connections for a while."""
 
@@ -422,7 +434,10 @@ def test_workers_that_cannot_start_are_not_queued_forever(
         def live(self, role: str) -> list[Any]:
             return []
 
-        known = states = live
+        known = live
+
+        def states(self) -> list[Any]:
+            return []
 
         def submit_main(self, after: str) -> str:
             return after
@@ -432,7 +447,7 @@ def test_workers_that_cannot_start_are_not_queued_forever(
 
     monkeypatch.setattr(successor, "Chain", Gone)
     monkeypatch.setattr(successor.Submitter, "reconcile", lambda _: None)  # type: ignore[attr-defined]
-    place = SimpleNamespace(invocation="/nowhere")
+    place = SimpleNamespace(invocation="/nowhere", number=0)
     task = SimpleNamespace(invocation="0" * 16, workers=3)
     job = SimpleNamespace(place=place, task=task, id="7", kill_requested=False)
     queued_jobs = successor.QueuedJobs(job)  # type: ignore[arg-type]

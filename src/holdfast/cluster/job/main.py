@@ -6,7 +6,8 @@ continue (a fault, a budget, no progress) the job exits with 0, and state.json h
     waiting     the start of the job is recorded, and the successor is queued
     deploying   servers start
     running     the work is offered to all workers, of which this job is one
-    draining    asked to stop: requests in flight are cancelled, and repeated by the next job
+    draining    asked to stop: near the time limit, requests in flight finish if they can; those that cannot, and all
+                those at any other stop, are cancelled, and repeated by the next job
     finishing   exports, hooks, report
     done, stopped; or waiting again, in the next job
 
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.invocation import StartRecord
     from holdfast.engine.ended import Ended
 
-_STATE_SECONDS: Final = 1.0
+_STATE_SECONDS: Final = 2.0
 _QUEUE_SECONDS: Final = 60.0
 """how often the job checks that its successor and its workers exist, at most"""
 _DEAD_STARTS: Final = 3
@@ -125,7 +126,7 @@ class JobRun:
         self._place = job.place
         self._state = layout.read_state(Here(pauses=()), job.place)
         self._starts = layout.read_starts(Here(pauses=()), job.place)
-        self._number = sum(isinstance(record, Begin) for record in self._starts) + 1
+        self._number = max(self._state.attempt, sum(isinstance(record, Begin) for record in self._starts)) + 1
         self._queued = QueuedJobs(job) if job.executor.queues_successors else None
         self._servers = Servers(job)
         self._rounds = 0
@@ -292,14 +293,24 @@ class JobRun:
                 if self._queued is not None and now - queued > queue_seconds:
                     queued = now
                     self._queued.ensure()
-        except (StopRequested, ServerFailed):
-            self._set(phase="draining", reason="stopping; requests in flight are repeated later")
+        except (StopRequested, ServerFailed) as stop:
+            finish = self._job.finish_seconds if isinstance(stop, StopRequested) else 0.0
+            end = time.monotonic() + finish
+            kept = "finish, if they can" if finish else "are repeated later"
+            self._set(phase="draining", reason=f"stopping; requests in flight {kept}")
             Path(self._place.endpoint).unlink(missing_ok=True)
-            process.drain(20)
+            process.drain(20, finish=finish)
+            self._await_workers(prepared, end)
             raise
         finally:
             self._set(**progress.read())
         return process.ended, process.exit_code
+
+    def _await_workers(self, prepared: Prepared, end: float) -> None:
+        """Keep the servers for workers that finish their requests, until the time is up."""
+        rundir = RunDir(Path(prepared.run_dir))
+        while self._servers.started and time.monotonic() < end and holders(rundir):
+            time.sleep(POLL_SECONDS)
 
     def _await_target(self, message: str, patience: Patience) -> bool:
         """Pause while the target refuses connections, as while a server is restarted; False if it is given up.
@@ -346,7 +357,7 @@ class JobRun:
         """Export the finished run, run the last hook, and report."""
         accepted_errors = prepared.total - prepared.done
         self._set(phase="finishing", reason="", done=prepared.done, total=prepared.total, errors=accepted_errors)
-        export_run(self._job, prepared)
+        failures = export_run(self._job, prepared)
         try:
             run_hook(self._job, self._task.post_cmd, "post_cmd")
         except HoldfastError as error:
@@ -358,8 +369,8 @@ class JobRun:
             sys.stderr.write(prepared.report)
         ungraded = f"not graded, as asked: `holdfast grade {prepared.run_dir}` grades it"
         say(f"finished: {metrics}" if metrics.exists() else ungraded)
-        reason = f"gate not met: {'; '.join(prepared.missed)}" if prepared.missed else ""
-        return Ending("done", reason, prepared.exit_code or 0)
+        gates = [f"gate not met: {'; '.join(prepared.missed)}"] if prepared.missed else []
+        return Ending("done", "; ".join([*gates, *failures]), prepared.exit_code or 0)
 
     # End
 
@@ -444,7 +455,16 @@ class JobRun:
 
     def _set(self, **changes: object) -> None:
         self._state = msgspec.structs.replace(self._state, **changes)
-        layout.write_state(self._place, self._state)
+        if not self._is_superseded():
+            layout.write_state(self._place, self._state)
+
+    def _is_superseded(self) -> bool:
+        """Return True if another main job of the task has gone further: the state must not go back to that of this one.
+
+        There are two after a node was given up that still works, for example.
+        """
+        current = layout.read_state(Here(pauses=()), self._place)
+        return current.attempt > self._number or (current.phase == "done" and current.job != self._job.id)
 
 
 def starts_exhausted(

@@ -33,7 +33,7 @@ from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from holdfast.cluster.remote.transport import Transport
 
@@ -225,9 +225,9 @@ def write_stop(transport: Transport, directory: str, why: str) -> None:
     transport.append(f"{directory.rstrip('/')}/stop", f"{time.time():.0f} {why}\n".encode())
 
 
-def remove_stop(transport: Transport, directory: str) -> None:
-    """Let a stopped invocation or task continue."""
-    transport.check(["rm", "-f", "--", f"{directory.rstrip('/')}/stop"])
+def remove_stops(transport: Transport, directories: Iterable[str]) -> None:
+    """Let stopped invocations or tasks continue."""
+    transport.check(["rm", "-f", "--", *(f"{directory.rstrip('/')}/stop" for directory in directories)])
 
 
 def write_state(place: TaskFolder, state: State) -> None:
