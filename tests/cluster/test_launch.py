@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from holdfast.cluster.config.render import compiled_yaml
@@ -298,6 +299,24 @@ def test_a_job_stops_cleanly_at_its_time_limit_and_the_successor_continues(site:
         ends = [record.why for record in site.attempts(invocation) if isinstance(record, End)]
         assert len(ends) > 1 and set(ends[:-1]) == {"the time limit is near"}, ends
         at_most_twice(model, 250, 4 * len(ends))
+
+
+@pytest.mark.faults
+def test_after_all_workers_were_killed_slurm_says_that_they_are_dead(site: Site) -> None:
+    """On other machines, as the nodes of the lab are, a silence of half a minute would have to say so."""
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 2}, execution={"workers": 4})
+        invocation = site.submit()
+        calmly(lambda: len(site.running(invocation, "workers")) == 3, "the workers")
+        run = Path(str(site.await_done(invocation, 20).run_dir))
+        calmly(lambda: len(list(run.glob("workers/*/lease"))) == 4, "all to work")
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(site.base) in word for word in process.info["cmdline"] or []):
+                process.kill()
+        state = site.await_over(invocation)
+        assert (state.phase, state.done, state.attempt) == ("done", 200, 2), site.logs(invocation)
+        assert "no heartbeat" not in site.logs(invocation)
+        at_most_twice(model, 200, 4 * 2)
 
 
 def test_requests_in_flight_finish_before_the_time_limit(site: Site) -> None:

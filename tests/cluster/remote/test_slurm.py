@@ -18,6 +18,7 @@ from holdfast.cluster.remote.slurm import (
 )
 from holdfast.cluster.remote.transport import Here, Transport
 from holdfast.errors import ClusterError, Unreachable
+from tests.support.breaking import needs_root
 from tests.support.running import wait_for
 from tests.support.slurm import Cluster, wait_for_job
 
@@ -57,6 +58,13 @@ def test_a_job_is_seen_to_its_end(transport: Transport, invocation: str, body: s
     assert job.partition == "main"
     assert job.submitted is not None and job.start is not None and job.start >= job.submitted
     assert job.reason == job.why == ""
+
+
+@needs_root
+def test_each_node_of_the_lab_has_a_host_name_of_its_own_that_the_others_know(slurm: Cluster) -> None:
+    script = 'test "$(hostname)" = "$SLURMD_NODENAME" && getent hosts node1 node4'
+    known = slurm.here.check(["srun", "--nodes=4", "sh", "-c", script]).text.split()
+    assert (known.count("node1"), known.count("node4")) == (4, 4)
 
 
 def test_a_running_job_is_running_and_a_cancelled_one_cancelled(transport: Transport, invocation: str) -> None:

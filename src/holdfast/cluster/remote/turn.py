@@ -32,7 +32,7 @@ exec mkdir -- "$1"
 # Only what was seen is taken away: another process may have been faster.
 _TAKE_AWAY: Final = """
 test "$(cat -- "$1/by" 2>/dev/null)" = "$2" || exit 0
-mv -T -- "$1" "$1.$3" && rm -rf -- "$1.$3"
+mv -- "$1" "$1.$3" && rm -rf -- "$1.$3"
 """
 
 
