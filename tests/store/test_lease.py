@@ -131,7 +131,12 @@ def test_slurm_is_asked_about_the_job_of_a_silent_worker(
     command = ["env", "HOLDFAST_LEASE_SECONDS=600", *hold_elsewhere([path])]
     name = str(JobName("0123456789abcdef", os.getpid(), "workers"))
     lab = Slurm(slurm.here)
-    lab.submit(f"#!/bin/sh\nexec {shlex.join(command)}\n".encode(), name=name, comment="", options=["--no-requeue"])
+    lab.submit(
+        f"#!/bin/sh\nexec {shlex.join(command)}\n".encode(),
+        name=name,
+        comment="",
+        options=["--no-requeue", "--output=/dev/null"],
+    )
     wait_for(path.with_suffix(".holder").exists, "the lease")
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
     monkeypatch.setattr(leases, "LEASE_SECONDS", 600.0)

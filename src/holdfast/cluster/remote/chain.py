@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from holdfast.cluster.remote.executor import Executor
-from holdfast.cluster.remote.ledger import Ledger, Script, Submitter
+from holdfast.cluster.remote.ledger import JobScript, Ledger, Submitter
 from holdfast.cluster.remote.scripts import comment_of, sbatch_options
 from holdfast.cluster.remote.slurm import JobName, Slurm
 
@@ -126,7 +126,7 @@ class SlurmExecutor(Executor):
                 text = files[str(PurePosixPath(path).relative_to(place.invocation))]
                 earlier = sum(is_role(job.intent.name, place.number, role) for job in known)
                 name = _numbered(task.invocation, place.number, role, earlier + 1)
-                scripts.append(Script(name, path, text, comment_of(text)))
+                scripts.append(JobScript(name, path, text, comment_of(text)))
         return Submitter(slurm, ledger).submit_all(scripts)
 
     def states(

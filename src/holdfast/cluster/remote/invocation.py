@@ -5,6 +5,7 @@
         secrets.env                    mode 0600; values of variables, by their names on the submitting machine
         jobs-*.jsonl                   see `ledger`
         stop                           present: no job continues
+        submitting/                    present: a process submits jobs, see `turn`
         <n>/                           a task
             task.json                  `TaskFile`: everything that its jobs need to know
             job.sh, worker.sh          the batch scripts

@@ -174,7 +174,7 @@ class Ledger:
         return intent in self.disowned()
 
 
-class Script(NamedTuple):
+class JobScript(NamedTuple):
     """A script that lies on the cluster, and the job that it is for."""
 
     name: JobName
@@ -226,7 +226,7 @@ class Submitter:
         self._cancel_disowned([submitted])
         return submitted
 
-    def submit_all(self, scripts: Sequence[Script]) -> list[Job]:
+    def submit_all(self, scripts: Sequence[JobScript]) -> list[Job]:
         """Submit scripts in few round trips, however many they are.
 
         ClusterError: Slurm refused one, which is recorded; those before it are submitted, those after it are not.
