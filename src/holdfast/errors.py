@@ -167,10 +167,20 @@ class Fault(HoldfastError):
 
     exit_code = 3
 
-    def __init__(self, kind: FaultKind, message: str, *, remedy: str | None = None, status: int | None = None) -> None:
+    def __init__(
+        self,
+        kind: FaultKind,
+        message: str,
+        *,
+        remedy: str | None = None,
+        status: int | None = None,
+        away: bool = False,
+    ) -> None:
         super().__init__(message, remedy=remedy)
         self.kind = kind
         self.status = status
+        self.away = away
+        """True if the server cannot be reached, as while it is restarted; the same request may succeed later"""
         self.body: Any = None
         """JSON body of the server's error response, if it had one"""
 

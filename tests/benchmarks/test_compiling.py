@@ -16,7 +16,7 @@ from holdfast.benchmarks.compile import compile_benchmark
 from holdfast.benchmarks.compiler import CompileRequest, explain
 from holdfast.benchmarks.names import find_listed
 from holdfast.cli.suite import suite_of
-from holdfast.cluster.remote.bundle import collect, load_sent
+from holdfast.cluster.remote.bundle import collect, load_sent, send_bundles
 from holdfast.cluster.remote.transport import Here
 from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, read_rows
@@ -298,7 +298,7 @@ def test_a_compiled_benchmark_travels_with_its_rows_and_is_the_same_run_on_a_clu
     assert file is not None and file.stem == "winogrande", "it is the name of the task on a cluster"
     spec = load_any(read_document(file), MODEL)
     bundle = collect(spec, file, translated=True)
-    sent = tmp_path / "cluster" / bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
+    sent = tmp_path / "cluster" / send_bundles([bundle], Here(pauses=()), str(tmp_path / "cluster"))[0]
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "empty"))
     monkeypatch.setattr(index, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError()))
     there = load_sent(sent / bundle.eval_file, bundle.overrides(spec, str(sent)))

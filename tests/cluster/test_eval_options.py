@@ -14,7 +14,7 @@ from holdfast.cluster.config.compile import compile_launch
 from holdfast.cluster.config.launch import Server
 from holdfast.cluster.config.servers import Mount
 from holdfast.cluster.job.servers import without_container
-from holdfast.cluster.remote.bundle import collect, copies_in, load_sent
+from holdfast.cluster.remote.bundle import collect, copies_in, load_sent, send_bundles
 from holdfast.cluster.remote.preview import RunPreviews, preview
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.transport import Here
@@ -115,7 +115,7 @@ def test_a_translated_eval_is_the_same_on_the_cluster(tmp_path: Path) -> None:
     spec = load_any(read_document(path), [(("trials",), 3)])
     bundle = collect(spec, path, translated=True)
     assert bundle.translated
-    sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
+    sent = send_bundles([bundle], Here(pauses=()), str(tmp_path / "cluster"))[0]
     there = identify(load_sent(tmp_path / "cluster" / sent / bundle.eval_file, ()))
     assert (there.id, there.fingerprints) == (identify(spec).id, identify(spec).fingerprints)
 
@@ -134,7 +134,7 @@ def test_modules_and_workspaces_beside_the_folder_travel_with_it(tmp_path: Path)
     spec = load_any(read_document(path))
     bundle = collect(spec, path)
     assert {"agents/agent.py", "agents/parts/inner.py", "start/a.txt", "evals/e.yaml"} <= set(bundle.files)
-    sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
+    sent = send_bundles([bundle], Here(pauses=()), str(tmp_path / "cluster"))[0]
     assert identify(load_sent(tmp_path / sent / bundle.eval_file, ())).id == identify(spec).id
 
 
@@ -316,7 +316,7 @@ def test_the_checked_eval_is_the_one_that_is_sent(tmp_path: Path) -> None:
     (ahead,) = preview(launch)
     assert RunPreviews(launch).preview(task, ahead.task).trials == 3
     bundle = collect(task.spec, task.eval_file, translated=task.translated)
-    sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
+    sent = send_bundles([bundle], Here(pauses=()), str(tmp_path / "cluster"))[0]
     assert load_sent(tmp_path / sent / bundle.eval_file, ()).trials == 3
 
 

@@ -14,9 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from holdfast.cluster.config.render import compiled_yaml
+from holdfast.cluster.job.context import JobContext
+from holdfast.cluster.job.main import JobRun
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import Begin, End
@@ -25,7 +28,10 @@ from holdfast.cluster.remote.local import LocalExecutor
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.submit import start_jobs
 from holdfast.cluster.remote.transport import Here
+from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.logs import follow
+from holdfast.cluster.watch.status import look
+from tests.support.invocations import launched
 from tests.support.launching import Site, calmly, deployment, free_port, pid_of
 from tests.support.running import holdfast, server, start
 from tests.support.slurm import Cluster
@@ -295,6 +301,68 @@ def test_a_job_stops_cleanly_at_its_time_limit_and_the_successor_continues(site:
         at_most_twice(model, 250, 4 * len(ends))
 
 
+@pytest.mark.faults
+def test_after_all_workers_were_killed_slurm_says_that_they_are_dead(site: Site) -> None:
+    """On other machines, as the nodes of the lab are, a silence of half a minute would have to say so."""
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 2}, execution={"workers": 4})
+        invocation = site.submit()
+        calmly(lambda: len(site.running(invocation, "workers")) == 3, "the workers")
+        run = Path(str(site.await_done(invocation, 20).run_dir))
+        calmly(lambda: len(list(run.glob("workers/*/lease"))) == 4, "all to work")
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(site.base) in word for word in process.info["cmdline"] or []):
+                process.kill()
+        state = site.await_over(invocation)
+        assert (state.phase, state.done, state.attempt) == ("done", 200, 2), site.logs(invocation)
+        assert "no heartbeat" not in site.logs(invocation)
+        at_most_twice(model, 200, 4 * 2)
+
+
+def test_requests_in_flight_finish_before_the_time_limit(site: Site) -> None:
+    with server(latency=1) as model:
+        site.write(model.base_url, rows=40, limits={"concurrency": 4})
+        invocation = site.submit()
+        site.await_done(invocation, 4)
+        site.slurm("scancel", "--batch", "--signal=USR2", str(site.state(invocation).job))  # as near the time limit
+        calmly(lambda: any(isinstance(one, End) for one in site.attempts(invocation)), "the first attempt's end")
+        model.control(latency=0)
+        state = site.await_over(invocation)
+        assert (state.phase, state.done, state.attempt) == ("done", 40, 2), site.logs(invocation)
+        assert model.stats()["asked"] == {f"question {number}": 1 for number in range(40)}
+
+
+def test_of_several_resumes_at_once_one_submits(site: Site) -> None:
+    site.write(None, execution={"sbatch_extra_flags": {"hold": True}, "workers": 2})
+    invocation = site.submit()
+    env = site.env()
+    holdfast("kill", invocation.id, cwd=site.folder, env=env)
+    try:
+        commands = [start("resume", invocation.id, cwd=site.folder, env=env) for _ in range(3)]
+        outputs = [(*command.communicate(timeout=300), command.returncode) for command in commands]
+        assert sorted(code for *_, code in outputs) == [0, 4, 4], outputs
+        assert all("already running" in error for _, error, code in outputs if code == 4), outputs
+        chain = site.chain(invocation)
+        assert [len(chain.known(role)) for role in ("main", "workers")] == [2, 2]
+        assert not (Path(invocation.directory) / "submitting").exists()
+    finally:
+        holdfast("kill", invocation.id, cwd=site.folder, env=env)
+
+
+def test_a_job_that_was_overtaken_does_not_turn_the_state_back(tmp_path: Path) -> None:
+    invocation = launched(Here(pauses=()), tmp_path, executor="local")
+    job = JobContext.detect(Path(invocation.place().path), "main", None)
+    late = JobRun(job)
+    late._set(phase="running", done=3, attempt=1, job=job.id)
+    invocation.state(phase="running", done=20, attempt=2, job="another")
+    late._set(phase="draining", done=4)
+    assert layout.read_state(Here(), invocation.place()).done == 20
+    last = JobRun(job)
+    invocation.state(phase="done", done=20, attempt=2, job="another")
+    last._set(phase="stopped", done=4)
+    assert layout.read_state(Here(), invocation.place()).phase == "done"
+
+
 def test_max_walltime_of_all_jobs_together_ends_the_chain(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=200, limits={"concurrency": 2}, execution={"max_walltime": "00:00:01"})
@@ -313,15 +381,16 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
     with server(latency=0.05) as model:
         site.write(model.base_url, rows=100, execution={"workers": 2})
         # The second sbatch never returns: the workers are submitted, the main job is not.
-        env = site.env(sbatch='test -e "$0.used" && exec sleep 600\ntouch "$0.used"\nexec "$REAL" "$@"')
+        env = site.env(
+            sbatch='test -e "$0.used" && { touch "$0.second"; exec sleep 600; }\ntouch "$0.used"\nexec "$REAL" "$@"'
+        )
         submitting = start("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env)
         registry = InvocationRegistry(site.folder / "home" / "invocations")
 
         def second_intent() -> Invocation | None:
-            invocations = registry.all() if registry.folder.exists() else []
-            return invocations[0] if invocations and len(site.chain(invocations[0]).known("main")) == 1 else None
+            return registry.all()[0] if (site.folder / "bin" / "sbatch.second").exists() else None
 
-        invocation = calmly(second_intent, "the second intent")
+        invocation = calmly(second_intent, "the second submission")
         submitting.kill()
         submitting.communicate()
         started = start_jobs(site.lab.here, invocation.directory)
@@ -343,7 +412,7 @@ def test_a_stopped_invocation_is_resumed_from_its_files_alone(site: Site) -> Non
         calmly(lambda: not site.chain(invocation).live("main"), "the jobs' end")
         (site.folder / "nano.yaml").unlink()
         (site.folder / "evals" / "e.yaml").unlink()
-        layout.remove_stop(site.transport, invocation.directory)
+        layout.remove_stops(site.transport, [invocation.directory])
         start_jobs(site.transport, invocation.directory)
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
@@ -411,7 +480,7 @@ def test_the_embedded_model_is_served_and_measured(site: Site) -> None:
 
 
 def running_processes(ledger: Ledger, invocation: str) -> list[JobState]:
-    return active_main_jobs(LocalExecutor(), ledger, invocation, 0)
+    return active_main_jobs(LocalExecutor(), ledger, invocation).get(0, [])
 
 
 def test_the_same_on_this_machine(tmp_path: Path) -> None:
@@ -511,7 +580,9 @@ def test_results_are_exported_and_a_failed_export_does_not_fail_the_run(site: Si
     assert (state.phase, state.exit_code) == ("done", 0), site.logs(invocation)
     assert state.run_dir is not None
     assert list(Path(state.run_dir).rglob("*.csv"))
-    assert "export to mlflow: failed" in site.logs(invocation)
+    assert "done: export to mlflow failed with exit code" in site.logs(invocation), "whoever is attached sees it"
+    shown = look(Subject(site.lab.here, invocation.directory), site.registry).tasks[0]
+    assert shown.status == "done" and "export to mlflow failed" in shown.reason
 
 
 def test_a_repeated_launch_of_a_finished_run_exports_nothing_again(tmp_path: Path) -> None:

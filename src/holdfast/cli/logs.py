@@ -65,18 +65,18 @@ def _show_invocation(subject: Subject, kind: str, *, follow: bool, everything: b
     from holdfast.cluster.watch.status import LIVE, look, read_files
 
     names = read_files(subject.transport, subject.directory).invocation.tasks
-    logs = {}
+    prefixes = {}
     for number in range(len(names)) if subject.task is None else [subject.task]:
         prefix = task_prefix(names, number) if subject.task is None else ""
-        logs[prefix] = Logs(subject.transport, TaskFolder(subject.directory, number).logs, f"{kind}-*.log")
+        prefixes[TaskFolder(subject.directory, number).logs] = prefix
+    logs = Logs(subject.transport, list(prefixes), f"{kind}-*.log")
     if not everything:
-        for log in logs.values():
-            log.skip_earlier_starts()
+        logs.skip_earlier_starts()
 
     def is_over() -> bool:
         return all(task.status not in LIVE and task.status != "unknown" for task in look(subject).tasks)
 
-    return _show(logs, is_over if follow else None, f"{kind} log")
+    return _show(logs, prefixes, is_over if follow else None, f"{kind} log")
 
 
 def _show_run(path: Path, worker: str | None, *, follow: bool) -> int:
@@ -86,12 +86,13 @@ def _show_run(path: Path, worker: str | None, *, follow: bool) -> int:
     from holdfast.store.rundir import RunDir
 
     folder = path if worker is None else path / "workers" / worker
-    log = Logs(Here(), str(folder), "run.log")
-    return _show({"": log}, (lambda: not holders(RunDir(path))) if follow else None, "run.log")
+    logs = Logs(Here(), [str(folder)], "run.log")
+    is_over = (lambda: not holders(RunDir(path))) if follow else None
+    return _show(logs, {str(folder): ""}, is_over, "run.log")
 
 
-def _show(logs: Mapping[str, Logs], is_over: Callable[[], bool] | None, kind: str) -> int:
-    """Print logs by the prefix of their lines; with `is_over`, follow them until it returns True."""
+def _show(logs: Logs, prefixes: Mapping[str, str], is_over: Callable[[], bool] | None, kind: str) -> int:
+    """Print logs, with the prefix of each folder's lines; with `is_over`, follow them until it returns True."""
     from holdfast.cluster.watch.logs import repeat
 
     current, looks = "", 0
@@ -101,12 +102,11 @@ def _show(logs: Mapping[str, Logs], is_over: Callable[[], bool] | None, kind: st
         # Asked before reading, so that nothing written in between is missed.
         last = is_over is None or (looks % _LOOKS_PER_QUESTION == 0 and is_over())
         looks += 1
-        for prefix, log in logs.items():
-            for file, line in (*log.read(), *(log.end() if last else ())):
-                if current not in ("", file) and len(logs) == 1:
-                    click.echo(f"── {file}", err=True)
-                current = file
-                click.echo(prefix + line)
+        for folder, file, line in (*logs.read(), *(logs.end() if last else ())):
+            if current not in ("", file) and len(prefixes) == 1:
+                click.echo(f"── {file}", err=True)
+            current = file
+            click.echo(prefixes[folder] + line)
         return last
 
     if is_over is None:
@@ -114,8 +114,8 @@ def _show(logs: Mapping[str, Logs], is_over: Callable[[], bool] | None, kind: st
     else:
         repeat(show, show_warning)
     if not current:
-        folder = next(iter(logs.values())).folder
         raise UsageError(
-            f"there is no {kind} in {folder} yet", remedy="The log begins when the job does; -f waits for it."
+            f"there is no {kind} in {next(iter(prefixes))} yet",
+            remedy="The log begins when the job does; -f waits for it.",
         )
     return 0

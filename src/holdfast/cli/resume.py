@@ -90,7 +90,7 @@ def command(
 
 
 def _resume_invocation(subject: Subject) -> int:
-    from holdfast.cluster.remote.invocation import TaskFolder, remove_stop
+    from holdfast.cluster.remote.invocation import TaskFolder, remove_stops
     from holdfast.cluster.remote.registry import InvocationRegistry
     from holdfast.cluster.remote.slurm import JobName
     from holdfast.cluster.remote.submit import start_jobs
@@ -115,10 +115,12 @@ def _resume_invocation(subject: Subject) -> int:
     if not unfinished:
         click.echo(f"{subject.name}: already finished")
         return 0
-    for marked in (subject.directory, *(TaskFolder(subject.directory, number).path for number in unfinished)):
-        remove_stop(subject.transport, marked)
+    folders = [TaskFolder(subject.directory, number).path for number in unfinished]
+    remove_stops(subject.transport, [subject.directory, *folders])
     mirror = InvocationRegistry().mirror(subject.entry.id) if subject.entry else None
-    started = start_jobs(subject.transport, subject.directory, tasks=unfinished, mirror=mirror)
+    started = start_jobs(subject.transport, subject.directory, tasks=unfinished, mirror=mirror, say=show_note)
+    if not started:  # another command was faster
+        raise RunHeld(f"{subject.name} is already running", remedy=f"Follow it with: holdfast logs -f {subject.name}")
     for job in started:
         click.echo(f"submitted {job.intent.name} (job {job.id})")
     click.echo(f"Follow it with: holdfast logs -f {subject.name}")

@@ -19,6 +19,7 @@ from holdfast.errors import Fault, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
+    from holdfast.engine.options import Options
 
 
 @click.command("work")
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Submit and collect batches, and exit with code 5 while they are under way, instead of waiting.",
 )
-@click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say why it ended as JSON.")
+@click.option("--attached", is_flag=True, hidden=True, help="Stop when standard input ends; say why it ended as JSON.")
 @click.option(
     "--display",
     type=click.Choice(["rich", "plain", "json", "none"]),
@@ -70,7 +71,7 @@ def command(
 
     options = Options(wait=lock_timeout(wait=wait), wait_for_batches=not no_wait, runs_dir=run.resolve().parent.parent)
     if attached:
-        threading.Thread(target=_watch_input, args=(options.cancelled,), daemon=True).start()
+        threading.Thread(target=_watch_input, args=(options,), daemon=True).start()
     rundir, worker = RunDir(run.resolve()), worker or new_worker_id()
     shared = None
     with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
@@ -102,10 +103,10 @@ def command(
     return outcome.exit_code
 
 
-def _watch_input(cancelled: threading.Event) -> None:
+def _watch_input(options: Options) -> None:
     while os.read(0, 1024):  # not `sys.stdin`, which Python wants for itself when it ends
-        pass
-    cancelled.set()
+        options.finishing.set()  # `ended.FINISH` is all that is ever sent
+    options.cancelled.set()
 
 
 def _report_ending(reason: Reason | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -11,6 +11,10 @@ from holdfast.errors import BudgetReached, Fault, Waiting
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
     from holdfast.errors import FaultKind
+
+
+FINISH: Final = b"finish\n"
+"""what an attached worker reads on its standard input to start nothing new; at the end of the input it stops at once"""
 
 
 class Ended(msgspec.Struct):
@@ -22,6 +26,8 @@ class Ended(msgspec.Struct):
     remedy: str = ""
     option: str = ""
     raised: str = ""
+    away: bool = False
+    """True if a server could not be reached, which may pass"""
 
     @classmethod
     def of(cls, reason: Reason | None) -> Ended:
@@ -30,7 +36,9 @@ class Ended(msgspec.Struct):
             return cls("waiting", reason.message)
         if isinstance(reason, BudgetReached):
             return cls("budget", reason.message, reason.remedy, reason.option, reason.raised)
-        return cls(reason.kind, reason.message, reason.remedy or "") if isinstance(reason, Fault) else cls()
+        if isinstance(reason, Fault):
+            return cls(reason.kind, reason.message, reason.remedy or "", away=reason.away)
+        return cls()
 
     @property
     def reason(self) -> Fault | BudgetReached | Waiting | None:
@@ -40,4 +48,4 @@ class Ended(msgspec.Struct):
         if self.kind == "budget":
             return BudgetReached(self.message, self.remedy, self.option, self.raised)
         kind: FaultKind | Literal[""] = self.kind or ""  # type: ignore[assignment]  # written by `of`
-        return Fault(kind, self.message, remedy=self.remedy or None) if kind else None
+        return Fault(kind, self.message, remedy=self.remedy or None, away=self.away) if kind else None

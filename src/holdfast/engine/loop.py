@@ -312,7 +312,7 @@ class Loop:
             self.brake.pull(reached)
 
     async def _tick(self) -> None:
-        faulted = 0.0
+        faulted, cancelled = 0.0, False
         while True:
             self.progress.limit = self._window.limit
             self.progress.mark()
@@ -324,7 +324,10 @@ class Loop:
             self._check_budget()
             if self._session.lost.is_set() and not self.brake.pulled:
                 self.interrupt(Fault("lease_lost", "another process has taken over this run"))
-            if self._session.options.cancelled.is_set() and not self.brake.pulled:
+            if self._session.options.finishing.is_set():
+                self.brake.pull(Interrupted(signal.SIGINT))
+            if self._session.options.cancelled.is_set() and not cancelled:
+                cancelled = True
                 self.interrupt(Interrupted(signal.SIGINT))
             if isinstance(self.brake.reason, Fault):
                 faulted = faulted or time.monotonic()

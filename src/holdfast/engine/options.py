@@ -34,6 +34,8 @@ class Options(msgspec.Struct, frozen=True):
     """keep outputs even if the target's code has changed"""
     cancelled: threading.Event = msgspec.field(default_factory=threading.Event)
     """set from another thread to stop the run as Ctrl-C does"""
+    finishing: threading.Event = msgspec.field(default_factory=threading.Event)
+    """set from another thread to start nothing new, and let what is in flight finish"""
     wait: float = 0
     """seconds to wait for another process that holds the run; negative: as long as it takes"""
     wait_for_batches: bool = True

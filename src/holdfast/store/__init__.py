@@ -11,6 +11,7 @@
 `lease`      the right to write a run, with a heartbeat
 `run_lock`   locks a run for one process or for several workers; lists and stops them
 `processes`  identifies processes on this machine
+`slurm_jobs` asks Slurm whether the jobs that hold leases have ended
 `claims`     assigns trials to workers
 `batches`    the ledger of batches, and their results
 `blobs`      stores the files of trials by content

@@ -1,13 +1,17 @@
 """The right to write a run: a lease file with a heartbeat, which also works between machines.
 
 The lease is held for as long as the process lives and touches the file. A holder on this machine that is known to be
-dead is replaced at once; a holder on another machine once its heartbeat has been missing for a whole lease.
+dead is replaced at once, and so is one whose Slurm job has ended; any other holder on another machine once its
+heartbeat has been missing for a whole lease. That is observed, never computed: a change of the file's time within a
+lease by this process's own clock is a heartbeat, whatever the clock of the other machine says.
 Nothing here relies on `flock`, which network file systems do not share between machines.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import secrets
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -18,9 +22,10 @@ from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
 from holdfast.errors import RunHeld, UsageError
 from holdfast.store.processes import is_running, start_token
+from holdfast.store.slurm_jobs import SlurmJob, this_slurm_job, which_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 
@@ -41,6 +46,8 @@ _BY_CLOCK: Final = int(filelock.__version__.partition(".")[0]) < 4
 """filelock 3 judges a lease by the age of its file, which depends on the clocks of two machines."""
 _NAMELESS_SECONDS: Final = 2.0
 """Seconds that a lease may name no holder, since it may be in the middle of being written."""
+_ASK_SECONDS: Final = 10.0
+"""Seconds between two questions to Slurm about the jobs of holders, at least."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -53,6 +60,8 @@ class Holder(msgspec.Struct, frozen=True):
     """all trials are finished, and the process writes the report"""
     start: str = ""
     """the process's start token; empty in leases of earlier versions"""
+    job: SlurmJob | None = None
+    """the Slurm job that the process belongs to"""
 
     @property
     def is_here(self) -> bool:
@@ -79,7 +88,11 @@ class RunLease:
         self._identity = (0, 0)
         self.inherited = False
         """the holder before us did not release the lease: its note was still there"""
-        self._watched: tuple[tuple[int, int], float] | None = None
+        self._seen: tuple[int, int] | None = None
+        """the file and its time when this object last looked"""
+        self._seen_since = math.inf
+        self._alive_at = -math.inf
+        """when a heartbeat was last observed"""
         self._lock = SoftFileLease(
             path,
             lease_duration=LEASE_SECONDS,
@@ -90,9 +103,8 @@ class RunLease:
     def acquire(self, wait: float, notice: Callable[[str], None] = lambda _: None) -> None:
         """Take the lease, waiting up to `wait` seconds for a live holder, or forever if `wait` is negative."""
         self._spoil_if_empty()
-        if not self._try() and not self._await(wait, notice) and not self._take_over_if_silent(notice):
+        if take_leases([self], notice, wait=wait):
             raise RunHeld(f"another process holds this run: {self.describe()}", remedy=HELD_REMEDY)
-        self._sign()
 
     def take_if_dead(self) -> bool:
         """Take the lease if it is free or its holder is known to be dead; never wait.
@@ -105,7 +117,7 @@ class RunLease:
         return True
 
     def _try(self) -> bool:
-        if _BY_CLOCK and self._only_looks_expired():
+        if _BY_CLOCK and not self._may_be_dead():
             return False
         try:
             self._lock.acquire(timeout=0)
@@ -115,34 +127,74 @@ class RunLease:
             raise UsageError(f"HOLDFAST_LEASE_SECONDS must be the same for all processes on a run: {error}") from error
         return True
 
-    def _only_looks_expired(self) -> bool:
-        """True if a lease is old by the clock but was not watched for a whole lease. filelock 4 checks this itself."""
+    def _may_be_dead(self) -> bool:
+        """Return False for a holder that was not watched for a whole lease, and remove the lease of one that was.
+
+        filelock 4 watches by itself.
+        """
+        holder = self.holder
+        if self._lock.pid is None or holder is None or holder.is_dead:
+            return True
+        self._look()
+        if self._silent_seconds >= LEASE_SECONDS:
+            self.discard()
+        return self._seen is None
+
+    def _look(self) -> None:
+        """Observe the lease: a change since the last look is a heartbeat, or another holder."""
         try:
             status = self._path.stat()
         except FileNotFoundError:
-            return False
-        if time.time() - status.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # a lease without a holder
-            return False
-        holder = self.holder
-        if holder is not None and holder.is_dead:
-            return False
+            self._seen = None
+            return
         state = status.st_ino, status.st_mtime_ns
-        if self._watched is None or self._watched[0] != state:
-            self._watched = state, time.monotonic()
-        return time.monotonic() - self._watched[1] < LEASE_SECONDS
+        if state != self._seen:
+            now = time.monotonic()
+            if self._seen is not None:
+                self._alive_at = now
+            self._seen, self._seen_since = state, now
 
-    def _poll(self, seconds: float, pause: float) -> bool:
-        """Try repeatedly to take the lease, forever if `seconds` is negative."""
-        end = time.monotonic() + seconds
-        while not self._try():
-            if seconds >= 0 and end <= time.monotonic():
-                return False
-            time.sleep(pause)
-        return True
+    @property
+    def _silent_seconds(self) -> float:
+        return time.monotonic() - self._seen_since
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if this object has looked for half a lease and seen no heartbeat: there are three in a lease."""
+        return self._seen is not None and self._silent_seconds >= LEASE_SECONDS / 2
+
+    def shows_life(self) -> bool:
+        """Return True if a live process holds the lease, as far as is known; False while that is being watched.
+
+        A holder that outlasts the whole watch counts as alive: its lease is not one that can be taken over.
+        """
+        self._look()
+        holder = self.holder
+        if self._lock.pid is None:
+            return self._silent_seconds > 2 * _NAMELESS_SECONDS
+        if holder is not None and holder.is_here:  # so the time of the file is that of this machine
+            with suppress(FileNotFoundError):
+                if time.time() - self._path.stat().st_mtime < LEASE_SECONDS / 2:
+                    return True
+        return time.monotonic() - self._alive_at < LEASE_SECONDS / 2 or self._silent_seconds > LEASE_SECONDS + 2
+
+    def discard(self) -> None:
+        """Remove the lease that this object has watched, whose holder is dead. Another process may be faster."""
+        aside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.dead")
+        with suppress(FileNotFoundError):
+            if self._seen is None or self._path.stat().st_ino != self._seen[0]:
+                return
+            self._path.rename(aside)
+            if aside.stat().st_ino != self._seen[0]:  # taken over since: its holder gets it back
+                with suppress(FileExistsError):
+                    os.link(aside, self._path)
+            aside.unlink()
+        self._seen = None
 
     def _sign(self) -> None:
         pid = os.getpid()
-        holder = Holder(os.uname().nodename, pid, time.time(), self._finishing, start_token(pid))
+        host = os.uname().nodename
+        holder = Holder(host, pid, time.time(), self._finishing, start_token(pid), this_slurm_job())
         note = self._info.with_name(f".{self._info.name}.{pid}.tmp")
         try:
             status = self._path.stat()
@@ -193,30 +245,6 @@ class RunLease:
         finally:
             os.close(fd)
 
-    def _await(self, wait: float, notice: Callable[[str], None]) -> bool:
-        if wait == 0:
-            return False
-        notice(f"waiting for {self.describe()}, which holds this run")
-        return self._poll(wait, 0.1)
-
-    def _take_over_if_silent(self, notice: Callable[[str], None]) -> bool:
-        """Take over from a holder without a heartbeat, after watching it long enough to be sure that it is dead."""
-        try:
-            overdue = time.time() - self._path.stat().st_mtime >= LEASE_SECONDS / 2
-        except FileNotFoundError:
-            overdue = True
-        if self._lock.pid is None:
-            patience = 2 * _NAMELESS_SECONDS
-        elif overdue:
-            patience = LEASE_SECONDS + 2
-            notice(
-                f"{self.describe()}, which holds this run, has no heartbeat; "
-                f"taking over unless it returns within {patience:.0f} s"
-            )
-        else:
-            return False
-        return self._poll(patience, 0.5)
-
     @property
     def holder(self) -> Holder | None:
         """The current holder, if it can be read."""
@@ -229,8 +257,57 @@ class RunLease:
         return str(self.holder or f"process {self._lock.pid or 'unknown'} ({self._path})")
 
 
+def take_leases(
+    leases: Iterable[RunLease], notice: Callable[[str], None] = lambda _: None, *, wait: float = 0
+) -> list[RunLease]:
+    """Take all leases that are free or whose holders are dead, and return those that live processes hold.
+
+    All are watched at the same time, and Slurm is asked once about the jobs of all, so many dead holders take no longer
+    than one. Waits up to `wait` seconds for live holders, or forever if `wait` is negative.
+    """
+    held = [lease for lease in leases if not lease.take_if_dead()]
+    end = time.monotonic() + (wait if wait >= 0 else math.inf)
+    if held and wait != 0:
+        notice(f"waiting for {', '.join(lease.describe() for lease in held)}, which holds this run")
+    asked, warned = -math.inf, False
+    while held:
+        silent = [lease for lease in held if not lease.shows_life()]
+        now = time.monotonic()
+        if not silent and now >= end:
+            break
+        if not warned and wait == 0 and (overdue := [lease for lease in silent if lease.is_overdue]):
+            warned = True
+            notice(describe_silence(overdue))
+        if silent and now - asked >= _ASK_SECONDS:
+            asked = now
+            _discard_ended(silent)
+        else:
+            time.sleep(0.1)
+        held = [lease for lease in held if not lease.take_if_dead()]
+    return held
+
+
+def describe_silence(overdue: Sequence[RunLease]) -> str:
+    """Announce that leases without a heartbeat will be taken over."""
+    first, more = overdue[0].describe(), len(overdue) - 1
+    who = f"{first}, which holds this run, has" if not more else f"{first} and {more} more, which hold this run, have"
+    return f"{who} no heartbeat; taking over unless it returns within {LEASE_SECONDS / 2:.0f} s"
+
+
+def _discard_ended(leases: Iterable[RunLease]) -> None:
+    """Remove the leases whose holders' Slurm jobs have ended."""
+    jobs = {lease: holder.job for lease in leases if (holder := lease.holder) is not None and holder.job is not None}
+    ended = which_ended(jobs.values())
+    for lease, job in jobs.items():
+        if job in ended:
+            lease.discard()
+
+
 def is_held(path: Path) -> bool:
-    """True if a process seems to hold the lease, as far as can be told without taking it."""
+    """True if a process seems to hold the lease, as far as can be told at once. This is for display.
+
+    For a holder on another machine it depends on that machine's clock; `take_leases` does not.
+    """
     try:
         if time.time() - path.stat().st_mtime > LEASE_SECONDS:
             return False

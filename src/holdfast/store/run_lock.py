@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import RunBeingFinished, RunHeld
 from holdfast.store.durable import make_directory
-from holdfast.store.lease import HELD_REMEDY, RunLease, is_held
+from holdfast.store.lease import HELD_REMEDY, RunLease, describe_silence, is_held, take_leases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from holdfast.store.lease import Holder
@@ -42,12 +42,12 @@ def hold(
     lost: Callable[[], None] = lambda: None,
 ) -> RunLease:
     """Take a run for this process alone, waiting up to `wait` seconds for others, or forever if `wait` is negative."""
-    lease = RunLease(rundir.lease, lost=lost)
+    lease, workers = RunLease(rundir.lease, lost=lost), WorkerLeases(rundir)
     end, notified = time.monotonic() + wait, False
     while True:
         lease.acquire(wait if wait < 0 else max(0.0, end - time.monotonic()), notice)
         try:
-            busy = ", ".join(live_workers(rundir, notice))
+            busy = ", ".join(workers.live(notice))
         except BaseException:
             lease.release()
             raise
@@ -107,29 +107,37 @@ def is_being_finished(rundir: RunDir) -> bool:
 
 def await_workers(rundir: RunDir) -> None:
     """Wait until every worker has exited or is dead. No trial may be left for them when this is called."""
-    while list(live_workers(rundir)):
+    workers = WorkerLeases(rundir)
+    while workers.live():
         time.sleep(_LOOK_SECONDS)
 
 
-def live_workers(rundir: RunDir, notice: Callable[[str], None] = lambda _: None) -> Iterator[str]:
-    """Describe the live workers. Leases of dead workers are removed, so that a suspended one notices when it wakes up.
+class WorkerLeases:
+    """The leases of a run's workers, watched from one look to the next."""
 
-    A worker without a heartbeat is watched for a whole lease. Leases are checked by taking them: directory listings of
-    network file systems may be half a minute old, unless this process has just created a name there.
-    """
-    if not rundir.workers.is_dir():
-        return
-    probe = rundir.workers / f".{os.getpid()}-{secrets.token_hex(4)}"
-    probe.mkdir()
-    probe.rmdir()
-    for folder in sorted(path for path in rundir.workers.iterdir() if path.is_dir() and path.name[0] != "."):
-        lease = RunLease(folder / "lease")
-        try:
-            lease.acquire(0, notice)
-        except RunHeld:
-            yield f"{folder.name} ({lease.describe()})"
-        else:
-            lease.release()
+    def __init__(self, rundir: RunDir) -> None:
+        self._folder = rundir.workers
+        self._leases: dict[str, RunLease] = {}
+
+    def live(self, notice: Callable[[str], None] = lambda _: None) -> list[str]:
+        """Describe the live workers. Leases of dead ones are removed, so that a suspended one notices when it wakes up.
+
+        Leases are checked by taking them: directory listings of network file systems may be half a minute old, unless
+        this process has just created a name there.
+        """
+        if not self._folder.is_dir():
+            return []
+        probe = self._folder / f".{os.getpid()}-{secrets.token_hex(4)}"
+        probe.mkdir()
+        probe.rmdir()
+        names = sorted(path.name for path in self._folder.iterdir() if path.is_dir() and path.name[0] != ".")
+        leases = {name: self._leases.get(name) or RunLease(self._folder / name / "lease") for name in names}
+        held = take_leases(leases.values(), notice)
+        for lease in leases.values():
+            if lease not in held:
+                lease.release()
+        self._leases = leases
+        return [f"{name} ({lease.describe()})" for name, lease in leases.items() if lease in held]
 
 
 def join(
@@ -143,7 +151,7 @@ def join(
     path = worker_lease(rundir, worker)
     make_directory(path.parent)
     lease, run_lease = RunLease(path, lost=lost), RunLease(rundir.lease)
-    end = time.monotonic() + max(wait, _INSTANT)
+    end, notified = time.monotonic() + max(wait, _INSTANT), False
     while True:
         if is_being_finished(rundir):  # not to be taken even for an instant: those who stand by would miss the note
             raise RunBeingFinished(f"its report is being written: {run_lease.describe()}", remedy=HELD_REMEDY)
@@ -151,15 +159,16 @@ def join(
             lease.acquire(_INSTANT / 5)
         except RunHeld:
             raise RunHeld(f"worker {worker} is already running: {lease.describe()}", remedy="Use another id.") from None
-        try:
-            run_lease.acquire(0, notice)
-        except RunHeld:
-            lease.release()  # not held while waiting: the holder of the run may be waiting for workers to exit
-            if wait >= 0 and time.monotonic() > end and not is_being_finished(rundir):
-                raise
-        else:
+        if run_lease.take_if_dead():
             run_lease.release()
             return lease
+        lease.release()  # not held while waiting: the holder of the run may be waiting for workers to exit
+        alive = run_lease.shows_life()
+        if wait >= 0 and time.monotonic() > end and alive and not is_being_finished(rundir):
+            raise RunHeld(f"another process holds this run: {run_lease.describe()}", remedy=HELD_REMEDY)
+        if not notified and not alive and run_lease.is_overdue:
+            notice(describe_silence([run_lease]))
+            notified = True
         time.sleep(_LOOK_SECONDS)
 
 

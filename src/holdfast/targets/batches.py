@@ -559,7 +559,7 @@ class Batches:
 def _copy(error: AttemptError | Fault) -> AttemptError | Fault:
     """Return an error for one of many who get it: each raise adds to an error's traceback."""
     if isinstance(error, Fault):
-        return Fault(error.kind, error.message, remedy=error.remedy, status=error.status)
+        return Fault(error.kind, error.message, remedy=error.remedy, status=error.status, away=error.away)
     return AttemptError(error.kind, error.message, remedy=error.remedy, status=error.status, retry=error.retry)
 
 

@@ -303,12 +303,13 @@ class Client:
         if isinstance(error, ssl.SSLCertVerificationError):
             return Fault("refused", f"{place}: the certificate is not trusted ({error})")
         if isinstance(error, socket.gaierror):
-            return Fault("refused", f"{place}: no such host", remedy="Check the URL and the network.")
+            return Fault("refused", f"{place}: no such host", remedy="Check the URL and the network.", away=True)
         if isinstance(error, ConnectionRefusedError):
             return Fault(
                 "refused",
                 f"{place} refuses connections",
                 remedy=f"Is the server running at {self.url}? Start it, then run the same command again.",
+                away=True,
             )
         return AttemptError("connection", f"{place}: {type(error).__name__}: {error}".rstrip(": "))
 

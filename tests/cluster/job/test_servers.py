@@ -5,23 +5,32 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.cluster.config.launch import Server
 from holdfast.cluster.job import successor
-from holdfast.cluster.job.servers import Node, ServerProcess, spots
+from holdfast.cluster.job.servers import Node, ServerProcess, _listens, spots
 from holdfast.cluster.remote.invocation import End
+from holdfast.cluster.watch.find import Subject
+from holdfast.cluster.watch.status import look
 from holdfast.errors import HoldfastError
 from tests.support.launching import Site, calmly, deployment, free_port, node_of, pid_of
 from tests.support.running import server, wait_for
 from tests.support.slurm import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 ROWS = 200
 IN_FLIGHT = 4
@@ -246,10 +255,15 @@ class TestSpots:
             spots([Server(command="x", nodes=6)], self.NODES, "n1")
 
 
+def here(_: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of a server on this machine."""
+    return os.environ
+
+
 def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) -> None:
     port, going = free_port(), threading.Event()
     (spot,) = spots([Server(command="sleep 600", port=port)], [], "n1")
-    first, second = (ServerProcess(spot, tmp_path / f"{name}.log", dict(os.environ)) for name in "ab")
+    first, second = (ServerProcess(spot, tmp_path / f"{name}.log", here) for name in "ab")
     messages: list[str] = []
     assert first.start(messages.append, going.is_set)
     with ThreadPoolExecutor() as pool:
@@ -258,9 +272,7 @@ def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) 
         assert f"port {port} of " in messages[0] and not waiting.done()
         first.stop()
         assert waiting.result(timeout=300)
-        third = pool.submit(
-            ServerProcess(spot, tmp_path / "c.log", dict(os.environ)).start, messages.append, going.is_set
-        )
+        third = pool.submit(ServerProcess(spot, tmp_path / "c.log", here).start, messages.append, going.is_set)
         going.set()
         assert not third.result(timeout=300), "told to stop before it could begin"
     second.stop()
@@ -269,6 +281,144 @@ def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) 
         other.listen()
         assert not second.start(messages.append, going.is_set), "nor beside a server of somebody else"
     second.stop()
+
+
+@contextmanager
+def used_by_another_job(port: int) -> Iterator[None]:
+    """A port whose server is one of Holdfast, in another job on the same node."""
+    (spot,) = spots([Server(command=f"exec {sys.executable} -m http.server {port}", port=port)], [], "n1")
+    with tempfile.NamedTemporaryFile() as log:
+        process = ServerProcess(spot, Path(log.name), here)
+        assert process.start(lambda _: None, lambda: False)
+        try:
+            wait_for(lambda: _listens("127.0.0.1", port), "the other server")
+            yield
+        finally:
+            process.stop()
+
+
+def test_a_derived_command_gets_the_next_free_port(site: Site) -> None:
+    port = free_port(2)
+    read_port = "os.environ['HOLDFAST_PORT'] = sys.argv[sys.argv.index('--port') + 1]"
+    served = deployment(site.folder, code=read_port, port=port)
+    served |= {"type": "vllm", "base_command": served.pop("command"), "hf_model_handle": "org/model"}
+    site.write(None, deployment=served, execution={"workers": 2})
+    with used_by_another_job(port):
+        invocation = site.submit()
+        state = site.await_over(invocation)
+        assert (state.phase, state.done, state.attempt) == ("done", 20, 1), site.logs(invocation)
+    assert f"the server answers at http://127.0.0.1:{port + 1}/v1" in site.logs(invocation)
+    assert asked(site).total() == 20
+
+
+def test_every_kind_of_server_is_told_its_port() -> None:
+    nim = Server(command="start", port=8000, any_port=True, env={"NIM_SERVER_PORT": "lit:8000", "A": "lit:8000"})
+    assert nim.on_port(8003).env == {"NIM_SERVER_PORT": "lit:8003", "A": "lit:8000"}
+    vllm = Server(command="vllm serve m --port 8000 --max-model-len 8000", port=8000, any_port=True)
+    moved = vllm.on_port(8003)
+    assert (moved.command, moved.port) == ("vllm serve m --port 8003 --max-model-len 8000", 8003)
+    own = Server(command="serve --port 8000", port=8000)
+    assert own.on_port(8003) == own
+
+
+def test_waiting_for_a_port_is_shown_and_is_not_an_attempt_without_progress(site: Site) -> None:
+    port = free_port()
+    site.write(None, deployment=deployment(site.folder, port=port))
+    with used_by_another_job(port):
+        invocation = site.submit()
+        calmly(lambda: f"port {port}" in site.state(invocation).reason, "it to wait for the port")
+        subject = Subject(site.lab.here, invocation.directory)
+        shown = look(subject, site.registry).tasks[0]
+        assert shown.status == "deploying" and "is used by the server of another job" in shown.reason
+        assert "see /" not in shown.reason, "the server has no log yet"
+        site.slurm("scancel", "--batch", "--signal=USR2", str(site.state(invocation).job))  # as near the time limit
+        calmly(lambda: site.state(invocation).attempt == 2, "the next job")
+    state = site.await_over(invocation)
+    assert (state.phase, state.done, state.attempt) == ("done", 20, 2), site.logs(invocation)
+    first_end = next(record for record in site.attempts(invocation) if isinstance(record, End))
+    assert first_end.goes_on and f"port {port}" in first_end.why
+
+
+def test_a_server_that_did_not_answer_in_all_the_time_of_its_job_is_the_reason(site: Site) -> None:
+    site.write(None, deployment=deployment(site.folder, code="time.sleep(600)"))
+    invocation = site.submit()
+    calmly(lambda: "see /" in site.state(invocation).reason, "the server to start")
+    site.slurm("scancel", "--batch", "--signal=USR2", str(site.state(invocation).job))
+    state = site.await_over(invocation)
+    assert (state.phase, state.attempt) == ("stopped", 1)
+    assert "its time was up before the server answered" in state.reason
+
+
+def test_the_server_stays_until_workers_have_their_answers_at_a_time_limit(site: Site) -> None:
+    served = deployment(site.folder)
+    site.write(None, rows=ROWS, limits={"concurrency": IN_FLIGHT}, deployment=served, execution={"workers": 2})
+    invocation = site.submit()
+    calmly(lambda: site.running(invocation, "workers"), "the worker")
+    site.await_done(invocation, 20)
+    site.slurm("scancel", "--batch", "--signal=USR2", str(site.state(invocation).job))
+    state = site.await_over(invocation)
+    assert (state.phase, state.done) == ("done", ROWS), site.logs(invocation)
+    assert asked(site) == {f"question {number}": 1 for number in range(ROWS)}
+
+
+class TestPauses:
+    """A target that refuses connections for a while."""
+
+    @staticmethod
+    def written(site: Site, **keys: Any) -> None:
+        site.write(None, rows=ROWS, limits={"concurrency": IN_FLIGHT}, **keys)
+
+    def test_a_server_that_its_supervisor_restarts(self, site: Site) -> None:
+        served = deployment(site.folder)
+        served["command"] = f"while :; do {served['command']}; sleep 3; done"
+        self.written(site, deployment=served, execution={"workers": 2})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        os.kill(pid_of(site.folder / "asked.txt"), signal.SIGKILL)
+        calmly(lambda: site.state(invocation).reason.startswith("paused: "), "the pause")
+        state = site.await_over(invocation)
+        assert (state.phase, state.done, state.attempt) == ("done", ROWS, 1), site.logs(invocation)
+        assert asked(site).total() - ROWS <= 2 * IN_FLIGHT
+
+    def test_a_server_that_does_not_come_back_is_started_again_by_the_next_job(self, site: Site) -> None:
+        served = deployment(site.folder)
+        served["command"] = f"{served['command']}; exec sleep 600"
+        self.written(site, deployment=served, execution={"endpoint_readiness_timeout": 3})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        os.kill(pid_of(site.folder / "asked.txt"), signal.SIGKILL)
+        state = site.await_over(invocation)
+        assert (state.phase, state.done, state.attempt) == ("done", ROWS, 2), site.logs(invocation)
+
+    def test_an_endpoint_elsewhere_that_is_away(self, site: Site) -> None:
+        elsewhere = deployment(site.folder)
+        port = elsewhere["port"]
+        command = ["bash", "-c", f"exec {elsewhere['command']}"]
+        env = {**os.environ, "INSTANCE_ID": "0", "HOLDFAST_PORT": str(port)}
+        site.write(f"http://127.0.0.1:{port}/v1", rows=ROWS, limits={"concurrency": IN_FLIGHT})
+        first = subprocess.Popen(command, env=env)
+        try:
+            invocation = site.submit()
+            site.await_done(invocation, 20)
+        finally:
+            first.kill()
+            first.wait()
+        calmly(lambda: site.state(invocation).reason.startswith("paused: "), "the pause")
+        second = subprocess.Popen(command, env=env)
+        try:
+            state = site.await_over(invocation)
+        finally:
+            second.kill()
+            second.wait()
+        assert (state.phase, state.done, state.attempt) == ("done", ROWS, 1), site.logs(invocation)
+        assert asked(site).total() - ROWS <= IN_FLIGHT
+
+    def test_an_endpoint_that_never_answered_is_reported_at_once(self, site: Site) -> None:
+        site.write(f"http://127.0.0.1:{free_port()}/v1")
+        invocation = site.submit()
+        state = site.await_over(invocation)
+        assert state.phase == "stopped" and "refuses connections" in state.reason
+        assert "paused" not in site.logs(invocation)
 
 
 def test_workers_that_cannot_start_are_not_queued_forever(
@@ -284,7 +434,10 @@ def test_workers_that_cannot_start_are_not_queued_forever(
         def live(self, role: str) -> list[Any]:
             return []
 
-        known = states = live
+        known = live
+
+        def states(self) -> list[Any]:
+            return []
 
         def submit_main(self, after: str) -> str:
             return after
@@ -294,7 +447,7 @@ def test_workers_that_cannot_start_are_not_queued_forever(
 
     monkeypatch.setattr(successor, "Chain", Gone)
     monkeypatch.setattr(successor.Submitter, "reconcile", lambda _: None)  # type: ignore[attr-defined]
-    place = SimpleNamespace(invocation="/nowhere")
+    place = SimpleNamespace(invocation="/nowhere", number=0)
     task = SimpleNamespace(invocation="0" * 16, workers=3)
     job = SimpleNamespace(place=place, task=task, id="7", kill_requested=False)
     queued_jobs = successor.QueuedJobs(job)  # type: ignore[arg-type]

@@ -38,9 +38,9 @@ def test_a_job_on_this_machine_is_alive_until_it_is_cancelled(
     task = replace(read_task(invocation.transport, invocation.place()), python=str(program))
     executor = LocalExecutor()
     (job,) = executor.start(ledger, task, invocation.place())
-    running = active_main_jobs(executor, ledger, invocation.id, 0)
+    running = active_main_jobs(executor, ledger, invocation.id)[0]
     assert [state.id for state in running] == [job.id]
     executor.cancel(invocation.transport, running)
-    wait_for(lambda: not active_main_jobs(executor, ledger, invocation.id, 0), "the end of the process")
+    wait_for(lambda: not active_main_jobs(executor, ledger, invocation.id), "the end of the process")
     assert job.id is not None
     os.waitpid(int(job.id.partition("-")[0]), 0)

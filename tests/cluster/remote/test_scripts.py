@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.cluster.config.launch import Server, TaskFile
 from holdfast.cluster.job.servers import server_line
-from holdfast.cluster.remote.bundle import collect, load_sent
+from holdfast.cluster.remote.bundle import collect, load_sent, send_bundles
 from holdfast.cluster.remote.install import build_wheel, ensure_python, needed_extras
 from holdfast.cluster.remote.invocation import TaskFolder, read_secrets, write_secrets
 from holdfast.cluster.remote.preview import preview
@@ -226,7 +226,7 @@ def test_the_files_of_an_eval_are_sent_and_no_others(tmp_path: Path) -> None:
     spec = load_eval(path)
     bundle = collect(spec, path)
     assert set(bundle.files) == {"elsewhere/far.jsonl", "project/evals/e.yaml", "project/evals/grader.py"}
-    sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
+    sent = send_bundles([bundle], Here(pauses=()), str(tmp_path / "cluster"))[0]
     there = load_eval(Path(sent) / bundle.eval_file, bundle.overrides(spec, sent))
     assert there.dataset is not None
     (far,) = there.dataset.path if isinstance(there.dataset.path, list) else [there.dataset.path]
@@ -295,7 +295,7 @@ def test_files_keep_their_modes_on_the_cluster(tmp_path: Path) -> None:
     (path.parent / "tool.sh").write_text("true\n")
     for name, mode in modes.items():
         (path.parent / name).chmod(mode)
-    sent = collect(load_eval(path), path).send(Here(pauses=()), str(tmp_path / "cluster"))
+    sent = send_bundles([collect(load_eval(path), path)], Here(pauses=()), str(tmp_path / "cluster"))[0]
     assert {name: stat.S_IMODE((Path(sent) / name).stat().st_mode) for name in modes} == modes
 
 

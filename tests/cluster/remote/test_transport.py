@@ -104,7 +104,9 @@ def test_files_that_are_there_are_not_sent_again(
 ) -> None:
     packed: list[int] = []
     pack = module._pack
-    monkeypatch.setattr(module, "_pack", lambda files, archive: packed.append(len(files)) or pack(files, archive))
+    monkeypatch.setattr(
+        module, "_pack", lambda trees, archive: packed.extend(map(len, trees.values())) or pack(trees, archive)
+    )
     files = {"wheel": SourceFile(b"w" * 300_000), "secret": SourceFile(b"geheim", 0o600)}
     first = transport.put(files, str(tmp_path))
     assert packed == [2]

@@ -6,6 +6,7 @@ submission adds what is only known on the cluster. A new setting is one field he
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,10 @@ CHECKPOINT: Final = "/checkpoint"
 """where the container of a server sees `checkpoint_path`, read-only"""
 CACHE: Final = "/cache"
 """where the container of a server sees `cache_path`"""
+PORT: Final = "HOLDFAST_PORT"
+"""the variable that holds the port of a server"""
+NIM_PORT: Final = "NIM_SERVER_PORT"
+"""the variable from which a NIM reads its port"""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +66,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     """`source:target[:options]`"""
     mount_home: bool = False
     port: int = 8000
+    any_port: bool = False
+    """True if another port may be used where this one is taken: `on_port` can tell the server"""
     model: str | None = None
     base_path: str = "/v1"
     endpoints: dict[str, str] = {}
@@ -76,6 +83,14 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     """how long it may take to start; None: the walltime"""
     env: dict[str, str] = {}
     """host:NAME, lit:VALUE, runtime:NAME"""
+
+    def on_port(self, port: int) -> Server:
+        """Return the server with another port in its command and variables, if it may have any."""
+        if not self.any_port:
+            return self
+        command = re.sub(rf"(?<=--port ){self.port}\b", str(port), self.command)
+        env = {name: f"lit:{port}" if name == NIM_PORT else value for name, value in self.env.items()}
+        return msgspec.structs.replace(self, command=command, env=env, port=port)
 
 
 class TaskFile(msgspec.Struct, frozen=True, kw_only=True):

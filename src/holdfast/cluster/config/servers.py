@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from holdfast.cluster.config.launch import CACHE, CHECKPOINT, Server
+from holdfast.cluster.config.launch import CACHE, CHECKPOINT, NIM_PORT, PORT, Server
 from holdfast.cluster.config.provenance import DEFAULT, leaves
 from holdfast.cluster.config.schema import DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
 from holdfast.cluster.config.variables import EnvVar
@@ -97,6 +97,7 @@ def build_server(
         mounts=tuple(map(str, mounts)),
         mount_home=execution.mounts.mount_home,
         port=block.port,
+        any_port=block.command is None or PORT in block.command,
         model=block.served_model_name,
         base_path=api_root(chat),
         endpoints={kind: path for kind, path in paths.items() if kind != "health"},
@@ -146,7 +147,7 @@ def server_env(block: DeploymentBlock) -> dict[str, EnvVar]:
     origin = f"default (deployment/{block.type})"
     values: dict[str, str] = {}
     if block.type == "nim":
-        values = {"NIM_SERVED_MODEL_NAME": str(block.served_model_name), "NIM_SERVER_PORT": str(block.port)}
+        values = {"NIM_SERVED_MODEL_NAME": str(block.served_model_name), NIM_PORT: str(block.port)}
         if block.cache_path:
             values["NIM_CACHE_PATH"] = CACHE
     elif block.cache_path:

@@ -15,17 +15,22 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.invocation import Prepared
 
 
-def export_run(job: JobContext, prepared: Prepared) -> None:
-    """Export a run to the configuration's destinations, and write the copies that eval file and command ask for."""
+def export_run(job: JobContext, prepared: Prepared) -> list[str]:
+    """Export a run to the configuration's destinations, and write the copies that eval file and command ask for.
+
+    Returns the failures.
+    """
+    failures: list[str | None] = []
     for destination in job.task.export:
         if destination == "local":  # where the run is already
             continue
         settings = _settings(destination, job.task.export_config.get(destination, {}))
         export = ["holdfast", "export", prepared.run_dir, "--to", destination, "--if-changed", *settings]
-        _run(job, [job.task.python, "-m", *export], f"to {destination}")
+        failures.append(_run(job, [job.task.python, "-m", *export], f"to {destination}"))
     if prepared.copies:
         command = [*job_command(job.task, job.place, "copy"), "--run-dir", prepared.run_dir]
-        _run(job, command, "as the eval file and the command ask for")
+        failures.append(_run(job, command, "as the eval file and the command ask for"))
+    return [failure for failure in failures if failure]
 
 
 def _settings(destination: str, values: dict[str, Any]) -> list[str]:
@@ -36,7 +41,8 @@ def _settings(destination: str, values: dict[str, Any]) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in values.items() if key in fields and value is not None]
 
 
-def _run(job: JobContext, command: list[str], what: str) -> None:
+def _run(job: JobContext, command: list[str], what: str) -> str | None:
+    """Run an export; return its failure, if it failed."""
     log = Path(job.place.logs) / "export.log"
     with log.open("ab") as output:
         process = subprocess.run(
@@ -47,5 +53,9 @@ def _run(job: JobContext, command: list[str], what: str) -> None:
             env=job.env(job.task.export_env),
             check=False,
         )
-    result = "done" if process.returncode == 0 else f"failed with exit code {process.returncode}; see {log}"
-    say(f"export {what}: {result}")
+    if process.returncode == 0:
+        say(f"export {what}: done")
+        return None
+    failure = f"export {what} failed with exit code {process.returncode}; see {log}"
+    say(failure)
+    return failure

@@ -1,11 +1,12 @@
 """The job that this process runs in: its task, id, environment and signals, and what all roles share.
 
-Slurm sends USR2 when the time limit is near, and TERM when the job must end. Both stop the work:
-requests in flight are cancelled and repeated by the next job; everything that finished is on disk.
+Slurm sends USR2 when the time limit is near, and TERM when the job must end. Both stop the work. After USR2, requests
+in flight may finish for a while; others are cancelled and repeated by the next job. All that finished is on disk.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import Executor, find_executor
 from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.transport import Here
-from holdfast.engine.ended import Ended
+from holdfast.engine.ended import FINISH, Ended
 from holdfast.errors import HoldfastError
 from holdfast.spec.redact import looks_secret
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.launch import TaskFile
 
 POLL_SECONDS: Final = 0.25
+FILES_SECONDS: Final = 4.0
+"""how often a job looks for files of others: each look is a question to the shared file system's server"""
 CONTINUES: Final = 75
 """exit code of a job that its successor continues: EX_TEMPFAIL"""
 
@@ -59,6 +62,9 @@ class JobContext:
     signal: int | None = None
     """the signal that asked the job to stop"""
     began: float = field(default_factory=time.monotonic)
+    _looked: float = field(default=-math.inf, repr=False)
+    """when `must_stop` last looked for the marks of `holdfast kill`"""
+    _killed: bool = field(default=False, repr=False)
 
     @classmethod
     def detect(cls, folder: Path, role: str, index: int | None) -> JobContext:
@@ -111,7 +117,15 @@ class JobContext:
         limited = self.executor.queues_successors
         if limited and self.signal is None and time.monotonic() - self.began > self.task.walltime - self.task.margin:
             self.signal = signal.SIGUSR2
-        return self.signal is not None or self.kill_requested
+        now = time.monotonic()
+        if now - self._looked >= FILES_SECONDS:
+            self._looked, self._killed = now, self.kill_requested
+        return self.signal is not None or self._killed
+
+    @property
+    def finish_seconds(self) -> float:
+        """How long requests in flight may take to finish: most of the margin before a time limit, else no time."""
+        return max(self.task.margin - 30, self.task.margin / 3) if self.signal == signal.SIGUSR2 else 0.0
 
     def check_stop(self) -> None:
         """Raise StopRequested if the job has to stop."""
@@ -153,6 +167,7 @@ class WorkProcess:
     def __init__(
         self, job: JobContext, run_dir: str, worker: str, base_urls: Sequence[str], env: Mapping[str, str]
     ) -> None:
+        self._job = job
         self._process = subprocess.Popen(
             [
                 *(job.task.python, "-m", "holdfast", "work", run_dir, "--worker", worker),
@@ -177,11 +192,18 @@ class WorkProcess:
         """The exit code, once the process has ended."""
         return self._process.poll()
 
-    def drain(self, patience: float = 60.0) -> int:
+    def drain(self, patience: float = 60.0, *, finish: float = 0.0) -> int:
         """Ask the process to stop, wait, and kill it if it does not.
+
+        Requests in flight have `finish` seconds to finish, unless the job itself is told to end meanwhile.
 
         Not by a signal at first: Slurm may have sent one already, and at the second the process would exit at once.
         """
+        if finish:
+            self._send(FINISH)
+        end = time.monotonic() + finish
+        while time.monotonic() < end and self._job.signal in (None, signal.SIGUSR2) and self.exit_code is None:
+            time.sleep(POLL_SECONDS)
         self._close_input()
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(subprocess.TimeoutExpired):
@@ -198,6 +220,12 @@ class WorkProcess:
         with suppress(msgspec.DecodeError):
             return msgspec.json.decode(self._output, type=Ended)
         return Ended()
+
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
 
     def _close_input(self) -> None:
         assert self._process.stdin is not None

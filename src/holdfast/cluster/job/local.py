@@ -29,8 +29,8 @@ def await_turn(job: JobContext) -> None:
     ledger = Ledger(transport, job.place.invocation)
     for number in range(job.task.number):
         earlier = TaskFolder(job.place.invocation, number)
-        while layout.read_state(transport, earlier).phase not in layout.OVER and active_main_jobs(
-            job.executor, ledger, job.task.invocation, number
+        while layout.read_state(transport, earlier).phase not in layout.OVER and number in active_main_jobs(
+            job.executor, ledger, job.task.invocation
         ):
             if job.must_stop:
                 return

@@ -6,7 +6,8 @@ continue (a fault, a budget, no progress) the job exits with 0, and state.json h
     waiting     the start of the job is recorded, and the successor is queued
     deploying   servers start
     running     the work is offered to all workers, of which this job is one
-    draining    asked to stop: requests in flight are cancelled, and repeated by the next job
+    draining    asked to stop: near the time limit, requests in flight finish if they can; those that cannot, and all
+                those at any other stop, are cancelled, and repeated by the next job
     finishing   exports, hooks, report
     done, stopped; or waiting again, in the next job
 
@@ -40,7 +41,7 @@ from holdfast.cluster.job.context import (
     url_variables,
 )
 from holdfast.cluster.job.local import await_turn, child_workers
-from holdfast.cluster.job.servers import ServerFailed, Servers
+from holdfast.cluster.job.servers import RETURN_SECONDS, ServerFailed, Servers
 from holdfast.cluster.job.successor import QueuedJobs
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import job_command
@@ -50,6 +51,7 @@ from holdfast.errors import HoldfastError, with_hint
 from holdfast.store.index import Index
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
+from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 from holdfast.store.tail import Follower
 
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.invocation import StartRecord
     from holdfast.engine.ended import Ended
 
-_STATE_SECONDS: Final = 1.0
+_STATE_SECONDS: Final = 2.0
 _QUEUE_SECONDS: Final = 60.0
 """how often the job checks that its successor and its workers exist, at most"""
 _DEAD_STARTS: Final = 3
@@ -95,6 +97,26 @@ def _stopped(reason: str) -> Ending:
     return Ending("stopped", reason)
 
 
+class Patience:
+    """How long a target that refuses connections is asked again. Progress renews it."""
+
+    def __init__(self) -> None:
+        self._size = -1
+        self._since = 0.0
+        self._pauses = 0
+
+    def lasts(self, size: int, now: float) -> bool:
+        """Return True if the target is to be asked again; `size` is that of the run's journals."""
+        if size != self._size:
+            self._size, self._since, self._pauses = size, now, 0
+        return now - self._since < RETURN_SECONDS
+
+    def pause(self) -> float:
+        """Return the seconds until the target is asked again, which grow."""
+        self._pauses += 1
+        return min(60.0, 2.0**self._pauses)
+
+
 class JobRun:
     """One run of a task's main job, from its start to its end."""
 
@@ -104,7 +126,7 @@ class JobRun:
         self._place = job.place
         self._state = layout.read_state(Here(pauses=()), job.place)
         self._starts = layout.read_starts(Here(pauses=()), job.place)
-        self._number = sum(isinstance(record, Begin) for record in self._starts) + 1
+        self._number = max(self._state.attempt, sum(isinstance(record, Begin) for record in self._starts)) + 1
         self._queued = QueuedJobs(job) if job.executor.queues_successors else None
         self._servers = Servers(job)
         self._rounds = 0
@@ -178,6 +200,7 @@ class JobRun:
     def _run_rounds(self) -> Ending:
         """Prepare, serve and work until nothing is left."""
         last_size = -1
+        patience = Patience()
         while True:
             prepared = self._prepare()
             if prepared.error:
@@ -189,8 +212,9 @@ class JobRun:
                 return _stopped(f"no progress in this job: {last_error(self._state.run_dir)}")
             self._serve()
             ended, code = self._work(prepared)
-            if ended.kind == "refused":
-                self._servers.await_death()
+            if ended.away and self._await_target(ended.message, patience):
+                last_size = -1
+                continue
             if ended.kind and ended.kind != "lease_lost":
                 return _stopped(with_hint(ended.message, ended.remedy))
             last_size = size
@@ -269,14 +293,42 @@ class JobRun:
                 if self._queued is not None and now - queued > queue_seconds:
                     queued = now
                     self._queued.ensure()
-        except (StopRequested, ServerFailed):
-            self._set(phase="draining", reason="stopping; requests in flight are repeated later")
+        except (StopRequested, ServerFailed) as stop:
+            finish = self._job.finish_seconds if isinstance(stop, StopRequested) else 0.0
+            end = time.monotonic() + finish
+            kept = "finish, if they can" if finish else "are repeated later"
+            self._set(phase="draining", reason=f"stopping; requests in flight {kept}")
             Path(self._place.endpoint).unlink(missing_ok=True)
-            process.drain(20)
+            process.drain(20, finish=finish)
+            self._await_workers(prepared, end)
             raise
         finally:
             self._set(**progress.read())
         return process.ended, process.exit_code
+
+    def _await_workers(self, prepared: Prepared, end: float) -> None:
+        """Keep the servers for workers that finish their requests, until the time is up."""
+        rundir = RunDir(Path(prepared.run_dir))
+        while self._servers.started and time.monotonic() < end and holders(rundir):
+            time.sleep(POLL_SECONDS)
+
+    def _await_target(self, message: str, patience: Patience) -> bool:
+        """Pause while the target refuses connections, as while a server is restarted; False if it is given up.
+
+        A server of this job is asked whether it is well. Any other target is asked again after a while, if it has
+        answered before: a wrong address in a new configuration is reported at once.
+        """
+        size = journal_size(self._state.run_dir)
+        if not (size or self._servers.started) or not patience.lasts(size, time.monotonic()):
+            return False
+        reason = f"paused: {message}; continuing when it answers"
+        say(reason)
+        self._set(reason=reason)
+        Path(self._place.endpoint).unlink(missing_ok=True)  # so that all workers pause
+        self._pause(patience.pause())
+        if not self._servers.await_return(lambda: self._job.must_stop):
+            raise StopRequested
+        return True
 
     def _offer(self, prepared: Prepared) -> None:
         """Write endpoint.json, which tells worker jobs that there is work, and where the model is."""
@@ -287,7 +339,7 @@ class JobRun:
             job=self._job.id,
             run_dir=prepared.run_dir,
             host=host,
-            port=None if deployment is None else deployment.port,
+            port=None if deployment is None else self._servers.spots[0].port,
             model=None if deployment is None else deployment.model,
             base_url=urls[0] if len(urls) == 1 else urls or None,
             env=env,
@@ -305,7 +357,7 @@ class JobRun:
         """Export the finished run, run the last hook, and report."""
         accepted_errors = prepared.total - prepared.done
         self._set(phase="finishing", reason="", done=prepared.done, total=prepared.total, errors=accepted_errors)
-        export_run(self._job, prepared)
+        failures = export_run(self._job, prepared)
         try:
             run_hook(self._job, self._task.post_cmd, "post_cmd")
         except HoldfastError as error:
@@ -317,8 +369,8 @@ class JobRun:
             sys.stderr.write(prepared.report)
         ungraded = f"not graded, as asked: `holdfast grade {prepared.run_dir}` grades it"
         say(f"finished: {metrics}" if metrics.exists() else ungraded)
-        reason = f"gate not met: {'; '.join(prepared.missed)}" if prepared.missed else ""
-        return Ending("done", reason, prepared.exit_code or 0)
+        gates = [f"gate not met: {'; '.join(prepared.missed)}"] if prepared.missed else []
+        return Ending("done", "; ".join([*gates, *failures]), prepared.exit_code or 0)
 
     # End
 
@@ -333,9 +385,22 @@ class JobRun:
             return _stopped(self._cancelled(self._job.id))
         if self._job.signal != signal.SIGUSR2:
             return self._continue(name)
+        if self._servers.port_reason:  # this job has not begun: the next one may find the port free
+            return self._continue(f"the time limit is near, and {self._servers.port_reason}")
         if not self._has_progressed():
-            return _stopped("no progress in this job, in all its time")
+            return _stopped(self._why_no_progress())
         return self._continue("the time limit is near")
+
+    def _why_no_progress(self) -> str:
+        """Say what took the whole time of a job."""
+        if self._state.phase == "deploying":
+            return f"no progress in this job: its time was up before the server answered ({self._state.reason})"
+        if not self._rounds:
+            others = [] if self._state.run_dir is None else holders(RunDir(Path(self._state.run_dir)))
+            waited = f"it waited for {', '.join(map(str, others))}, which holds the run" if others else "see its log"
+            return f"no progress in this job: its time was up before the run could be prepared; {waited}"
+        error = last_error(self._state.run_dir)
+        return f"no progress in this job: no trial was finished in all its time; last error: {error}"
 
     def _after_server_failure(self, error: ServerFailed) -> Ending:
         if not self._has_progressed():
@@ -390,7 +455,16 @@ class JobRun:
 
     def _set(self, **changes: object) -> None:
         self._state = msgspec.structs.replace(self._state, **changes)
-        layout.write_state(self._place, self._state)
+        if not self._is_superseded():
+            layout.write_state(self._place, self._state)
+
+    def _is_superseded(self) -> bool:
+        """Return True if another main job of the task has gone further: the state must not go back to that of this one.
+
+        There are two after a node was given up that still works, for example.
+        """
+        current = layout.read_state(Here(pauses=()), self._place)
+        return current.attempt > self._number or (current.phase == "done" and current.job != self._job.id)
 
 
 def starts_exhausted(

@@ -25,7 +25,7 @@ from holdfast.report.outcome import Outcome
 from holdfast.spec.schema import one_or_all
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.claims import newest_round
-from holdfast.store.run_lock import live_workers
+from holdfast.store.run_lock import WorkerLeases
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _prepare(folder: Path, base_urls: Sequence[str], *, first: bool) -> Prepared
         if options.accept_drift:
             identity = accept_drift(identity, identity.directory(options.runs_dir), options.runs_dir)
         rundir = identity.directory(options.runs_dir)
-        if newest_round(rundir) is not None and list(live_workers(rundir)):
+        if newest_round(rundir) is not None and WorkerLeases(rundir).live():
             total = identity.survey.count * spec.trials
             return Prepared(run_dir=str(rundir.path), total=total, slots=identity.survey.panels.mean)
         return _describe(spec, prepare(spec, replace(options, wait=-1.0), task.workers, Plain()), task)

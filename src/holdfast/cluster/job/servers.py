@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.config.launch import CACHE, CHECKPOINT
+from holdfast.cluster.config.launch import CACHE, CHECKPOINT, PORT
 from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from holdfast.cluster.config.launch import Server
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 _PORT_SECONDS: Final = 20.0
 """how long the server of a job that has just ended may take to release its port"""
+RETURN_SECONDS: Final = 600.0
+"""how long a server that refuses connections is waited for, unless `endpoint_readiness_timeout` gives a time"""
+_PORTS: Final = 1000
+"""how many ports are tried for a server that may have any"""
 _LAST_LINES: Final = 15
 
 
@@ -58,6 +62,8 @@ class Servers:
     def __init__(self, job: JobContext) -> None:
         self._job = job
         self._processes: list[ServerProcess] = []
+        self.port_reason = ""
+        """why a server waits for its port"""
 
     @cached_property
     def spots(self) -> list[Spot]:
@@ -83,22 +89,27 @@ class Servers:
         """
         count = len(self.spots)
         starting = "the server is starting" if count == 1 else f"{count} servers are starting"
-        starting += f"; see {self.logs[0]}"
+        show(starting)
 
         def wait_for_port(reason: str) -> None:
+            self.port_reason = reason
             say(reason)
             show(reason)
 
-        show(starting)
-        for spot, log in zip(self.spots, self.logs, strict=True):
+        for index, (spot, log) in enumerate(zip(self.spots, self.logs, strict=True)):
             server = spot.deployment
             if not (server.image and has_pyxis()):
                 server = without_container(server)
-            process = ServerProcess(replace(spot, deployment=server), log, self._job.env(server.env))
+            taken = {(process.host, process.spot.port) for process in self._processes}
+            process = ServerProcess(replace(spot, deployment=server), log, self._job.env)
             self._processes.append(process)  # to be stopped whatever happens
-            if not process.start(wait_for_port, lambda: self._job.must_stop):
+            if not process.start(wait_for_port, lambda: self._job.must_stop, taken):
                 raise StopRequested
-        show(starting)
+            self.port_reason = ""
+            if process.spot.port != spot.port:
+                say(f"port {spot.port} is taken; {spot} uses {process.spot.port}")
+                self.spots[index] = replace(spot, port=process.spot.port)
+        show(f"{starting}; see {self.logs[0]}")
         if not await_ready(self._processes, self._job.task.walltime, lambda: self._job.must_stop):
             raise StopRequested
         for spot in self.spots:
@@ -129,11 +140,12 @@ class Servers:
         for process in self._processes:
             process.check()
 
-    def await_death(self) -> None:
-        """Wait two seconds for a server to die: one that refuses connections may be about to."""
-        for _ in range(8 if self._processes else 0):
-            time.sleep(POLL_SECONDS)
-            self.check()
+    def await_return(self, must_stop: Callable[[], bool]) -> bool:
+        """Wait until all servers answer again; False if the job must stop first.
+
+        Raises ServerFailed if one has died, or does not answer within the time that it has to start.
+        """
+        return await_ready(self._processes, RETURN_SECONDS, must_stop)
 
     def stop(self) -> None:
         """Stop all servers at the same time: each may take a while."""
@@ -164,7 +176,7 @@ class Spot:
     def env(self) -> dict[str, str]:
         """The variables that tell the server about its place."""
         env = {
-            "HOLDFAST_PORT": str(self.port),
+            PORT: str(self.port),
             "INSTANCE_ID": str(self.instance),
             "INSTANCE_RANK": "0",
             "NUM_INSTANCES": str(self.deployment.instances),
@@ -251,7 +263,8 @@ class ServerProcess:
     job ends, in whatever way.
     """
 
-    def __init__(self, spot: Spot, log: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, spot: Spot, log: Path, env: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
+        """`env` makes an environment of the server's variables."""
         self.spot = spot
         self.log = log
         self._env = env
@@ -259,34 +272,28 @@ class ServerProcess:
         self._pipe: int | None = None
         self._reserved: socket.socket | None = None
 
-    def start(self, notify: Callable[[str], None], must_stop: Callable[[], bool]) -> bool:
+    @property
+    def host(self) -> str:
+        """The address of the server as seen from here."""
+        return "127.0.0.1" if self.spot.near else self.spot.nodes[0].address
+
+    def start(
+        self,
+        notify: Callable[[str], None],
+        must_stop: Callable[[], bool],
+        taken: Collection[tuple[str, int]] = (),
+    ) -> bool:
         """Start the server; False if the job must stop before the port is free.
 
-        Another server on the port would be measured instead. So a port of this node is reserved first: jobs of
-        Holdfast wait for each other. A port that another program uses is an error.
+        Another server on the port would be measured instead. So a port of this node is reserved first. Where it is
+        not free, a server that may have any port gets the next one that is free and not in `taken`. Others wait for the
+        server of another job; a port that another program uses is an error.
         """
+        if self.spot.deployment.any_port:
+            self._take_free_port(taken)
+        elif not self._await_port(notify, must_stop):
+            return False
         spot, deployment = self.spot, self.spot.deployment
-        host = "127.0.0.1" if spot.near else spot.nodes[0].address
-        where = f"port {spot.port} of {socket.gethostname() if spot.near else host}"
-        waiting = False
-        while spot.near and (reserved := _reserve(spot.port)) is None:
-            if must_stop():
-                return False
-            if not waiting:
-                notify(f"{where} is used by the server of another job; {spot} starts when that has ended")
-                waiting = True
-            time.sleep(POLL_SECONDS)
-        self._reserved = reserved if spot.near else None
-        end = time.monotonic() + _PORT_SECONDS
-        while _listens(host, spot.port):
-            if must_stop():
-                return False
-            if time.monotonic() > end:
-                raise ServerFailed(
-                    f"{where} is taken by another process",
-                    remedy="Choose another deployment.port, or ask for whole nodes (exclusive).",
-                )
-            time.sleep(POLL_SECONDS)
         pyxis, names = bool(deployment.image) and has_pyxis(), [node.name for node in spot.nodes]
         alone = not pyxis and spot.near and len(names) == 1
         line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if alone else names)
@@ -300,11 +307,52 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**self._env, **spot.env},
+                env={**self._env(deployment.env), **spot.env},
                 start_new_session=True,
                 pass_fds=(reader,),
             )
         os.close(reader)
+        return True
+
+    def _take_free_port(self, taken: Collection[tuple[str, int]]) -> None:
+        first = self.spot.port
+        for port in range(first, min(first + _PORTS, 65536)):
+            if (self.host, port) in taken or (self.spot.near and (reserved := _reserve(port)) is None):
+                continue
+            self._reserved = reserved if self.spot.near else None
+            if not _listens(self.host, port):
+                self.spot = replace(self.spot, port=port, deployment=self.spot.deployment.on_port(port))
+                return
+            self._release_port()
+        raise ServerFailed(f"none of the ports {first} to {first + _PORTS - 1} of {self.host} is free for {self.spot}")
+
+    def _await_port(self, notify: Callable[[str], None], must_stop: Callable[[], bool]) -> bool:
+        """Wait until the port is free; False if the job must stop first."""
+        spot = self.spot
+        where = f"port {spot.port} of {socket.gethostname() if spot.near else self.host}"
+        waiting = False
+        while spot.near and (reserved := _reserve(spot.port)) is None:
+            if must_stop():
+                return False
+            if not waiting:
+                notify(
+                    f"{where} is used by the server of another job; {spot} starts when that has ended. With --port "
+                    f"${PORT} in its command it would start at once, at another port"
+                )
+                waiting = True
+            time.sleep(POLL_SECONDS)
+        self._reserved = reserved if spot.near else None
+        end = time.monotonic() + _PORT_SECONDS
+        while _listens(self.host, spot.port):
+            if must_stop():
+                return False
+            if time.monotonic() > end:
+                raise ServerFailed(
+                    f"{where} is taken by another process",
+                    remedy=f"Use ${PORT} in the command, choose another deployment.port, or ask for whole nodes "
+                    "(exclusive).",
+                )
+            time.sleep(POLL_SECONDS)
         return True
 
     @property
@@ -334,6 +382,9 @@ class ServerProcess:
         """Stop the process group: SIGTERM, then SIGKILL."""
         if self._process is not None:
             self._end(self._process)
+        self._release_port()
+
+    def _release_port(self) -> None:
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None

@@ -6,15 +6,18 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from holdfast.cluster.job.context import say
-from holdfast.cluster.remote.chain import Chain
+from holdfast.cluster.remote.chain import Chain, is_role
 from holdfast.cluster.remote.ledger import INTENT, Ledger, Submitter
 from holdfast.cluster.remote.slurm import Slurm
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.cluster.job.context import JobContext
     from holdfast.cluster.remote.ledger import Job
+    from holdfast.cluster.remote.slurm import JobState
 
 
 _ARRAYS: Final = 5
@@ -26,6 +29,7 @@ class QueuedJobs:
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
+        self._task = job.place.number
         ledger = Ledger(Here(pauses=(1.0, 2.0)), job.place.invocation)
         self._submitter = Submitter(Slurm(ledger.transport), ledger)
         self._chain = Chain(self._submitter, job.task.invocation, job.place)
@@ -45,7 +49,10 @@ class QueuedJobs:
         if mine is None or mine.intent.after is None:
             return None  # submitted by a user, whatever became of earlier jobs
         try:
-            cancelled = [job.id for job in jobs if job.id == mine.intent.after and self._chain.was_cancelled(job)]
+            states = self._chain.states()
+            cancelled = [
+                job.id for job in jobs if job.id == mine.intent.after and self._chain.was_cancelled(job, states)
+            ]
         except HoldfastError as error:
             say(f"cannot ask Slurm how job {mine.intent.after} ended; continuing it: {error}")
             return None
@@ -62,27 +69,28 @@ class QueuedJobs:
             return False
         try:
             self._submitter.reconcile()
-            self._successor = self._queued_successor()
+            states = self._chain.states()  # one question for all: every running job asks it every minute
+            self._successor = self._queued_successor(states)
             if self._job.task.workers > 1:
-                self._ensure_workers()
+                self._ensure_workers([state for state in states if is_role(state.name, self._task, "workers")])
         except HoldfastError as error:
             say(f"cannot queue the jobs that follow this one, trying again later: {error}")
         return self._successor is not None
 
-    def _queued_successor(self) -> Job | None:
-        live = {state.id for state in self._chain.live("main")} - {self._job.id}
+    def _queued_successor(self, states: Sequence[JobState]) -> Job | None:
+        live = {state.id for state in states if state.active and is_role(state.name, self._task, "main")}
+        live -= {self._job.id}
         jobs = self._chain.known("main")
         later = [job for job in jobs if job.id in live]
         if later:
             return later[-1]
         earlier = [job for job in jobs if job.intent.after == self._job.id and job.id is not None]
-        if earlier and self._chain.was_cancelled(earlier[-1]):
+        if earlier and self._chain.was_cancelled(earlier[-1], states):
             self._report_once(f"job {earlier[-1].id}, which would continue this one, was cancelled; queueing no other")
             return None
         return self._chain.submit_main(after=self._job.id)
 
-    def _ensure_workers(self) -> None:
-        states = self._chain.states("workers")
+    def _ensure_workers(self, states: Sequence[JobState]) -> None:
         if any(state.active for state in states):
             return
         newest = max((int(state.id) for state in states), default=0)

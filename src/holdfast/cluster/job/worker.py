@@ -9,22 +9,26 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.cluster.job.context import POLL_SECONDS, WorkProcess, run_hook, say
+from holdfast.cluster.job.context import FILES_SECONDS, POLL_SECONDS, WorkProcess, run_hook, say
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import EndpointFile
 from holdfast.cluster.remote.ledger import INTENT, Ledger
 from holdfast.cluster.remote.transport import Here
+from holdfast.engine.ended import Ended
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.cluster.job.context import JobContext
 
-_ASK_SECONDS: Final = 20.0
+_ASK_SECONDS: Final = 60.0
+"""how often Slurm is asked whether there is a main job"""
 _RESTARTS: Final = 5
 """how often a worker process that died is started again"""
 _PAUSE_SECONDS: Final = 5.0
-_ALONE_SECONDS: Final = 120.0
+_FINISH_SECONDS: Final = 60.0
+"""how long requests in flight may take when the main job withdraws its server, which may answer a while longer"""
+_ALONE_SECONDS: Final = 150.0
 """how long there may be no main job before none is expected"""
 
 
@@ -36,40 +40,54 @@ def run_worker(job: JobContext) -> int:
         return 0
     run_hook(job, job.task.pre_cmd, "pre_cmd")
     main_job = _MainJob(job, ledger)
-    last_serial = restarts = 0
+    last_serial = restarts = refusals = 0
     while True:
         if reason := _why_over(job, main_job):
             say(f"exiting: {reason}")
             return 0
         endpoint = read_endpoint(job)
         if endpoint is None or endpoint.serial <= last_serial:
-            time.sleep(POLL_SECONDS)
+            _rest(job, FILES_SECONDS)
             continue
         main_job.note_alive()
         last_serial = endpoint.serial
-        code = _work(job, endpoint)
+        code, ended = _work(job, endpoint)
         say(f"worked on {endpoint.run_dir}: exit code {code}")
-        if code not in (0, 1, 3) and restarts < _RESTARTS:  # killed, or another process holds the worker's lease
+        refusals = refusals + 1 if ended.away else 0
+        if refusals:  # for a while, or only from here: the main job offers other work if all have to pause
+            last_serial = 0
+            _rest(job, min(60.0, 2.0**refusals))
+        elif code not in (0, 1, 3) and restarts < _RESTARTS:  # killed, or another process holds the worker's lease
             last_serial, restarts = 0, restarts + 1
             time.sleep(_PAUSE_SECONDS)
 
 
-def _work(job: JobContext, endpoint: EndpointFile) -> int:
-    """Work for as long as the main job offers this work, and return the exit code."""
+def _rest(job: JobContext, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not job.must_stop:
+        time.sleep(POLL_SECONDS)
+
+
+def _work(job: JobContext, endpoint: EndpointFile) -> tuple[int, Ended]:
+    """Work for as long as the main job offers this work; return the exit code, and how the work ended."""
     local = seen_from_here(endpoint)
     process = WorkProcess(job, endpoint.run_dir, f"w{job.index}", local.base_urls, local.env)
+    looked = time.monotonic()
     while process.exit_code is None:
         time.sleep(POLL_SECONDS)
         if job.must_stop:
-            return process.drain()
+            return process.drain(finish=job.finish_seconds), Ended()
+        if time.monotonic() - looked < FILES_SECONDS:
+            continue
+        looked = time.monotonic()
         offered = read_endpoint(job)
         # The server is gone, or another one. If the model is elsewhere, work continues without the main job.
         serves = endpoint.base_urls or endpoint.env
         if serves and (offered is None or offered.serial != endpoint.serial):
-            return process.drain()
+            return process.drain(finish=_FINISH_SECONDS), Ended()
     if (ended := process.ended).kind:
         say(f"{ended.message}")
-    return process.exit_code
+    return process.exit_code, ended
 
 
 def seen_from_here(endpoint: EndpointFile) -> EndpointFile:
@@ -95,11 +113,9 @@ def read_endpoint(job: JobContext) -> EndpointFile | None:
 
 def _why_over(job: JobContext, main_job: _MainJob) -> str | None:
     """Return why there is nothing more to do, or None."""
-    if job.kill_requested:
-        return "stopped by `holdfast kill`"
     if job.must_stop:
-        return f"signal {job.signal}"
-    state = layout.read_state(Here(pauses=()), job.place) if Path(job.place.state).exists() else layout.State()
+        return "stopped by `holdfast kill`" if job.signal is None else f"signal {job.signal}"
+    state = layout.read_state(Here(pauses=()), job.place)
     if state.phase in layout.OVER:
         return f"the run is {state.phase}"
     return "the main job is gone" if main_job.is_gone() else None
@@ -126,9 +142,8 @@ class _MainJob:
         if now - self._asked > _ASK_SECONDS:
             self._asked = now
             try:
-                if active_main_jobs(
-                    self._job.executor, self._ledger, self._job.task.invocation, self._job.place.number
-                ):
+                active = active_main_jobs(self._job.executor, self._ledger, self._job.task.invocation)
+                if self._job.place.number in active:
                     self._alive = now
             except HoldfastError as error:
                 say(f"cannot ask for the main job: {error}")

@@ -11,6 +11,7 @@
 `install`     installs this version of Holdfast there, once
 `bundle`      copies the user's files there, once
 `images`      converts Docker images into .sqsh files
+`turn`        lets one process at a time submit
 `submit`      starts and resumes an invocation
 `preview`     shows what a launch would find and do
 `local`       the `local` executor: processes on this machine

@@ -79,10 +79,6 @@ class Bundle:
     """bytes by name"""
     left_out: tuple[LeftOut, ...] = ()
 
-    def send(self, transport: Transport, base: str) -> str:
-        """Put the files on the cluster, unless they are there."""
-        return transport.put(self.files, f"{base}/holdfast/bundles")
-
     def lines(self) -> Iterator[str]:
         """Describe what is sent and what is not, for people."""
         count = "1 file" if len(self.sizes) == 1 else f"{len(self.sizes):,} files"
@@ -133,6 +129,11 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
         content = msgspec.json.encode(spec.document.data)
         files[name], sizes[name] = SourceFile(content, 0o644), len(content)
     return Bundle(files, name, absolute, translated, sizes, tuple(left_out))
+
+
+def send_bundles(bundles: Sequence[Bundle], transport: Transport, base: str) -> list[str]:
+    """Put the files of bundles on the cluster, unless they are there, and return their folders."""
+    return transport.put_all([bundle.files for bundle in bundles], f"{base}/holdfast/bundles")
 
 
 def _named(spec: Eval, eval_file: Path, folder: Path) -> set[Path]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from holdfast.cluster.remote.executor import Executor
-from holdfast.cluster.remote.ledger import Ledger, Submitter
+from holdfast.cluster.remote.ledger import JobScript, Ledger, Submitter
 from holdfast.cluster.remote.scripts import comment_of, sbatch_options
 from holdfast.cluster.remote.slurm import JobName, Slurm
 
@@ -49,42 +50,48 @@ class Chain:
 
     def _submit(self, role: str, script: str, options: list[str], after: str | None = None) -> Job:
         text = self.submitter.ledger.transport.read(script)
-        number = len(self.known(role)) + 1
-        name = JobName(self.invocation, self.place.number, role if number == 1 else f"{role}-{number}")
+        name = _numbered(self.invocation, self.place.number, role, len(self.known(role)) + 1)
         return self.submitter.submit(name, text, options=options, comment=comment_of(text), after=after)
 
     def known(self, role: str) -> list[Job]:
         """Return all jobs of a role that were ever intended."""
-        return [job for job in self.submitter.ledger.jobs() if self._is(job.intent.name, role)]
+        return [job for job in self.submitter.ledger.jobs() if is_role(job.intent.name, self.place.number, role)]
 
-    def states(self, role: str) -> list[JobState]:
-        """Return the jobs of a role that Slurm lists: active ones, and those that ended a few minutes ago."""
+    def states(self) -> list[JobState]:
+        """Return the jobs of the task that Slurm lists: active ones, and those that ended a few minutes ago."""
         jobs = self.submitter.slurm.jobs(invocation=self.invocation)
-        return [job for job in jobs if self._is(job.name, role)]
+        return [job for job in jobs if (name := JobName.parse(job.name)) and name.task == self.place.number]
 
     def live(self, role: str) -> list[JobState]:
         """Return the jobs of a role that may still run."""
-        return [job for job in self.states(role) if job.active]
+        return [job for job in self.states() if job.active and is_role(job.name, self.place.number, role)]
 
-    def was_cancelled(self, job: Job) -> bool:
-        """Return True if a user cancelled this job, as far as Slurm knows; preemption and time limits do not count."""
-        states = [state for state in self.states("main") if (state.name, state.id) == (job.intent.name, job.id)]
+    def was_cancelled(self, job: Job, listed: Sequence[JobState]) -> bool:
+        """Return True if a user cancelled this job, as far as Slurm knows; preemption and time limits do not count.
+
+        `listed` are the jobs that Slurm lists, as by `states`.
+        """
+        states = [state for state in listed if (state.name, state.id) == (job.intent.name, job.id)]
         if not states:
             accounted = self.submitter.slurm.query_accounting([job.intent.name], since=job.intent.time) or []
             states = [state for state in accounted if state.id == job.id]
         return any(state.state == "cancelled" for state in states)
-
-    def _is(self, name: str, role: str) -> bool:
-        parsed = JobName.parse(name)
-        if parsed is None or (parsed.invocation, parsed.task) != (self.invocation, self.place.number):
-            return False
-        return re.fullmatch(rf"{role}(-\d+)?", parsed.role) is not None
 
     def cancel(self, job: JobState | Job) -> None:
         """Cancel a job."""
         name = job.intent.name if hasattr(job, "intent") else job.name
         if job.id is not None:
             self.submitter.slurm.cancel(ids={job.id: name})
+
+
+def is_role(name: str, task: int, role: str) -> bool:
+    """Return True for the name of a job of this task and role; it may be a later one, such as `main-2`."""
+    parsed = JobName.parse(name)
+    return parsed is not None and parsed.task == task and re.fullmatch(rf"{role}(-\d+)?", parsed.role) is not None
+
+
+def _numbered(invocation: str, task: int, role: str, number: int) -> JobName:
+    return JobName(invocation, task, role if number == 1 else f"{role}-{number}")
 
 
 class SlurmExecutor(Executor):
@@ -100,10 +107,27 @@ class SlurmExecutor(Executor):
         return sbatch_options(execution, env, nodes=nodes, serves=serves)
 
     def start(self, ledger: Ledger, task: TaskFile, place: TaskFolder) -> list[Job]:
-        """Queue the workers, then the main job, which would queue workers itself if it started and found none."""
-        chain = Chain(Submitter(Slurm(ledger.transport), ledger), task.invocation, place)
-        workers = [chain.submit_workers()] if task.workers > 1 and not chain.live("workers") else []
-        return [*workers, chain.submit_main()]
+        """Queue the jobs of one task."""
+        return self.start_all(ledger, [(task, place)])
+
+    def start_all(self, ledger: Ledger, tasks: Sequence[tuple[TaskFile, TaskFolder]]) -> list[Job]:
+        """Queue the workers of each task, then its main job, which would queue workers if it found none."""
+        if not tasks:
+            return []
+        slurm, known = Slurm(ledger.transport), ledger.jobs()
+        states = slurm.jobs(invocation=tasks[0][0].invocation)
+        _, files = ledger.transport.read_tree(ledger.directory, ("job.sh", "worker.sh"))
+        scripts = []
+        for task, place in tasks:
+            live = [state for state in states if state.active and is_role(state.name, place.number, "workers")]
+            for role, path in (("workers", place.worker_script), ("main", place.script)):
+                if role == "workers" and (task.workers == 1 or live):
+                    continue
+                text = files[str(PurePosixPath(path).relative_to(place.invocation))]
+                earlier = sum(is_role(job.intent.name, place.number, role) for job in known)
+                name = _numbered(task.invocation, place.number, role, earlier + 1)
+                scripts.append(JobScript(name, path, text, comment_of(text)))
+        return Submitter(slurm, ledger).submit_all(scripts)
 
     def states(
         self, transport: Transport, invocation: str, jobs: Sequence[Job], *, mine: bool = True, history: bool = False

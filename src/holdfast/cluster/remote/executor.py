@@ -37,6 +37,10 @@ class Executor(ExecutorRules, Protocol):
     def start(self, ledger: Ledger, task: TaskFile, place: TaskFolder) -> list[Job]:
         """Start the jobs of a task that has no active main job, and record them in the ledger."""
 
+    def start_all(self, ledger: Ledger, tasks: Sequence[tuple[TaskFile, TaskFolder]]) -> list[Job]:
+        """Start the jobs of several tasks, as `start` does."""
+        return [job for task, place in tasks for job in self.start(ledger, task, place)]
+
     @abstractmethod
     def states(
         self, transport: Transport, invocation: str, jobs: Sequence[Job], *, mine: bool = True, history: bool = False
@@ -65,11 +69,19 @@ def find_executor(name: str) -> Executor:
     return cast("Executor", load_executor(name))
 
 
-def active_main_jobs(executor: Executor, ledger: Ledger, invocation: str, task: int) -> list[JobState]:
-    """Return the main jobs of a task that are running, or may run."""
-    states = executor.states(ledger.transport, invocation, ledger.jobs())
-    names = [(state, JobName.parse(state.name)) for state in states if state.active]
-    return [state for state, name in names if name is not None and name.task == task and name.role.startswith("main")]
+def active_main_jobs(executor: Executor, ledger: Ledger, invocation: str) -> dict[int, list[JobState]]:
+    """Return the main jobs that are running, or may run, by their tasks."""
+    return select_main_jobs(executor.states(ledger.transport, invocation, ledger.jobs()))
+
+
+def select_main_jobs(states: Sequence[JobState]) -> dict[int, list[JobState]]:
+    """Return those of the jobs that are active main jobs, by their tasks."""
+    active: dict[int, list[JobState]] = {}
+    for state in states:
+        name = JobName.parse(state.name)
+        if state.active and name is not None and name.role.startswith("main"):
+            active.setdefault(name.task, []).append(state)
+    return active
 
 
 def job_command(task: TaskFile, place: TaskFolder, role: str = "main") -> list[str]:

@@ -5,6 +5,7 @@
         secrets.env                    mode 0600; values of variables, by their names on the submitting machine
         jobs-*.jsonl                   see `ledger`
         stop                           present: no job continues
+        submitting/                    present: a process submits jobs, see `turn`
         <n>/                           a task
             task.json                  `TaskFile`: everything that its jobs need to know
             job.sh, worker.sh          the batch scripts
@@ -33,7 +34,7 @@ from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from holdfast.cluster.remote.transport import Transport
 
@@ -225,9 +226,9 @@ def write_stop(transport: Transport, directory: str, why: str) -> None:
     transport.append(f"{directory.rstrip('/')}/stop", f"{time.time():.0f} {why}\n".encode())
 
 
-def remove_stop(transport: Transport, directory: str) -> None:
-    """Let a stopped invocation or task continue."""
-    transport.check(["rm", "-f", "--", f"{directory.rstrip('/')}/stop"])
+def remove_stops(transport: Transport, directories: Iterable[str]) -> None:
+    """Let stopped invocations or tasks continue."""
+    transport.check(["rm", "-f", "--", *(f"{directory.rstrip('/')}/stop" for directory in directories)])
 
 
 def write_state(place: TaskFolder, state: State) -> None:

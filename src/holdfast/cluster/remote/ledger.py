@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.canonical import digest_bytes
+from holdfast.cluster.remote.slurm import Submission
 from holdfast.errors import ClusterError
 from holdfast.store.lines import is_sound, seal
 from holdfast.store.processes import is_running, start_token
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 INTENT: Final = "HOLDFAST_INTENT"
 """the environment variable that holds the intent of a job"""
 NOT_FOUND: Final = "no such job was found"
+_AT_ONCE: Final = 200
+"""jobs that are submitted in one round trip"""
 DOUBT_SECONDS: Final = 120.0
 """how long a process that may be alive has to submit an intended job, before others may disown it"""
 
@@ -115,6 +118,16 @@ def fold(records: Sequence[Record]) -> list[Job]:
     return sorted(jobs.values(), key=lambda job: job.intent.time)
 
 
+def read_records(data: bytes) -> list[Record]:
+    """Return the records in lines of a ledger. Torn and damaged lines do not count."""
+    return [msgspec.json.decode(line, type=Record) for line in data.split(b"\n") if is_sound(line)]
+
+
+def jobs_in(files: Mapping[str, bytes]) -> list[Job]:
+    """Return the jobs that the files of an invocation record, given by name."""
+    return fold([record for name, data in files.items() if name.startswith("jobs-") for record in read_records(data)])
+
+
 class Reconciled(NamedTuple):
     """The intents without an answer, by what became of them."""
 
@@ -146,16 +159,30 @@ class Ledger:
         """Return the records of all writers. Torn and damaged lines do not count."""
         # The echo ends a torn last line.
         script = 'for file in "$1"/jobs-*.jsonl; do test -e "$file" || exit 0; cat -- "$file" || exit; echo; done'
-        lines = self.transport.check(["sh", "-c", script, "sh", self.directory]).stdout
-        return [msgspec.json.decode(line, type=Record) for line in lines.split(b"\n") if is_sound(line)]
+        return read_records(self.transport.check(["sh", "-c", script, "sh", self.directory]).stdout)
 
     def jobs(self) -> list[Job]:
         """Return every job that was intended."""
         return fold(self.records())
 
+    def disowned(self) -> set[str]:
+        """Return the intents that were disowned."""
+        return {record.intent for record in self.records() if isinstance(record, Disowned)}
+
     def is_disowned(self, intent: str) -> bool:
         """Return True if an intent was disowned. A job asks this at its start, and ends if so."""
-        return any(isinstance(record, Disowned) and record.intent == intent for record in self.records())
+        return intent in self.disowned()
+
+
+class JobScript(NamedTuple):
+    """A script that lies on the cluster, and the job that it is for."""
+
+    name: JobName
+    path: str
+    text: bytes
+    comment: str = ""
+    """follows the intent in the job's comment"""
+    options: Sequence[str] = ()
 
 
 class Submitter:
@@ -181,16 +208,7 @@ class Submitter:
 
         ClusterError: Slurm refused the job, which is recorded. Unreachable: unknown; `reconcile` finds out.
         """
-        intent = Intent(
-            intent=secrets.token_hex(8),
-            name=str(name),
-            script=digest_bytes(script),
-            time=time.time(),
-            host=os.uname().nodename,
-            pid=os.getpid(),
-            after=after,
-            start=start_token(os.getpid()),
-        )
+        intent = _new_intent(str(name), script, after)
         self.ledger.write(intent)
         try:
             job = self.slurm.submit(
@@ -204,12 +222,59 @@ class Submitter:
             self.ledger.write(Disowned(intent.intent, time.time(), error.message))
             raise
         self.ledger.write(Submitted(intent.intent, job, time.time()))
-        if self.ledger.is_disowned(intent.intent):  # too slow: another process has disowned it, and its own job counts
-            self.slurm.cancel(ids={job: intent.name})
+        submitted = Job(intent, job)
+        self._cancel_disowned([submitted])
+        return submitted
+
+    def submit_all(self, scripts: Sequence[JobScript]) -> list[Job]:
+        """Submit scripts in few round trips, however many they are.
+
+        ClusterError: Slurm refused one, which is recorded; those before it are submitted, those after it are not.
+        Unreachable: unknown from there on; `reconcile` finds out.
+        """
+        submitted: list[Job] = []
+        for first in range(0, len(scripts), _AT_ONCE):
+            batch = scripts[first : first + _AT_ONCE]
+            intents = [_new_intent(str(script.name), script.text, None) for script in batch]
+            self.ledger.write(*intents)
+            submissions = [
+                Submission(
+                    intent.name,
+                    f"{intent.intent} {script.comment}".rstrip(),
+                    script.path,
+                    script.options,
+                    {INTENT: intent.intent},
+                )
+                for intent, script in zip(intents, batch, strict=True)
+            ]
+            ids, error = self.slurm.submit_all(submissions)
+            now = time.time()
+            records: list[Record] = [
+                Submitted(intent.intent, job, now) for intent, job in zip(intents, ids, strict=False)
+            ]
+            if isinstance(error, ClusterError):
+                refused, *skipped = intents[len(ids) :]
+                records.append(Disowned(refused.intent, now, error.message))
+                records += [Disowned(intent.intent, now, NOT_FOUND) for intent in skipped]
+            self.ledger.write(*records)
+            submitted += [Job(intent, job) for intent, job in zip(intents, ids, strict=False)]
+            if error is not None:
+                raise error
+        self._cancel_disowned(submitted)
+        return submitted
+
+    def _cancel_disowned(self, jobs: Sequence[Job]) -> None:
+        """Cancel jobs that another process has disowned meanwhile, since its own jobs count: this one was too slow."""
+        if not jobs:
+            return
+        disowned = self.ledger.disowned()
+        late = {job.id: job.intent.name for job in jobs if job.id is not None and job.intent.intent in disowned}
+        if late:
+            self.slurm.cancel(ids=late)
+            names = ", ".join(late.values())
             raise ClusterError(
-                f"job {job} was cancelled: another process has taken over the submission of {intent.name}"
+                f"job {', '.join(late)} was cancelled: another process has taken over the submission of {names}"
             )
-        return Job(intent, job)
 
     def reconcile(self, *, doubt: float = DOUBT_SECONDS) -> Reconciled:
         """Find out what became of every intent that has no answer.
@@ -252,6 +317,19 @@ class Submitter:
                 self.ledger.write(Submitted(job.intent.intent, matches[0].id, time.time(), adopted=True))
                 adopted.append(msgspec.structs.replace(job, id=matches[0].id, disowned=None))
         return adopted
+
+
+def _new_intent(name: str, script: bytes, after: str | None) -> Intent:
+    return Intent(
+        intent=secrets.token_hex(8),
+        name=name,
+        script=digest_bytes(script),
+        time=time.time(),
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        after=after,
+        start=start_token(os.getpid()),
+    )
 
 
 def _may_submit(intent: Intent, doubt: float) -> bool:

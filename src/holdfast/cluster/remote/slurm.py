@@ -13,11 +13,13 @@ A controller that does not answer is `Unreachable`: that is neither "no jobs" no
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
+from holdfast.cluster.remote.transport import TIMEOUT
 from holdfast.errors import ClusterError, Unreachable
 
 if TYPE_CHECKING:
@@ -146,10 +148,6 @@ class JobState(msgspec.Struct, frozen=True):
     """seconds since the epoch; for a pending job the planned start, if Slurm knows it"""
     elapsed: float | None = None
     """seconds"""
-    exit_code: int | None = None
-    """of a finished job, if known"""
-    signal: int | None = None
-    """the signal that ended it"""
 
     @property
     def handle(self) -> str:
@@ -184,6 +182,27 @@ class JobName(NamedTuple):
         return None if match is None else cls(match[1], int(match[2]), match[3])
 
 
+class Submission(NamedTuple):
+    """A script of the cluster that is to be submitted."""
+
+    name: str
+    comment: str
+    script: str
+    """its path; empty for one on standard input"""
+    options: Sequence[str]
+    env: Mapping[str, str]
+
+    @property
+    def argv(self) -> list[str]:
+        """The command that submits it."""
+        return [
+            *("env", *(f"{key}={value}" for key, value in self.env.items())),
+            *("sbatch", "--parsable", *self.options, f"--job-name={self.name}", f"--comment={self.comment}"),
+            *((self.script,) if self.script else ()),
+        ]
+
+
+_NEXT: Final = "=== next job ==="
 _SEPARATOR: Final = "\x1f"
 _FIELDS: Final = ("%F", "%K", "%j", "%k", "%u", "%T", "%r", "%N", "%P", "%V", "%S", "%M")
 # Users' own settings must neither hide jobs nor change the format of times.
@@ -193,6 +212,7 @@ _PLAIN: Final = (
     *(f"-u{name}" for name in ("SQUEUE_PARTITION", "SQUEUE_QOS", "SQUEUE_STATES", "SQUEUE_USERS", "SQUEUE_SORT")),
     "SLURM_TIME_FORMAT=%s",
 )
+_IS_OVER: Final = re.compile(r"Invalid job id|already completing|has finished")
 _UNREACHABLE: Final = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out|Communication"
     r"|Zero Bytes were transmitted|Transport endpoint|not responding|Unable to establish|Protocol authentication"
@@ -222,19 +242,37 @@ class Slurm:
         The script gets `env`, unless the options forbid it, and everybody sees it in the process list.
         """
         completed = self.transport.run(
-            [
-                *("env", *(f"{key}={value}" for key, value in (env or {}).items())),
-                *("sbatch", "--parsable", *options, f"--job-name={name}", f"--comment={comment}"),
-                *(() if isinstance(script, bytes) else (script,)),
-            ],
+            Submission(name, comment, "" if isinstance(script, bytes) else script, options, env or {}).argv,
             input=script if isinstance(script, bytes) else b"",
             once=True,
         )
         self._check(completed, "sbatch")
-        output = completed.text.strip()
-        job = re.search(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
+        return self._read_id(completed.text)
+
+    def submit_all(self, submissions: Sequence[Submission]) -> tuple[list[str], ClusterError | Unreachable | None]:
+        """Submit scripts of the cluster in one round trip until one fails; return the ids, and the failure.
+
+        After ClusterError the next job was refused, and those after it were not tried. After Unreachable it is unknown
+        which of the others were submitted.
+        """
+        # A line before each sbatch ends the script if nobody reads it any more: then at most one job is in transit.
+        lines = [f"echo '{_NEXT}'\n{shlex.join(submission.argv)} </dev/null || exit\n" for submission in submissions]
+        ids: list[str] = []
+        try:
+            completed = self.transport.run(
+                ["sh"], input="".join(lines).encode(), timeout=TIMEOUT + 10 * len(lines), once=True
+            )
+            outputs = completed.text.split(f"{_NEXT}\n")[1:]
+            ids.extend(map(self._read_id, outputs if completed.code == 0 else outputs[:-1]))
+            self._check(completed, "sbatch")
+        except (ClusterError, Unreachable) as error:
+            return ids, error
+        return ids, None
+
+    def _read_id(self, output: str) -> str:
+        job = re.search(r"^(\d+)(?:;\S+)?$", output.strip(), re.MULTILINE)
         if job is None:
-            raise Unreachable(f"{self.transport.host}: sbatch succeeded, but named no job: {output!r}")
+            raise Unreachable(f"{self.transport.host}: sbatch succeeded, but named no job: {output.strip()!r}")
         return job[1]
 
     def jobs(
@@ -257,24 +295,7 @@ class Slurm:
             jobs = [job for job in jobs if job.name.startswith(f"hf-{invocation}.")]
         if names is not None:
             jobs = [job for job in jobs if job.name in names]  # a name with a comma would have asked for more
-        return self._with_exit_codes(jobs)
-
-    def _with_exit_codes(self, jobs: list[JobState]) -> list[JobState]:
-        """Add exit codes to finished jobs, which versions of `squeue` write differently."""
-        ids = sorted({job.id for job in jobs if not job.active})
-        if not ids:
-            return jobs
-        script = 'for id; do scontrol --oneliner show job "$id"; done 2>/dev/null; true'
-        shown = self.transport.run(["sh", "-c", script, "sh", *ids]).text
-        codes = dict(filter(None, map(read_exit_code, shown.splitlines())))
-        return [
-            job
-            if job.active or (job.name, job.handle) not in codes
-            else msgspec.structs.replace(
-                job, exit_code=codes[job.name, job.handle][0], signal=codes[job.name, job.handle][1] or None
-            )
-            for job in jobs
-        ]
+        return jobs
 
     def query_accounting(self, names: Collection[str], *, since: float) -> list[JobState] | None:
         """List the jobs of these names with `sacct`, also long after their end; None without accounting.
@@ -286,7 +307,7 @@ class Slurm:
         argv = [
             *(*_PLAIN, "sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations"),
             *(f"--name={','.join(names)}", f"--starttime=now-{max(0, int(time.time() - since)) + 3600}seconds"),
-            "--format=JobID,JobName,Comment,User,State,NodeList,Partition,Submit,Start,ElapsedRaw,ExitCode",
+            "--format=JobID,JobName,Comment,User,State,NodeList,Partition,Submit,Start,ElapsedRaw",
         ]
         listing = self.transport.run(argv)
         if listing.code == 127 or "accounting storage is disabled" in listing.stderr:
@@ -300,16 +321,18 @@ class Slurm:
 
         Slurm itself compares id and name, so a reused id is left alone. Jobs that have ended are no error.
         """
-        requests: list[tuple[str, list[str]]] = [(name, []) for name in names]
-        requests += [(name, [handle]) for handle, name in (ids or {}).items()]
-        for name, handles in requests:
-            if JobName.parse(name) is None:
-                raise ValueError(f"not a job of ours: {name!r}")  # an empty name would mean every job
-            completed = self.transport.run(["scancel", "--me", f"--name={name}", "--", *handles])
-            if completed.code != 0 and not re.search(
-                r"Invalid job id|already completing|has finished", completed.stderr
-            ):
-                self._check(completed, "scancel")
+        handles: dict[str, list[str]] = {name: [] for name in names}
+        for handle, name in (ids or {}).items():
+            handles.setdefault(name, []).append(handle)
+        if wrong := [name for name in handles if JobName.parse(name) is None]:
+            raise ValueError(f"not a job of ours: {wrong[0]!r}")  # an empty name would mean every job
+        # In this order: see `kill`. One that fails must not keep the others from being cancelled.
+        lines = [shlex.join(["scancel", "--me", f"--name={name}", "--", *own]) for name, own in handles.items()]
+        script = "".join(f"{line} </dev/null || code=$?\n" for line in lines)
+        completed = self.transport.run(["sh"], input=f"code=0\n{script}exit $code\n".encode())
+        errors = [line for line in completed.stderr.splitlines() if not _IS_OVER.search(line)]
+        if completed.code != 0 and (errors or completed.code == 127):
+            self._check(completed._replace(stderr="\n".join(errors)), "scancel")
 
     def _check(self, completed: Completed, program: str) -> Completed:
         if completed.code == 0:
@@ -356,43 +379,26 @@ def read_squeue(line: str) -> JobState | None:
 def read_sacct(line: str) -> JobState | None:
     """Parse a line of `sacct`; None for anything else, and for members of an array that have not started."""
     parts = line.split(_SEPARATOR)
-    if len(parts) != 11:
+    if len(parts) != 10:
         return None
-    handle, name, comment, user, raw_state, nodes, partition, submitted, start, elapsed, ended = parts
+    handle, name, comment, user, raw_state, nodes, partition, submitted, start, elapsed = parts
     ids = re.fullmatch(r"(\d+)(?:_(\d+))?", handle)
     if ids is None:
         return None
-    state = read_state(raw_state)
-    code, _, signal = ended.partition(":")
-    over = state not in ACTIVE
     return JobState(
         id=ids[1],
         task=None if ids[2] is None else int(ids[2]),
         name=name,
         comment=comment,
         user=user,
-        state=state,
+        state=read_state(raw_state),
         raw_state=raw_state,
         nodes="" if nodes == "None assigned" else nodes,
         partition=partition,
         submitted=_time(submitted),
         start=_time(start),
         elapsed=float(elapsed) if elapsed.isdigit() else None,
-        exit_code=int(code) if over and code.isdigit() else None,
-        signal=(int(signal) or None) if over and signal.isdigit() else None,
     )
-
-
-def read_exit_code(line: str) -> tuple[tuple[str, str], tuple[int, int]] | None:
-    """Parse name and handle, exit code and signal from a line of `scontrol --oneliner show job`."""
-    job = re.search(r"(?:^JobId=\d+ ArrayJobId=|^JobId=)(\d+)", line)
-    task = re.search(r" ArrayTaskId=(\d+) ", line)
-    name = re.search(r" JobName=(\S+)", line)
-    code = re.search(r" ExitCode=(\d+):(\d+)", line)
-    if job is None or name is None or code is None:
-        return None
-    handle = job[1] if task is None else f"{job[1]}_{task[1]}"
-    return (name[1], handle), (int(code[1]), int(code[2]))
 
 
 def read_state(text: str) -> State:

@@ -11,33 +11,37 @@ import socket
 import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 import holdfast
+from holdfast.cluster.config.launch import TaskFile
 from holdfast.cluster.config.provenance import DEFAULT
 from holdfast.cluster.config.variables import check_environment, host_value
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.bundle import collect, copies_in
-from holdfast.cluster.remote.executor import active_main_jobs, find_executor
+from holdfast.cluster.remote.bundle import collect, copies_in, send_bundles
+from holdfast.cluster.remote.executor import find_executor, select_main_jobs
 from holdfast.cluster.remote.images import ensure_image, import_options
 from holdfast.cluster.remote.install import ensure_python, needed_extras
 from holdfast.cluster.remote.invocation import InvocationFile, State, TaskFolder
-from holdfast.cluster.remote.ledger import Ledger, fold
+from holdfast.cluster.remote.ledger import Ledger, fold, jobs_in
 from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.cluster.remote.scripts import main_script, worker_script
 from holdfast.cluster.remote.slurm import Slurm
 from holdfast.cluster.remote.transport import SourceFile, Ssh, Transport, connect
+from holdfast.cluster.remote.turn import hold_turn
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.durable import slug
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from holdfast.cluster.config.launch import Launch, Server, TaskFile
+    from holdfast.cluster.config.launch import Launch, Server
     from holdfast.cluster.config.tasks import Task
+    from holdfast.cluster.remote.bundle import Bundle
     from holdfast.cluster.remote.ledger import Job, Record
 
 
@@ -69,10 +73,7 @@ def submit(
         say("note: --force-squash: no image is imported, because no server is started in a container")
     number = new_invocation()
     directory = f"{base}/holdfast/{number}"
-    tasks = []
-    for index, task in enumerate(launch.tasks):
-        place = TaskFolder(directory, index)
-        tasks.append((place, _send_task(launch, task, place, number, python, images, transport, base)))
+    tasks = _send_tasks(launch, directory, number, python, images, transport, base)
     invocation_file = _invocation_file(launch, number, base)
     _put_invocation(transport, directory, invocation_file, tasks, _secrets(launch, environ))
     over_ssh = isinstance(transport, Ssh)
@@ -135,43 +136,53 @@ def start_jobs(
     *,
     tasks: Iterable[int] | None = None,
     mirror: Callable[[Sequence[Record]], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Job]:
     """Start the tasks (all, if none is named) that are not done and have no active main job, from the files alone.
 
-    Submissions without an answer are settled first. ClusterError while another process may still be submitting.
+    Of several processes that do so at once, the second waits for the first, and finds its jobs. Submissions without
+    an answer are settled first. ClusterError while another process may still be submitting.
     """
-    invocation = _read_invocation(transport, directory)
+    if not transport.exists(layout.invocation_path(directory)):
+        raise UsageError(f"{transport.host}: {directory} is not an invocation: it has no invocation.json")
+    with hold_turn(transport, directory, say):
+        return _start_jobs(transport, directory, tasks, mirror)
+
+
+def _start_jobs(
+    transport: Transport,
+    directory: str,
+    tasks: Iterable[int] | None,
+    mirror: Callable[[Sequence[Record]], None] | None,
+) -> list[Job]:
+    _, files = transport.read_tree(directory, ("invocation.json", "task.json", "state.json", "jobs-*.jsonl"))
+    path = layout.invocation_path(directory)
+    invocation = layout.decode(files["invocation.json"], InvocationFile, path)
     executor = find_executor(invocation.executor)
     ledger = Ledger(transport, directory, mirror=mirror)
-    if any(job.open for job in ledger.jobs()) and (doubtful := executor.settle(ledger)):
+    jobs = jobs_in(files)
+    if any(job.open for job in jobs) and (doubtful := executor.settle(ledger)):
         processes = ", ".join(f"{job.intent.host} (pid {job.intent.pid})" for job in doubtful)
         raise ClusterError(
             f"{invocation.id}: another process may be submitting it: {processes}",
             remedy="Wait two minutes, then run the same command again.",
         )
-    started: list[Job] = []
+    active = select_main_jobs(executor.states(transport, invocation.id, jobs))
+    pending: list[tuple[TaskFile, TaskFolder]] = []
+    fresh: dict[str, bytes] = {}
     for number in range(len(invocation.tasks)) if tasks is None else tasks:
         place = TaskFolder(directory, number)
-        state = layout.read_state(transport, place)
-        if state.phase == "done" or active_main_jobs(executor, ledger, invocation.id, number):
+        content = files.get(f"{number}/state.json")
+        state = State() if content is None else layout.decode(content, State, place.state)
+        if state.phase == "done" or number in active:
             continue
-        _reset(transport, place, state)
-        started += executor.start(ledger, layout.read_task(transport, place), place)
-    return started
-
-
-def _read_invocation(transport: Transport, directory: str) -> InvocationFile:
-    try:
-        return layout.read_invocation(transport, directory)
-    except FileNotFoundError:
-        raise UsageError(f"{transport.host}: {directory} is not an invocation: it has no invocation.json") from None
-
-
-def _reset(transport: Transport, place: TaskFolder, state: State) -> None:
-    """Let a task that has ended begin again."""
-    if state.phase in layout.OVER:
-        fresh = msgspec.structs.replace(state, phase="waiting", reason="", exit_code=None, updated=time.time())
-        transport.replace_file(place.state, layout.encode(fresh))
+        if state.phase in layout.OVER:  # it begins again
+            waiting = msgspec.structs.replace(state, phase="waiting", reason="", exit_code=None, updated=time.time())
+            fresh[place.state] = layout.encode(waiting)
+        pending.append((layout.decode(files[f"{number}/task.json"], TaskFile, place.task), place))
+    if fresh:
+        transport.replace_files(fresh)
+    return executor.start_all(ledger, pending)
 
 
 _EXPAND_HOME: Final = 'case "$1" in "~"|"~/"*) set -- "$HOME${1#\\~}";; esac; '
@@ -191,6 +202,7 @@ def base_folder(launch: Launch) -> str:
 def _expand_home(launch: Launch, transport: Transport) -> Launch:
     """Expand `~` in folders on the cluster, which nothing does later."""
 
+    @cache
     def expand(path: str | None) -> str | None:
         if path is None or not path.startswith("~") or launch.executor.shares_files:
             return path
@@ -252,19 +264,37 @@ def _secrets(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _send_task(
+def _send_tasks(
+    launch: Launch,
+    directory: str,
+    invocation: str,
+    python: str,
+    images: Mapping[str, str | None],
+    transport: Transport,
+    base: str,
+) -> list[tuple[TaskFolder, TaskFile]]:
+    """Send the files of all evals, and return the tasks as their jobs get them."""
+    bundles = [collect(task.spec, task.eval_file, translated=task.translated) for task in launch.tasks]
+    folders = send_bundles(bundles, transport, base)
+    placed = []
+    for index, (task, bundle, folder) in enumerate(zip(launch.tasks, bundles, folders, strict=True)):
+        place = TaskFolder(directory, index)
+        placed.append((place, _place(launch, task, place, invocation, python, images, base, bundle, folder)))
+    return placed
+
+
+def _place(
     launch: Launch,
     task: Task,
     place: TaskFolder,
     invocation: str,
     python: str,
     images: Mapping[str, str | None],
-    transport: Transport,
     base: str,
+    bundle: Bundle,
+    folder: str,
 ) -> TaskFile:
-    """Send the files of an eval, and return the task as its jobs get it."""
-    bundle = collect(task.spec, task.eval_file, translated=task.translated)
-    folder = bundle.send(transport, base)
+    """Return a task as its jobs get it; `folder` holds its bundle."""
     runs_dir = runs_folder(launch, base)
     copies = task.spec.folder.resolve() if launch.executor.shares_files else Path(runs_dir, slug(task.spec.name))
     # An eval that was translated from another tool's file has its overrides applied already.

@@ -20,7 +20,7 @@ import tarfile
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -153,42 +153,71 @@ class Transport(ABC):
         self.check(["sh", "-c", _APPEND, "sh", path], input=data)
 
     def put(self, files: Mapping[str, SourceFile], directory: str) -> str:
-        """Put files, by their relative names, into `<directory>/<digest>`, and return that path.
+        """Put files, by their relative names, into `<directory>/<digest>`, and return that path."""
+        return self.put_all([files], directory)[0]
 
-        The digest is that of names, modes and contents, so what is there already is not sent again. The directory
+    def put_all(self, trees: Sequence[Mapping[str, SourceFile]], directory: str) -> list[str]:
+        """Put several trees of files, each into `<directory>/<digest>`, and return those paths.
+
+        The digest is that of names, modes and contents, so what is there already is not sent again. A directory
         appears with everything in it, or not at all, and no file is ever readable for more users than its mode allows.
         """
-        name = _digest(files)
-        target = f"{directory.rstrip('/')}/{name}"
-        count = len(files) + 1
-        if self._is_whole(target, count):
-            return target
-        with tempfile.TemporaryFile() as archive:
-            _pack(files, archive)
-            archive.seek(0)
-            self._receive(archive, target, count)
-        return target
+        names = [_digest(files) for files in trees]
+        root = directory.rstrip("/")
+        unique = dict(zip(names, trees, strict=True))
+        whole = self._whole(root, {name: len(files) + 1 for name, files in unique.items()})
+        missing = {name: files for name, files in unique.items() if name not in whole}
+        if missing:
+            with tempfile.TemporaryFile() as archive:
+                _pack(missing, archive)
+                archive.seek(0)
+                self._receive(archive, root, {name: len(files) + 1 for name, files in missing.items()})
+        return [f"{root}/{name}" for name in names]
 
-    def _is_whole(self, target: str, count: int) -> bool:
-        return self.run(["sh", "-c", _IS_WHOLE, "sh", target, str(count)]).code == 0
+    def _whole(self, root: str, counts: Mapping[str, int]) -> set[str]:
+        """Return the names of the trees that are there completely; `counts` has their numbers of files."""
+        listing = self.check(["sh", "-s", root], input=f"{_IS_WHOLE}\n{_calls('list', counts)}true\n".encode())
+        return set(listing.text.split()) & counts.keys()
 
-    def _receive(self, archive: BinaryIO, target: str, count: int) -> None:
-        self.check(["sh", "-c", _RECEIVE, "sh", target, str(count)], input=archive, timeout=_SEND_TIMEOUT)
+    def _receive(self, archive: BinaryIO, root: str, counts: Mapping[str, int]) -> None:
+        script = f'{_IS_WHOLE}\n{_RECEIVE}\n{_calls("place", counts)}sync -- "$1"\n'
+        self.check(["sh", "-c", script, "sh", root], input=archive, timeout=_SEND_TIMEOUT)
 
     def replace_file(self, path: str, data: bytes) -> None:
         """Replace a file in one step."""
-        script = 'umask 022; cat >"$1.new" && sync -- "$1.new" && mv -T -- "$1.new" "$1"'
-        self.check(["sh", "-c", script, "sh", path], input=data)
+        self.replace_files({path: data})
 
-    def list_files(self, folder: str, pattern: str) -> list[tuple[str, int]]:
-        """List the names and sizes of the files in a folder that match a shell pattern, the last written at the end."""
-        script = (
-            'test -d "$1" || exit 0; '
-            'find "$1" -maxdepth 1 -type f -name "$2" -printf "%T@ %s %f\\n" | LC_ALL=C sort -s -n -k 1,1'
+    def replace_files(self, contents: Mapping[str, bytes]) -> None:
+        """Replace small files, each in one step, and all in one round trip."""
+        script = "".join(
+            f"echo {b64encode(data).decode()} | base64 -d >{shlex.quote(path + '.new')}\n"
+            f"sync -- {shlex.quote(path + '.new')}\n"
+            f"mv -T -- {shlex.quote(path + '.new')} {shlex.quote(path)}\n"
+            for path, data in contents.items()
         )
-        listing = self.check(["sh", "-c", script, "sh", folder, pattern])
-        rows = (line.split(" ", 2) for line in listing.text.splitlines())
-        return [(name, int(size)) for _, size, name in rows]
+        self.check(["sh", "-s"], input=f"set -e\numask 022\n{script}".encode())
+
+    def read_parts(self, parts: Mapping[str, tuple[int, int]]) -> dict[str, bytes]:
+        """Return parts of files, given by offset and length, in one round trip. Files that are gone are empty."""
+        script = "".join(
+            f"tail -c +{offset + 1:d} -- {shlex.quote(path)} 2>/dev/null | head -c {length:d} | base64 -w 0; echo\n"
+            for path, (offset, length) in parts.items()
+        )
+        lines = self.check(["sh", "-s"], input=script.encode()).stdout.split(b"\n")
+        return {path: b64decode(line) for path, line in zip(parts, lines, strict=False)}
+
+    def list_files(self, folders: Sequence[str], pattern: str) -> dict[str, list[tuple[str, int]]]:
+        """List files that match a shell pattern: names and sizes by folder, the last written at the end."""
+        script = (
+            'pattern=$1; shift; find "$@" -maxdepth 1 -type f -name "$pattern" -printf "%T@ %s %h/%f\\n" 2>/dev/null '
+            "| LC_ALL=C sort -s -n -k 1,1"
+        )
+        listing = self.check(["sh", "-c", script, "sh", pattern, *folders])
+        files: dict[str, list[tuple[str, int]]] = {folder: [] for folder in folders}
+        for _, size, path in (line.split(" ", 2) for line in listing.text.splitlines()):
+            folder, _, name = path.rpartition("/")
+            files[folder].append((name, int(size)))
+        return files
 
     def read_tree(self, directory: str, patterns: Sequence[str]) -> tuple[bool, dict[str, bytes]]:
         """Return whether a directory is this user's, and the files in it and its subdirectories that match patterns.
@@ -226,31 +255,32 @@ true
 """
 
 # Clean-up jobs of shared file systems delete single old files: what is there counts only if it is all there.
-_IS_WHOLE: Final = 'test -f "$1/.whole" && test "$(find "$1" -type f | wc -l)" -eq "$2"'
+_IS_WHOLE: Final = """
+whole() { test -f "$1/.whole" && test "$(find "$1" -type f | wc -l)" -eq "$2"; }
+list() { if whole "$1/$2" "$3"; then echo "$2"; fi; }
+"""
 
 # `.whole` is the last file sent. A stream that broke off between two files is a sound archive for tar.
-_RECEIVE: Final = (
-    """
+_RECEIVE: Final = """
 set -e
-folder=$(dirname -- "$1")
-mkdir -p -- "$folder"
-stage=$(mktemp -d -- "$folder/.arriving-XXXXXX")
+mkdir -p -- "$1"
+stage=$(mktemp -d -- "$1/.arriving-XXXXXX")
 trap 'rm -rf -- "$stage"' EXIT
 tar -x -p -m --no-same-owner -f - -C "$stage"
-test -f "$stage/.whole"
-chmod +rx "$stage"
 find "$stage" -type f -exec sync -- {} +
-if """
-    + _IS_WHOLE
-    + """; then exit 0; fi
-test ! -e "$1" || mv -T -- "$1" "$stage.old"
-mv -T -- "$stage" "$1" || """
-    + _IS_WHOLE
-    + """
-rm -rf -- "$stage.old"
-sync -- "$folder"
+place() {
+    test -f "$stage/$2/.whole"
+    chmod +rx "$stage/$2"
+    if whole "$1/$2" "$3"; then return 0; fi
+    test ! -e "$1/$2" || mv -T -- "$1/$2" "$stage/$2.old"
+    mv -T -- "$stage/$2" "$1/$2" || whole "$1/$2" "$3"
+}
 """
-)
+
+
+def _calls(function: str, counts: Mapping[str, int]) -> str:
+    """Return the lines of a shell script that call a function for each tree."""
+    return "".join(f'{function} "$1" {name} {count:d}\n' for name, count in counts.items())
 
 
 def _digest(files: Mapping[str, SourceFile]) -> str:
@@ -267,13 +297,14 @@ def _digest(files: Mapping[str, SourceFile]) -> str:
     return digest(described).removeprefix("sha256:")
 
 
-def _pack(files: Mapping[str, SourceFile], archive: BinaryIO) -> None:
+def _pack(trees: Mapping[str, Mapping[str, SourceFile]], archive: BinaryIO) -> None:
     with tarfile.open(fileobj=archive, mode="w|", format=tarfile.GNU_FORMAT) as tar:
-        for name, file in [*sorted(files.items()), (".whole", SourceFile(b""))]:
-            info = tarfile.TarInfo(name)
-            stream, info.size, info.mode = file.open()
-            with stream:
-                tar.addfile(info, stream)
+        for tree, files in trees.items():
+            for name, file in [*sorted(files.items()), (".whole", SourceFile(b""))]:
+                info = tarfile.TarInfo(f"{tree}/{name}")
+                stream, info.size, info.mode = file.open()
+                with stream:
+                    tar.addfile(info, stream)
 
 
 class Here(Transport):
@@ -322,19 +353,31 @@ class Here(Transport):
             if is_new:
                 sync_directory(file.parent)
 
-    def replace_file(self, path: str, data: bytes) -> None:
-        """Replace a file in one step."""
-        with self._refusals(f"cannot write {path}"), replacing(Path(path)) as file:
-            file.write(data)
+    def replace_files(self, contents: Mapping[str, bytes]) -> None:
+        """Replace small files, each in one step."""
+        for path, data in contents.items():
+            with self._refusals(f"cannot write {path}"), replacing(Path(path)) as file:
+                file.write(data)
 
-    def list_files(self, folder: str, pattern: str) -> list[tuple[str, int]]:
-        """List the names and sizes of the files in a folder that match a shell pattern, the last written at the end."""
-        files = []
-        for path in Path(folder).glob(pattern):
+    def read_parts(self, parts: Mapping[str, tuple[int, int]]) -> dict[str, bytes]:
+        """Return parts of files, given by offset and length. Files that are gone are empty."""
+        contents = dict.fromkeys(parts, b"")
+        for path, (offset, length) in parts.items():
             with suppress(FileNotFoundError):
-                status = path.stat()
-                files.append((status.st_mtime_ns, path.name, status.st_size))
-        return [(name, size) for _, name, size in sorted(files)]
+                contents[path] = self.read(path, offset, length)
+        return contents
+
+    def list_files(self, folders: Sequence[str], pattern: str) -> dict[str, list[tuple[str, int]]]:
+        """List files that match a shell pattern: names and sizes by folder, the last written at the end."""
+        listing: dict[str, list[tuple[str, int]]] = {}
+        for folder in folders:
+            files = []
+            for path in Path(folder).glob(pattern):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    files.append((status.st_mtime_ns, path.name, status.st_size))
+            listing[folder] = [(name, size) for _, name, size in sorted(files)]
+        return listing
 
     def read_tree(self, directory: str, patterns: Sequence[str]) -> tuple[bool, dict[str, bytes]]:
         """Return whether a directory is this user's, and the files in it and its subdirectories that match patterns."""
@@ -352,33 +395,35 @@ class Here(Transport):
                         files[str(path.relative_to(root))] = path.read_bytes()
         return is_mine, files
 
-    def _is_whole(self, target: str, count: int) -> bool:
-        root = Path(target)
-        return (root / ".whole").is_file() and sum(path.is_file() for path in root.rglob("*")) == count
+    def _whole(self, root: str, counts: Mapping[str, int]) -> set[str]:
+        return {name for name, count in counts.items() if _is_whole(Path(root, name), count)}
 
-    def _receive(self, archive: BinaryIO, target: str, count: int) -> None:
-        folder = Path(target).parent
-        with self._refusals(f"cannot write {target}"):
+    def _receive(self, archive: BinaryIO, root: str, counts: Mapping[str, int]) -> None:
+        folder = Path(root)
+        with self._refusals(f"cannot write {root}"):
             make_directory(folder)
             stage = Path(tempfile.mkdtemp(prefix=".arriving-", dir=folder))
             try:
                 with tarfile.open(fileobj=archive) as tar:
                     for member in tar:
                         _unpack(tar, member, stage)
-                if not (stage / ".whole").is_file():
-                    raise ClusterError(f"{self.host}: {target}: the files did not arrive completely")
-                stage.chmod(0o755)
-                if Path(target).exists() and not self._is_whole(target, count):
-                    Path(target).rename(stage.with_suffix(".old"))
-                try:
-                    stage.rename(target)
-                except OSError:
-                    if not self._is_whole(target, count):  # else another process was faster
-                        raise
+                for name, count in counts.items():
+                    self._place(stage / name, folder / name, count)
                 sync_directory(folder)
             finally:
                 shutil.rmtree(stage, ignore_errors=True)
-                shutil.rmtree(stage.with_suffix(".old"), ignore_errors=True)
+
+    def _place(self, arrived: Path, target: Path, count: int) -> None:
+        if not (arrived / ".whole").is_file():
+            raise ClusterError(f"{self.host}: {target}: the files did not arrive completely")
+        arrived.chmod(0o755)
+        if target.exists() and not _is_whole(target, count):
+            target.rename(arrived.with_suffix(".old"))
+        try:
+            arrived.rename(target)
+        except OSError:
+            if not _is_whole(target, count):  # else another process was faster
+                raise
 
     @contextmanager
     def _refusals(self, what: str) -> Iterator[None]:
@@ -389,6 +434,10 @@ class Here(Transport):
             raise
         except OSError as error:
             raise ClusterError(f"{self.host}: {what}: {error.strerror or error}") from error
+
+
+def _is_whole(tree: Path, count: int) -> bool:
+    return (tree / ".whole").is_file() and sum(path.is_file() for path in tree.rglob("*")) == count
 
 
 def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:

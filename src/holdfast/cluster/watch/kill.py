@@ -12,7 +12,7 @@ from holdfast.cluster.remote.executor import find_executor
 from holdfast.cluster.remote.invocation import TaskFolder, write_stop
 from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.slurm import JobName
-from holdfast.cluster.watch.status import jobs_of, read_files
+from holdfast.cluster.watch.status import read_files
 from holdfast.errors import Unreachable, UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PATIENCE: Final = 90.0
 """seconds that jobs have to end: Slurm gives them half a minute after the signal"""
 POLL_SECONDS: Final = 1.0
+"""between the first two looks; later ones come less often"""
+_LONGEST_POLL: Final = 5.0
 
 
 class Killed(NamedTuple):
@@ -87,6 +89,7 @@ def _end_jobs(
         if not live or (not fresh and time.monotonic() > end):
             break
         time.sleep(poll)
+        poll = min(1.5 * poll, _LONGEST_POLL)
     # A job that was being submitted when the mark was set is adopted, or disowned, which it learns at its start.
     find_executor(files.invocation.executor).settle(Ledger(subject.transport, subject.directory))
     remain = {(state.name, state.handle) for state in live}
@@ -98,7 +101,9 @@ def _end_jobs(
 
 
 def _live_jobs(subject: Subject, files: Files) -> list[JobState]:
-    return [state for state in jobs_of(subject.transport, files) if state.active and _is_selected(subject, state)]
+    executor = find_executor(files.invocation.executor)
+    states = executor.states(subject.transport, files.invocation.id, files.jobs, mine=files.mine)
+    return [state for state in states if state.active and _is_selected(subject, state)]
 
 
 def _is_selected(subject: Subject, state: JobState) -> bool:

@@ -16,7 +16,7 @@ from holdfast.cluster.remote.ledger import Ledger
 from holdfast.errors import ClusterError, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from holdfast.cluster.remote.registry import Invocation
     from holdfast.cluster.remote.slurm import JobState
@@ -34,32 +34,36 @@ _LAST_LINES: Final = 15
 
 
 class LogLine(NamedTuple):
-    """A line of a log, and the name of its file."""
+    """A line of a log, and the folder and the name of its file."""
 
+    folder: str
     file: str
     text: str
 
 
 class Logs:
-    """The log files in a folder whose names match a pattern. Each line is returned once."""
+    """The log files in folders whose names match a pattern. Each line is returned once.
 
-    def __init__(self, transport: Transport, folder: str, pattern: str) -> None:
+    A look takes two round trips, however many folders and files there are.
+    """
+
+    def __init__(self, transport: Transport, folders: Sequence[str], pattern: str) -> None:
         """Read files that match a shell pattern such as `main-*.log`."""
         self._transport = transport
-        self.folder = folder
+        self.folders = folders
         self._pattern = pattern
-        self._offsets: dict[str, int] = {}
-        self._unfinished: dict[str, bytes] = {}
+        self._offsets: dict[tuple[str, str], int] = {}
+        """by folder and name"""
+        self._unfinished: dict[tuple[str, str], bytes] = {}
         """per file, what follows its last line break"""
-
-    def _sizes(self) -> list[tuple[str, int]]:
-        return self._transport.list_files(self.folder, self._pattern)
 
     def skip_earlier_starts(self) -> None:
         """Begin with the newest start. One start may have several logs of a kind: one per instance."""
-        sizes = self._sizes()
-        newest = self._start_of(sizes[-1][0]) if sizes else []
-        self._offsets.update((name, size) for name, size in sizes if self._start_of(name) != newest)
+        for folder, files in self._transport.list_files(self.folders, self._pattern).items():
+            self._offsets.update(((folder, name), size) for name, size in files if self._is_earlier(name, files))
+
+    def _is_earlier(self, name: str, files: Sequence[tuple[str, int]]) -> bool:
+        return self._start_of(name) != self._start_of(files[-1][0])
 
     def _start_of(self, name: str) -> list[str]:
         """Return job and restart of a log: `12` and `0` of `deployment-12-0-1.log`."""
@@ -70,39 +74,55 @@ class Logs:
 
         A job that was killed may leave half a line behind. Once a newer start writes, that half is a line.
         """
-        sizes = self._sizes()
-        for name, size in sizes:
-            offset = self._offsets.get(name, 0)
-            if size < offset:  # truncated and written anew
-                offset = 0
-            while offset < size:
-                data = self._transport.read(f"{self.folder}/{name}", offset, min(READ_BYTES, size - offset))
-                if not data:
-                    break
-                offset += len(data)
-                self._offsets[name] = offset
-                *lines, self._unfinished[name] = (self._unfinished.get(name, b"") + data).split(b"\n")
-                yield from (_line(name, line) for line in lines)
-            if self._start_of(name) != self._start_of(sizes[-1][0]):
-                yield from self._end(name)
+        listing = self._transport.list_files(self.folders, self._pattern)
+        sizes = {(folder, name): size for folder, files in listing.items() for name, size in files}
+        earlier = {(folder, name) for folder, name in sizes if self._is_earlier(name, listing[folder])}
+        for file, size in sizes.items():
+            if size < self._offsets.get(file, 0):  # truncated and written anew
+                self._offsets[file] = 0
+            if file in earlier and size == self._offsets.get(file, 0):
+                yield from self._end(file)
+        while parts := self._next_parts(sizes):
+            contents = self._transport.read_parts({"/".join(file): part for file, part in parts.items()})
+            for file, (offset, _) in parts.items():
+                data = contents.get("/".join(file), b"")
+                self._offsets[file] = offset + len(data)
+                if not data:  # it is gone, or was truncated just now
+                    sizes[file] = offset
+                *lines, self._unfinished[file] = (self._unfinished.get(file, b"") + data).split(b"\n")
+                yield from (_line(file, line) for line in lines)
+                if file in earlier and self._offsets[file] >= sizes[file]:
+                    yield from self._end(file)
+
+    def _next_parts(self, sizes: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return the offsets and lengths to read next, in order."""
+        parts: dict[tuple[str, str], tuple[int, int]] = {}
+        room = READ_BYTES
+        for file, size in sizes.items():
+            offset = self._offsets.get(file, 0)
+            length = min(size - offset, room)
+            if length > 0:
+                parts[file] = offset, length
+                room -= length
+        return parts
 
     def end(self) -> Iterator[LogLine]:
         """Yield the last lines that have no line break."""
-        for name in list(self._unfinished):
-            yield from self._end(name)
+        for file in list(self._unfinished):
+            yield from self._end(file)
 
-    def _end(self, name: str) -> Iterator[LogLine]:
-        if line := self._unfinished.pop(name, b""):
-            yield _line(name, line)
+    def _end(self, file: tuple[str, str]) -> Iterator[LogLine]:
+        if line := self._unfinished.pop(file, b""):
+            yield _line(file, line)
 
 
-def _line(file: str, data: bytes) -> LogLine:
-    return LogLine(file, data.decode(errors="replace"))
+def _line(file: tuple[str, str], data: bytes) -> LogLine:
+    return LogLine(*file, data.decode(errors="replace"))
 
 
 def read_end(transport: Transport, folder: str, pattern: str, most: int) -> tuple[str, list[str]]:
     """Return the name of the newest log and its last lines, at most so many bytes; an empty name if there is no log."""
-    sizes = transport.list_files(folder, pattern)
+    sizes = transport.list_files([folder], pattern)[folder]
     if not sizes:
         return "", []
     name, size = sizes[-1]
@@ -137,87 +157,116 @@ def repeat(show: Callable[[], bool], notify: Callable[[str], None]) -> None:
 
 def follow(transport: Transport, invocation: Invocation, write: Callable[[str], None]) -> int:
     """Show the main logs of all tasks until all tasks are over, and return their worst exit code."""
-    tasks = [_FollowedTask(transport, invocation, number, write) for number in range(len(invocation.tasks))]
+    followed = _Followed(transport, invocation, write)
+    repeat(followed.show, lambda message: write(f"warning: {message}"))
+    return max((task.exit_code for task in followed.tasks), default=0)
 
-    def show() -> bool:
-        for task in tasks:
-            task.show()
-        return all(task.over for task in tasks)
 
-    repeat(show, lambda message: write(f"warning: {message}"))
-    return max((task.exit_code for task in tasks), default=0)
+class _Followed:
+    """The tasks of an invocation. A look takes three round trips, however many tasks there are."""
+
+    def __init__(self, transport: Transport, invocation: Invocation, write: Callable[[str], None]) -> None:
+        self._transport = transport
+        self._invocation = invocation
+        self.tasks = [_FollowedTask(invocation, number, write) for number in range(len(invocation.tasks))]
+        self._by_folder = {task.place.logs: task for task in self.tasks}
+        self._logs = Logs(transport, list(self._by_folder), "main-*.log")
+        self._asked = 0.0
+
+    def show(self) -> bool:
+        """Show what is new; True if all tasks are over."""
+        # Before the logs, whose last lines come before the state.
+        _, files = self._transport.read_tree(self._invocation.directory, ("state.json",))
+        for line in self._logs.read():
+            self._by_folder[line.folder].write(line.text)
+        states = {}
+        for task in self.tasks:
+            data = files.get(f"{task.place.number}/state.json")
+            states[task] = layout.State() if data is None else layout.decode(data, layout.State, task.place.state)
+        ended = [task for task, state in states.items() if not task.over and state.phase in layout.OVER]
+        if ended:
+            for line in self._logs.end():
+                self._by_folder[line.folder].write(line.text)
+        for task in ended:
+            exit_code = states[task].exit_code
+            task.over, task.exit_code = True, 3 if exit_code is None else exit_code
+        rest = {task: state for task, state in states.items() if not task.over}
+        if any(task.needs_jobs(state) for task, state in rest.items()):
+            self._show_jobs(rest)
+        return all(task.over for task in self.tasks)
+
+    def _show_jobs(self, states: Mapping[_FollowedTask, layout.State]) -> None:
+        """Show why jobs have not started, and give up tasks that have none."""
+        if time.monotonic() - self._asked < _REASON_SECONDS:
+            return
+        self._asked = time.monotonic()
+        executor = find_executor(self._invocation.executor)
+        ledger = Ledger(self._transport, self._invocation.directory)
+        try:
+            active = active_main_jobs(executor, ledger, self._invocation.id)
+        except ClusterError as error:
+            waiting = next(iter(states))
+            waiting.write(f"warning: cannot ask why it is pending: {error.message}")
+            self._asked = float("inf")
+            return
+        for task, state in states.items():
+            live = active.get(task.place.number, [])
+            if state.phase == "waiting":
+                task.show_pending_reason(live)
+            if task.is_lost():
+                if live:
+                    task.note_alive()
+                else:
+                    task.give_up(self._transport)
 
 
 class _FollowedTask:
     """A task whose log is shown until the task is over."""
 
-    def __init__(self, transport: Transport, invocation: Invocation, number: int, write: Callable[[str], None]) -> None:
-        self._transport = transport
-        self._invocation = invocation
-        self._place = TaskFolder(invocation.directory, number)
-        self._logs = Logs(transport, self._place.logs, "main-*.log")
+    def __init__(self, invocation: Invocation, number: int, write: Callable[[str], None]) -> None:
+        self.place = TaskFolder(invocation.directory, number)
+        self._invocation = invocation.id
         self._prefix = task_prefix(invocation.tasks, number)
         self._write_line = write
         self._alive = time.monotonic()
         """when the task last showed a sign of life"""
-        self._asked = 0.0
         self._reason = ""
         self.over = False
         self.exit_code = 3
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
+        """Write a line of this task."""
         self._write_line(f"{self._prefix}{text}")
 
-    def show(self) -> None:
-        """Show what is new, and note whether the task is over."""
-        if self.over:
-            return
-        state = layout.read_state(self._transport, self._place)  # before the log, whose last lines come before it
-        for line in self._logs.read():
-            self._write(line.text)
-        if state.phase in layout.OVER:
-            for line in self._logs.end():
-                self._write(line.text)
-            self.over, self.exit_code = True, 3 if state.exit_code is None else state.exit_code
-            return
-        if state.phase == "waiting":
-            self._show_pending_reason()
+    def needs_jobs(self, state: layout.State) -> bool:
+        """Note a sign of life; return True if the executor has to be asked for the jobs of the task."""
         if state.updated and time.time() - state.updated < _LOST_SECONDS / 2:
-            self._alive = time.monotonic()
-        elif time.monotonic() - self._alive > _LOST_SECONDS:
-            self._alive = time.monotonic()
-            if not self._active_jobs():
-                self._give_up()
+            self.note_alive()
+        return state.phase == "waiting" or self.is_lost()
 
-    def _show_pending_reason(self) -> None:
+    def is_lost(self) -> bool:
+        """Return True if there has been no sign of life for long."""
+        return time.monotonic() - self._alive > _LOST_SECONDS
+
+    def note_alive(self) -> None:
+        """Note a sign of life."""
+        self._alive = time.monotonic()
+
+    def show_pending_reason(self, live: Sequence[JobState]) -> None:
         """Show why the job has not started, whenever the reason changes."""
-        if time.monotonic() - self._asked < _REASON_SECONDS:
-            return
-        self._asked = time.monotonic()
-        try:
-            live = self._active_jobs()
-        except ClusterError as error:
-            self._write(f"warning: cannot ask why it is pending: {error.message}")
-            self._asked = float("inf")
-            return
         pending = bool(live) and all(job.state == "pending" for job in live)
         # Later jobs only wait for the first.
         first = min(live, key=lambda job: int(job.id)) if pending else None
         reason = f"job {first.handle} is pending: {first.why}" if first and first.why else ""
         if reason and reason != self._reason:
-            self._write(f"note: {reason}")
+            self.write(f"note: {reason}")
         self._reason = reason or self._reason
 
-    def _active_jobs(self) -> list[JobState]:
-        executor = find_executor(self._invocation.executor)
-        ledger = Ledger(self._transport, self._invocation.directory)
-        return active_main_jobs(executor, ledger, self._invocation.id, self._place.number)
-
-    def _give_up(self) -> None:
+    def give_up(self, transport: Transport) -> None:
         """Report that no job is left, with the last output of the batch script: Python may never have started."""
-        logs = Logs(self._transport, self._place.logs, "slurm-*.log")
+        logs = Logs(transport, [self.place.logs], "slurm-*.log")
         logs.skip_earlier_starts()
         for line in [*logs.read(), *logs.end()][-_LAST_LINES:]:
-            self._write(f"| {line.text}")
-        self._write(f"no job of it is left; `holdfast resume {self._invocation.id}` continues it")
+            self.write(f"| {line.text}")
+        self.write(f"no job of it is left; `holdfast resume {self._invocation}` continues it")
         self.over = True

@@ -17,13 +17,12 @@ from msgspec.structs import replace
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import find_executor
 from holdfast.cluster.remote.invocation import End, InvocationFile, StartRecord, State, TaskFolder
-from holdfast.cluster.remote.ledger import NOT_FOUND, Record, fold
+from holdfast.cluster.remote.ledger import NOT_FOUND, jobs_in
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import ACTIVE, JobName
 from holdfast.cluster.watch.find import subject_from
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.durable import make_directory, replacing
-from holdfast.store.lines import is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,19 +147,12 @@ def read_files(transport: Transport, directory: str) -> Files:
     for number in numbers:
         if (data := contents.get(f"{number}/state.json")) is not None:
             states[number] = layout.decode(data, State, TaskFolder(directory, number).state)
-    records = [
-        msgspec.json.decode(line, type=Record)
-        for name, data in contents.items()
-        if name.startswith("jobs-")
-        for line in data.split(b"\n")
-        if is_sound(line)
-    ]
     stop = contents.get("stop")
     return Files(
         invocation,
         states,
         {number: layout.decode_starts(contents.get(f"{number}/attempts.jsonl", b"")) for number in numbers},
-        fold(records),
+        jobs_in(contents),
         None if stop is None else stop.decode(errors="replace").strip(),
         frozenset(number for number in numbers if f"{number}/stop" in contents),
         mine,
