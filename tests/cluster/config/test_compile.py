@@ -16,7 +16,7 @@ from holdfast.cluster.config.variables import EnvVar, check_environment, host_va
 from holdfast.errors import ConfigError, UsageError
 from holdfast.export.wandb import detect
 from holdfast.spec.load import load_eval
-from tests.support.clusters import NEWER, OLDER, launched, lay_out, write
+from tests.support.clusters import NEWER, OLDER, PROFILES, launched, lay_out, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -594,6 +594,21 @@ def test_host_variables_must_be_set_at_submission(folder: Path) -> None:
     assert str(caught.value).startswith(
         f"config/newer.yaml:{line}: HF_TOKEN is host:OTHER_TOKEN, and OTHER_TOKEN is not set here"
     )
+
+
+def test_variables_of_wandb_take_the_values_of_env_toml(folder: Path) -> None:
+    names = "WANDB_API_KEY: WANDB_API_KEY, WANDB_PROJECT: WANDB_PROJECT, WANDB_ENTITY: 'host:WANDB_ENTITY'"
+    text = OLDER.replace("WANDB_API_KEY: WANDB_API_KEY", names).replace("HF_TOKEN: HF_TOKEN", names)
+    write(folder / "config" / "logged.yaml", text)
+    launch = launched(folder, "logged", "BIG", environ={"PWD": "/x", "WANDB_PROJECT": "another"})
+    expected = {"WANDB_API_KEY": "host:WANDB_API_KEY", "WANDB_PROJECT": "lit:nano", "WANDB_ENTITY": "lit:team"}
+    assert launch.shared.export_env == {"HF_HOME": "lit:/lustre/hf", **expected}
+    assert launch.tasks[0].file.env == {"HF_HOME": "lit:/lustre/hf", **expected}
+    check_environment(launch.variables, {"WANDB_API_KEY": "k"})
+    write(folder / "env.toml", PROFILES.replace('project = "nano"\n', ""))
+    unset = launched(folder, "logged", "BIG", "export.wandb.project=p")
+    with pytest.raises(ConfigError, match="WANDB_PROJECT is host:WANDB_PROJECT, and WANDB_PROJECT is not set here"):
+        check_environment(unset.variables, {"WANDB_API_KEY": "k"})
 
 
 def test_an_api_key_that_the_job_would_lack_is_reported_before_submission(folder: Path) -> None:
