@@ -32,6 +32,7 @@ WANDB_SETTINGS = {"WANDB_PROJECT": "project", "WANDB_ENTITY": "entity"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SHORTEST_SECRET = 16
 """a literal shorter than this is a placeholder such as EMPTY or dummy, which local servers are given"""
+_PLACEHOLDER = re.compile(r"(?i)placeholder|dummy|not[-_ ]?(needed|used|required)|change[-_ ]?me")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _parse_variable(name: str, value: Any, origin: str, bare: Kind | None) -> En
         kind, text = "lit", rest
     else:
         kind = bare or ("host" if _NAME.fullmatch(text) else "lit")
-    if kind == "lit" and looks_secret(name) and len(text) >= _SHORTEST_SECRET:
+    if kind == "lit" and looks_secret(name) and len(text) >= _SHORTEST_SECRET and not _PLACEHOLDER.search(text):
         raise ValueError(f"secrets do not belong in files: write host:{name} and set it where you submit")
     return EnvVar(name, kind, text, origin)
 

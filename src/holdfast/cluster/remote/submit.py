@@ -123,7 +123,8 @@ def _describe_request(launch: Launch) -> str:
     parts = []
     for name in (*names, "sbatch_extra_flags"):
         value, origin = launch.tree.get("execution", name), launch.tree.origin(("execution", name))
-        if value and (" ← " in origin or not origin.startswith(DEFAULT)):
+        asks = name in ("gres", "sbatch_extra_flags") or " ← " in origin or not origin.startswith(DEFAULT)
+        if value and asks:
             parts.append(f"{name} {value} ({origin.rpartition(' ← ')[2]})")
     check = f"; `holdfast doctor {launch.profile.name}` tries them out" if launch.profile else ""
     return f"Slurm was asked for {', '.join(parts) or 'nothing in particular'}{check}."
