@@ -486,9 +486,40 @@ def test_all_problems_are_reported_with_file_and_line(folder: Path) -> None:
 
 
 def test_unsupported_settings_that_would_change_answers_are_reported(folder: Path) -> None:
-    notices = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
-    assert "adapter_config.process_reasoning_traces: not supported; may change the answers" in notices
-    assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == (NEWER_NOTICE,)
+    notices = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.params_to_remove=[seed]").notices)
+    assert "adapter_config.params_to_remove: not supported; may change the answers" in notices
+    assert launched(folder, "newer", "BIG", f"{ADAPTER}.params_to_remove=[]").notices == (NEWER_NOTICE,)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "stripped"),
+    [
+        ("{process_reasoning_traces: true}", {}),
+        ("{use_reasoning: true, end_reasoning_token: '</t>'}", {"end": "</t>"}),
+        ("{use_reasoning: true, include_if_reasoning_not_finished: false}", {"unfinished": "drop"}),
+        ("{interceptors: [{name: reasoning, config: {start_reasoning_token: '<t>'}}]}", {"start": "<t>"}),
+        ("{interceptors: [{name: reasoning, enabled: false}, endpoint]}", None),
+        ("{process_reasoning_traces: false, start_reasoning_token: '<t>'}", None),
+    ],
+)
+def test_reasoning_is_stripped_where_a_configuration_asks_for_it(
+    folder: Path, adapter: str, stripped: dict[str, str] | None
+) -> None:
+    launch = launched(folder, "newer", "BIG", f"{ADAPTER}={adapter}")
+    overrides = dict(launch.tasks[0].file.overrides)
+    assert overrides.get(("target", "strip_reasoning")) == stripped
+    assert launch.notices == (NEWER_NOTICE,)
+
+
+def test_interceptors_mean_what_the_older_keys_mean(folder: Path) -> None:
+    modified = "{name: payload_modifier, config: {params_to_add: {seed: 7}, params_to_remove: [n]}}"
+    listed = f"[{modified}, {{name: system_message, config: {{system_message: Think.}}}}, caching, {{name: nvcf}}]"
+    launch = launched(folder, "newer", "BIG", f"{ADAPTER}.interceptors={listed}")
+    overrides = dict(launch.tasks[0].file.overrides)
+    assert (overrides["system",], overrides["target", "params", "seed"]) == ("Think.", 7)
+    notices = "\n".join(launch.notices)
+    assert "interceptors[0]: params_to_remove: not supported; may change the answers" in notices
+    assert "interceptors[3]: nvcf: not supported" in notices and "caching" not in notices
 
 
 def test_here_runs_the_same_thing(folder: Path) -> None:

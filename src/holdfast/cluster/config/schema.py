@@ -299,7 +299,8 @@ class ApiEndpoint(Block):
     url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
     """URL of the endpoint."""
     adapter_config: dict[str, Any] | None = None
-    """Settings of the launcher's adapter, of which `custom_system_prompt` and `params_to_add` are used."""
+    """Settings of the launcher's adapter, of which `custom_system_prompt`, `params_to_add` and
+    `process_reasoning_traces` are used."""
 
 
 class LaunchTargetBlock(Block):
