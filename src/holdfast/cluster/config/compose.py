@@ -47,6 +47,9 @@ KNOWN_BY_PROFILE = {
 }
 """keys of `execution`, and the profile's key that answers a `???` there"""
 CONFIG_VARIABLE = "HOLDFAST_CONFIG_DIR"
+SECTIONS = ("execution", "deployment", "evaluation")
+REWRITTEN = ("services", "benchmarks")
+"""sections that the rewritten NeMo Evaluator has instead"""
 UNSELECTED: dict[Location, Any] = {
     ("execution", "gres"): None,
     ("execution", "sbatch_extra_flags"): {},
@@ -120,6 +123,7 @@ def compose(
     else:
         tree = files.read(path, (), ())
     tree.origins[()] = files.name(path)
+    _refuse_other_dialects(tree)
     _prepare_run(tree)
     tree = _add_defaults_of_types(tree, edits, profile, files.selected)
     for edit in edits:
@@ -131,6 +135,18 @@ def compose(
 
     interpolated: Interpolated = interpolate(tree, environ, profile)
     return Composed(path, interpolated.tree, interpolated.notices, interpolated.used)
+
+
+def _refuse_other_dialects(tree: Tree) -> None:
+    """Raise for a configuration of the rewritten NeMo Evaluator, none of whose sections is ours."""
+    if tree.data.keys().isdisjoint(SECTIONS) and (keys := [key for key in REWRITTEN if key in tree.data]):
+        listed = ", ".join(key for key in (*REWRITTEN, "cluster") if key in tree.data)
+        message = f"is of NeMo Evaluator 0.3 and newer (it has {listed}), which is not supported"
+        raise ConfigError(
+            [Problem(tree.where((keys[0],)), message)],
+            remedy="Write it as one of nemo-evaluator-launcher: execution (from cluster), deployment or target (from "
+            "services), and evaluation.tasks (from benchmarks).",
+        )
 
 
 class _Files:
