@@ -595,9 +595,8 @@ def test_gpus_of_the_group_are_for_servers_alone(folder: Path) -> None:
     hosted = ["deployment=none", "target.api_endpoint.model_id=m", "target.api_endpoint.url=http://h/v1"]
     launch = launched(folder, "newer", "base", *hosted)
     assert not [option for option in launch.shared.main_options if "gpu" in option or "exclusive" in option]
-    assert "neither the GPUs of the group nor whole nodes are requested, because nothing is served" in str(
-        launch.notices
-    )
+    message = "execution: exclusive and gres gpu:8 of the group: not requested, because nothing is served"
+    assert message in "\n".join(launch.notices)
     asked = launched(folder, "newer", "base", *hosted, "execution.gres=gpu:2")
     assert "--gres=gpu:2" in asked.shared.main_options
     typed = "execution: {type: slurm}\ndeployment: {type: vllm, hf_model_handle: o/m, served_model_name: s}\n"

@@ -225,7 +225,7 @@ def _drop_own_keys(tree: Tree, used: frozenset[str], findings: Findings) -> None
         for name in [key for key in block if key not in fields] if isinstance(block, dict) else ():
             place = (*location, name)
             if format_location(place) not in used:
-                if any(abs(len(name) - len(other)) <= 2 for other in get_close_matches(name, fields)):
+                if any(abs(len(name) - len(other)) <= 2 for other in get_close_matches(name, fields, n=1)):
                     continue
                 findings.notice(tree, place, "no effect here, because nothing refers to it")
             tree.remove(place)

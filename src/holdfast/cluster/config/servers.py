@@ -419,14 +419,15 @@ def settle_gpus(
 
     The GPUs and whole nodes of the group are for servers, and its gres gives way to gpus_per_node.
     """
-    gres, needless = execution.gres, executor.is_local or not serves
+    before, needless = execution, executor.is_local or not serves
     if needless or execution.gpus_per_node is not None:
         execution = _drop_default(tree, execution, "gres")
     if needless:
         execution = _drop_default(tree, execution, "sbatch_extra_flags", "exclusive")
-    if not serves and not executor.is_local and gres != execution.gres:
-        message = "neither the GPUs of the group nor whole nodes are requested, because nothing is served"
-        findings.notice(tree, ("execution",), f"{message}; execution.gres={gres} requests GPUs")
+    if not executor.is_local and not serves and execution != before:
+        dropped = ["exclusive", *([f"gres {before.gres}"] if execution.gres != before.gres else [])]
+        message = f"{' and '.join(dropped)} of the group: not requested, because nothing is served"
+        findings.notice(tree, ("execution",), message)
     match = re.search(r"gpu(?::[A-Za-z][\w.-]*)?:(\d+)", execution.gres or "")
     if match is None or execution.gpus_per_node == int(match[1]):
         return execution
