@@ -82,6 +82,7 @@ def ensure_python(
 
 # A virtual environment cannot be moved, so one process creates it in its place; `.ready` marks it complete.
 _MAKE_ENV: Final = """
+umask go-w
 env="$1" wheel="$2"
 test -e "$env/.ready" && exit 0
 mkdir -p -- "$(dirname -- "$env")"

@@ -211,6 +211,7 @@ class Transport(ABC):
 # dd: one write of everything, and the sync, by one process.
 _APPEND: Final = """
 set -e
+umask go-w
 folder=$(dirname -- "$1")
 new=; test -e "$1" || { new=1; mkdir -p -- "$folder"; }
 if test -s "$1" && test -n "$(tail -c 1 -- "$1")"; then echo >>"$1"; fi
@@ -228,16 +229,19 @@ true
 # Clean-up jobs of shared file systems delete single old files: what is there counts only if it is all there.
 _IS_WHOLE: Final = 'test -f "$1/.whole" && test "$(find "$1" -type f | wc -l)" -eq "$2"'
 
-# `.whole` is the last file sent. A stream that broke off between two files is a sound archive for tar.
+# `.whole` is the last file sent. A stream that broke off between two files is a sound archive for tar. Jobs run what is
+# here, so nobody else may change it, whatever the umask.
 _RECEIVE: Final = (
     """
 set -e
+umask go-w
 folder=$(dirname -- "$1")
 mkdir -p -- "$folder"
 stage=$(mktemp -d -- "$folder/.arriving-XXXXXX")
 trap 'rm -rf -- "$stage"' EXIT
 tar -x -p -m --no-same-owner -f - -C "$stage"
 test -f "$stage/.whole"
+chmod -R go-w "$stage"
 chmod +rx "$stage"
 find "$stage" -type f -exec sync -- {} +
 if """
@@ -307,7 +311,7 @@ class Here(Transport):
         """Add lines to a file that has no other writer; returns once they are on the medium."""
         file = Path(path)
         with self._refusals(f"cannot write {path}"):
-            make_directory(file.parent)
+            _make_own_directory(file.parent)
             is_new = not file.exists()
             fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -359,7 +363,7 @@ class Here(Transport):
     def _receive(self, archive: BinaryIO, target: str, count: int) -> None:
         folder = Path(target).parent
         with self._refusals(f"cannot write {target}"):
-            make_directory(folder)
+            _make_own_directory(folder)
             stage = Path(tempfile.mkdtemp(prefix=".arriving-", dir=folder))
             try:
                 with tarfile.open(fileobj=archive) as tar:
@@ -367,7 +371,8 @@ class Here(Transport):
                         _unpack(tar, member, stage)
                 if not (stage / ".whole").is_file():
                     raise ClusterError(f"{self.host}: {target}: the files did not arrive completely")
-                stage.chmod(0o755)
+                for place in [stage, *(path for path in stage.rglob("*") if path.is_dir())]:
+                    place.chmod(0o755)
                 if Path(target).exists() and not self._is_whole(target, count):
                     Path(target).rename(stage.with_suffix(".old"))
                 try:
@@ -391,6 +396,14 @@ class Here(Transport):
             raise ClusterError(f"{self.host}: {what}: {error.strerror or error}") from error
 
 
+def _make_own_directory(path: Path) -> None:
+    """Create a directory and its parents, which only their owner may write, whatever the umask."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    make_directory(path)
+    for place in missing:
+        place.chmod(place.stat().st_mode & ~0o022)
+
+
 def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
     """Write one file of an archive, on the medium when this returns."""
     source = tar.extractfile(member)
@@ -401,7 +414,7 @@ def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None
     with os.fdopen(fd, "wb") as file:
         shutil.copyfileobj(source, file)
         file.flush()
-        os.fchmod(fd, member.mode)
+        os.fchmod(fd, member.mode & ~0o022)
         sync(fd)
 
 
