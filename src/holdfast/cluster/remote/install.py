@@ -84,7 +84,7 @@ def ensure_python(
 _MAKE_ENV: Final = """
 umask go-w
 env="$1" wheel="$2"
-test -e "$env/.ready" && exit 0
+test -e "$env/.ready" && { touch -c -- "$env"; exit 0; }
 mkdir -p -- "$(dirname -- "$env")"
 waited=0
 until mkdir -- "$env.lock" 2>/dev/null; do

@@ -226,8 +226,9 @@ find . -maxdepth 2 -type f -readable \( %s \) -print0 | tar --null -T - -cf - --
 true
 """
 
-# Clean-up jobs of shared file systems delete single old files: what is there counts only if it is all there.
-_IS_WHOLE: Final = 'test -f "$1/.whole" && test "$(find "$1" -type f | wc -l)" -eq "$2"'
+# Clean-up jobs of shared file systems delete single old files: what is there counts only if it is all there. Its time
+# tells `holdfast clean` that it was used.
+_IS_WHOLE: Final = 'test -f "$1/.whole" && test "$(find "$1" -type f | wc -l)" -eq "$2" && { touch -c -- "$1" || :; }'
 
 # `.whole` is the last file sent. A stream that broke off between two files is a sound archive for tar. Jobs run what is
 # here, so nobody else may change it, whatever the umask.
@@ -358,7 +359,11 @@ class Here(Transport):
 
     def _is_whole(self, target: str, count: int) -> bool:
         root = Path(target)
-        return (root / ".whole").is_file() and sum(path.is_file() for path in root.rglob("*")) == count
+        if not (root / ".whole").is_file() or sum(path.is_file() for path in root.rglob("*")) != count:
+            return False
+        with suppress(PermissionError):
+            os.utime(root)
+        return True
 
     def _receive(self, archive: BinaryIO, target: str, count: int) -> None:
         folder = Path(target).parent
