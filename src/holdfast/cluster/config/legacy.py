@@ -150,9 +150,9 @@ def adapter_overrides(tree: Tree, location: Location, findings: Findings) -> lis
 def _thoughts(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return `target.strip_reasoning` for the keys of the adapter."""
     names = {"start": "start_reasoning_token", "end": "end_reasoning_token"}
-    given = {key: block[name] for key, name in names.items() if block.get(name) is not None}
+    marks = {key: block[name] for key, name in names.items() if block.get(name) is not None}
     keep = block.get("include_if_reasoning_not_finished", True)
-    return {**given, **({} if keep in (None, True) else {"unfinished": "drop"})}
+    return {**marks, **({} if keep in (None, True) else {"unfinished": "drop"})}
 
 
 def _read_interceptors(listed: list[Any], tree: Tree, location: Location, findings: Findings) -> dict[str, Any]:

@@ -150,8 +150,8 @@ def _command_rules(place: str, block: dict[str, Any], model: type[DeploymentBloc
     why = "the command is given as a whole" if command else f"{kind} is started without it"
     for name, field in model.model_fields.items():
         for mark in field.metadata:
-            given = command is not None and not (name == "base_command" and block.get("command") is None)
-            if isinstance(mark, DerivedCommand) and (given or kind not in mark.types):
+            is_whole = command is not None and not (name == "base_command" and block.get("command") is None)
+            if isinstance(mark, DerivedCommand) and (is_whole or kind not in mark.types):
                 yield f"{place}.{name}", why
     if block.get("checkpoint_path") is not None:
         yield f"{place}.hf_model_handle", "checkpoint_path is given, and that is the model"

@@ -27,25 +27,25 @@ SHELVES: Final = ("holdfast/bundles", "holdfast/code", "holdfast/env", "holdfast
 """folders below `remote_job_dir` whose entries are shared by invocations"""
 
 
-class Entry(NamedTuple):
+class Unneeded(NamedTuple):
     """A file or folder that is not needed, relative to `remote_job_dir`."""
 
     path: str
     kilobytes: int
 
 
-def find_unneeded(transport: Transport, base: str) -> list[Entry]:
+def find_unneeded(transport: Transport, base: str) -> list[Unneeded]:
     """List what no invocation below a `remote_job_dir` needs."""
     needed, secrets = _read_needs(transport, base)
     entries = []
     for line in transport.check(["sh", "-c", _LIST, "sh", base, *SHELVES, *secrets]).text.splitlines():
         size, _, path = line.partition("\t")
         if f"{base}/{path}" not in needed:
-            entries.append(Entry(path, int(size)))
+            entries.append(Unneeded(path, int(size)))
     return entries
 
 
-def remove(transport: Transport, base: str, entries: Iterable[Entry]) -> None:
+def remove(transport: Transport, base: str, entries: Iterable[Unneeded]) -> None:
     """Remove entries, except those that were used in the meantime."""
     names = b"".join(f"{entry.path}\0".encode() for entry in entries)
     transport.check(["sh", "-c", _REMOVE, "sh", base], input=names, timeout=3600)
