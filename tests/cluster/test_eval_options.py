@@ -71,6 +71,14 @@ def write_waza(folder: Path) -> Path:
     return folder / "waza" / "eval.yaml"
 
 
+def test_a_preview_reports_variables_that_are_not_set_here(folder: Path) -> None:
+    with server() as model:
+        write_eval(folder, model.base_url, rows=2)
+        shown = run(folder, "e.yaml", "--run", "here", "--dry-run", "env_vars.A=host:NOT_SET_HERE", check=2)
+    assert "Task 0: e" in shown, "the preview comes first"
+    assert "command line: A is host:NOT_SET_HERE, and NOT_SET_HERE is not set here" in shown
+
+
 def test_an_eval_file_by_itself_is_one_task_and_the_same_run(folder: Path) -> None:
     with server() as model:
         write_eval(folder, model.base_url, rows=6)

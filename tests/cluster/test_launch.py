@@ -441,13 +441,16 @@ def test_secrets_are_in_no_script_log_manifest_or_process_list(site: Site) -> No
             if path.name.isdigit() and _argv(path)[2:4] == ["holdfast", "work"] and str(site.base) in _argv(path)[4]
         )
         environment = Path(f"/proc/{worker}/environ").read_bytes()
+        holding = [path for path in site.base.rglob("*.env") if b"s3cr3t" in path.read_bytes()]
+        mode = stat.S_IMODE(holding[0].stat().st_mode)
         assert site.await_over(invocation).phase == "done", site.logs(invocation)
     assert f"MODEL_KEY={secret}".encode() in environment
     assert other.encode() not in environment
     assert secret not in listed and other not in listed
-    holding = [path for path in site.base.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
     assert [path.name for path in holding] == ["secrets.env"]
-    assert stat.S_IMODE(holding[0].stat().st_mode) == 0o600
+    assert mode == 0o600
+    calmly(lambda: not holding[0].exists(), "secrets.env to be removed, since all is done")
+    assert not any(path.is_file() and b"s3cr3t" in path.read_bytes() for path in site.base.rglob("*"))
     assert not any("s3cr3t" in path.read_text() for path in (site.folder / "home").rglob("*.json"))
 
 

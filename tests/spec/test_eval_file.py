@@ -131,6 +131,7 @@ class TestWhatIsRead:
             "params": {"temperature": 0, "max_tokens": 512},
             "stream": True,
             "reasoning_history": "auto",
+            "strip_reasoning": None,
             "json_schema": None,
             "batch": None,
             "identity": "url",

@@ -182,6 +182,28 @@ class TestModel:
             "extra": 1,
         }
 
+    @pytest.mark.parametrize(
+        ("strip", "reply", "expected"),
+        [
+            (True, {"content": "<think>\none?\n</think>\n\none two\n"}, ("one two", "one?")),
+            (True, {"content": "first</think>second</think>one two"}, ("one two", "first</think>second")),
+            (True, {"content": "<think>without end"}, ("<think>without end", None)),
+            (True, {"content": "<think>a</think>b", "reasoning_content": "hm"}, ("<think>a</think>b", None)),
+            (True, {"content": "one two"}, ("one two", None)),
+            ({"unfinished": "drop"}, {"content": "<think>without end"}, ("", "without end")),
+            ({"start": "[", "end": "]"}, {"content": "[a]<think>"}, ("<think>", "a")),
+            (False, {"content": "<think>a</think>b"}, ("<think>a</think>b", None)),
+        ],
+    )
+    def test_reasoning_in_the_text_is_taken_out_where_the_eval_asks_for_it(
+        self, evaluate: Any, strip: Any, reply: Any, expected: Any
+    ) -> None:
+        with workflow(lambda _: {"choices": [{"message": reply, "finish_reason": "stop"}]}) as service:
+            run = evaluate({"model": "m", "base_url": service.url, "strip_reasoning": strip})
+        output = outputs(run)["a"]
+        assert (output["output"], output["messages"][-1].get("reasoning")) == expected
+        assert run.metrics.score == (0.5 if expected[0] == "one two" else 0), "as the grader saw it"
+
     def test_the_address_may_come_from_the_environment(self, evaluate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         with workflow(lambda _: completion("x")) as service:
             monkeypatch.setenv("OPENAI_BASE_URL", f"{service.url}/base/")

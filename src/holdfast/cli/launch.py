@@ -144,7 +144,8 @@ def _show(launch: Launch) -> None:
 
 
 def _preview(launch: Launch, flags: EvalFlags) -> int:
-    """Show what would be submitted and run. Nothing is sent, and nothing is written."""
+    """Show what would be submitted and run, then check the variables. Nothing is sent, and nothing is written."""
+    from holdfast.cluster.config.variables import check_environment
     from holdfast.cluster.remote.bundle import collect
     from holdfast.cluster.remote.preview import RunPreviews, preview
 
@@ -180,6 +181,7 @@ def _preview(launch: Launch, flags: EvalFlags) -> int:
             click.echo()
     if flags.json:
         click.echo(json.dumps({"notices": launch.notices, "config": launch.tree.data, "tasks": tasks}))
+    check_environment(launch.variables, os.environ)  # last, so that a missing variable hides nothing
     return 0
 
 

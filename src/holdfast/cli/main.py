@@ -37,6 +37,7 @@ _VERBS: Final = {
     "kill": "Stop an invocation or a run.",
     "resume": "Resume an invocation or a run, from its id or path.",
     "doctor": "Check that a profile of env.toml works.",
+    "clean": "Remove what no run on a cluster needs.",
     "work": "Join a run as a worker.",
 }
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from holdfast.dialects.types import Message
     from holdfast.spec.schema import ReasoningHistory
+    from holdfast.spec.target_schema import ThoughtsBlock
 
 STOPPED_EARLY: Final = "the stream ended before the answer was complete"
 
@@ -83,6 +84,20 @@ def keeps_reasoning(
 def reasoning_text(message: Message) -> str:
     """Return the reasoning of a message as text, whatever its server calls it; empty where there is none."""
     return next((text for key in ("reasoning", "reasoning_content") if isinstance(text := message.get(key), str)), "")
+
+
+def split_thoughts(message: Message, thoughts: ThoughtsBlock) -> Message:
+    """Return a reply with the reasoning in its text as `reasoning`; unchanged where its server reports reasoning."""
+    text = message.get("content")
+    if not isinstance(text, str) or reasoning_text(message):
+        return message
+    reasoning, end, answer = text.rpartition(thoughts.end)
+    if not end:
+        if thoughts.unfinished == "keep":
+            return message
+        reasoning, answer = text, ""
+    reasoning = reasoning.strip().removeprefix(thoughts.start).strip()
+    return {**message, "content": answer.strip("\n"), **({"reasoning": reasoning} if reasoning else {})}
 
 
 def visible(messages: Sequence[Message]) -> list[Message]:

@@ -40,7 +40,7 @@ FORMATS: Final = Registry(
 )
 """Eval files of other tools."""
 
-_CONFIGURATION: Final = ("defaults", "execution", "deployment", "evaluation")
+_CONFIGURATION: Final = ("defaults", "execution", "deployment", "evaluation", "services", "benchmarks")
 """keys that only configurations for clusters have"""
 _OURS: Final = ("dataset", "samples", "prompt", "messages")
 """keys that eval files of other formats never have"""

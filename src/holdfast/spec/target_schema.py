@@ -172,11 +172,26 @@ class BatchBlock(Block):
         return self
 
 
-def _as_batch(value: Any) -> Any:
+def _as_block(value: Any) -> Any:
+    """Return the block that `true` stands for."""
     return ({} if value else None) if isinstance(value, bool) else value
 
 
-InBatches = Annotated[BatchBlock | None, BeforeValidator(_as_batch)]
+InBatches = Annotated[BatchBlock | None, BeforeValidator(_as_block)]
+
+
+class ThoughtsBlock(Block):
+    """`target.strip_reasoning`: how reasoning is marked in the text of replies."""
+
+    start: str = "<think>"
+    """Text with which reasoning begins. It may be missing, as where the prompt ends with it."""
+    end: str = Field(default="</think>", min_length=1)
+    """Text with which reasoning ends; the answer is what follows the last of them."""
+    unfinished: Literal["keep", "drop"] = "keep"
+    """What becomes of a reply without the end: it is kept as it is, or all of it counts as reasoning (`drop`)."""
+
+
+StripReasoning = Annotated[ThoughtsBlock | None, BeforeValidator(_as_block)]
 """`true`, `false` or the settings of batches"""
 
 
@@ -209,6 +224,9 @@ class ModelTarget(TargetBlock):
     reasoning_history: ReasoningHistory = "auto"
     """Which of its earlier reasoning the model gets back: what its API asks for (`auto`), `all`, that of the current
     turn (`last`), or `none`. Part of the key."""
+    strip_reasoning: StripReasoning = None
+    """Take [reasoning in the text](models.md#reasoning) of replies, such as `<think>…</think>`, out of it: `true`, or a
+    mapping. Part of the key."""
     json_schema: dict[str, Any] | str | None = Field(default=None, alias="schema")
     """JSON Schema of the replies, which the model is asked to follow: a mapping, or a `.json` file in the eval file's
     folder. Part of the key. The grader [`json_schema`](graders-text.md#json_schema) checks what came of it."""

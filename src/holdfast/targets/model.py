@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.dialects.clouds import dialect_at
+from holdfast.dialects.reading import split_thoughts
 from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
@@ -105,6 +106,8 @@ class Model(Target):
             identity["params_from"] = block.params_from
         if block.reasoning_history != "auto":
             identity["reasoning_history"] = block.reasoning_history
+        if block.strip_reasoning is not None:
+            identity["strip_reasoning"] = block.strip_reasoning.model_dump()
         if block.json_schema is not None:
             identity["schema"] = _schema_of(block, origin)
         if block.identity == "url":
@@ -292,6 +295,8 @@ class Model(Target):
             answer = self._dialect.read(reply)
         else:
             answer = self._dialect.read(await self._client.post(body))
+        if self.block.strip_reasoning is not None:
+            answer = replace(answer, message=split_thoughts(answer.message, self.block.strip_reasoning))
         return Reply(
             text=answer.text,
             messages=[answer.message],

@@ -16,7 +16,7 @@ from holdfast.cluster.config.variables import EnvVar, check_environment, host_va
 from holdfast.errors import ConfigError, UsageError
 from holdfast.export.wandb import detect
 from holdfast.spec.load import load_eval
-from tests.support.clusters import NEWER, OLDER, launched, lay_out, write
+from tests.support.clusters import NEWER, OLDER, PROFILES, launched, lay_out, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -486,9 +486,40 @@ def test_all_problems_are_reported_with_file_and_line(folder: Path) -> None:
 
 
 def test_unsupported_settings_that_would_change_answers_are_reported(folder: Path) -> None:
-    notices = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
-    assert "adapter_config.process_reasoning_traces: not supported; may change the answers" in notices
-    assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == (NEWER_NOTICE,)
+    notices = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.params_to_remove=[seed]").notices)
+    assert "adapter_config.params_to_remove: not supported; may change the answers" in notices
+    assert launched(folder, "newer", "BIG", f"{ADAPTER}.params_to_remove=[]").notices == (NEWER_NOTICE,)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "stripped"),
+    [
+        ("{process_reasoning_traces: true}", {}),
+        ("{use_reasoning: true, end_reasoning_token: '</t>'}", {"end": "</t>"}),
+        ("{use_reasoning: true, include_if_reasoning_not_finished: false}", {"unfinished": "drop"}),
+        ("{interceptors: [{name: reasoning, config: {start_reasoning_token: '<t>'}}]}", {"start": "<t>"}),
+        ("{interceptors: [{name: reasoning, enabled: false}, endpoint]}", None),
+        ("{process_reasoning_traces: false, start_reasoning_token: '<t>'}", None),
+    ],
+)
+def test_reasoning_is_stripped_where_a_configuration_asks_for_it(
+    folder: Path, adapter: str, stripped: dict[str, str] | None
+) -> None:
+    launch = launched(folder, "newer", "BIG", f"{ADAPTER}={adapter}")
+    overrides = dict(launch.tasks[0].file.overrides)
+    assert overrides.get(("target", "strip_reasoning")) == stripped
+    assert launch.notices == (NEWER_NOTICE,)
+
+
+def test_interceptors_mean_what_the_older_keys_mean(folder: Path) -> None:
+    modified = "{name: payload_modifier, config: {params_to_add: {seed: 7}, params_to_remove: [n]}}"
+    listed = f"[{modified}, {{name: system_message, config: {{system_message: Think.}}}}, caching, {{name: nvcf}}]"
+    launch = launched(folder, "newer", "BIG", f"{ADAPTER}.interceptors={listed}")
+    overrides = dict(launch.tasks[0].file.overrides)
+    assert (overrides["system",], overrides["target", "params", "seed"]) == ("Think.", 7)
+    notices = "\n".join(launch.notices)
+    assert "interceptors[0]: params_to_remove: not supported; may change the answers" in notices
+    assert "interceptors[3]: nvcf: not supported" in notices and "caching" not in notices
 
 
 def test_here_runs_the_same_thing(folder: Path) -> None:
@@ -543,16 +574,105 @@ def test_gpus_are_read_from_gres_and_a_model_is_spread_over_them(folder: Path) -
     assert "--tensor-parallel-size 3 " in deployment_of(launch).command
 
 
+def test_the_group_asks_for_gpus_whole_nodes_and_all_gpus_of_them(folder: Path) -> None:
+    write(folder / "env.toml", '[p]\nexecutor = "slurm"\n[q]\nextends = "p"\ngpus_per_node = 4\nexclusive = false\n')
+    launch = launched(folder, "newer", "p")
+    assert {"--gres=gpu:8", "--exclusive"} <= set(launch.shared.main_options)
+    assert "--tensor-parallel-size 8 " in deployment_of(launch).command
+    assert not {"--gres=gpu:8", "--exclusive"} & set(launch.shared.worker_options), "a server has them"
+
+    smaller = launched(folder, "newer", "q")
+    assert "--gpus-per-node=4" in smaller.shared.main_options
+    assert not {"--gres=gpu:8", "--exclusive"} & set(smaller.shared.main_options)
+    assert "--tensor-parallel-size 4 " in deployment_of(smaller).command
+    assert "deployment.tensor_parallel_size: is 4, all GPUs of its nodes, and not the group's 8" in str(smaller.notices)
+    off = launched(folder, "newer", "p", "execution.gres=null", "execution.sbatch_extra_flags.exclusive=false")
+    assert not {"--gres=gpu:8", "--exclusive"} & set(off.shared.main_options)
+    assert "--tensor-parallel-size 8 " in deployment_of(off).command
+
+
+def test_gpus_of_the_group_are_for_servers_alone(folder: Path) -> None:
+    hosted = ["deployment=none", "target.api_endpoint.model_id=m", "target.api_endpoint.url=http://h/v1"]
+    launch = launched(folder, "newer", "base", *hosted)
+    assert not [option for option in launch.shared.main_options if "gpu" in option or "exclusive" in option]
+    message = "execution: exclusive and gres gpu:8 of the group: not requested, because nothing is served"
+    assert message in "\n".join(launch.notices)
+    asked = launched(folder, "newer", "base", *hosted, "execution.gres=gpu:2")
+    assert "--gres=gpu:2" in asked.shared.main_options
+    typed = "execution: {type: slurm}\ndeployment: {type: vllm, hf_model_handle: o/m, served_model_name: s}\n"
+    write(folder / "config" / "typed.yaml", f"{typed}evaluation: {{tasks: [mmlu]}}\n")
+    without_list = launched(folder, "typed", "base")
+    assert not [option for option in without_list.shared.main_options if "gpu" in option or "exclusive" in option]
+    assert "--tensor-parallel-size 1 " in deployment_of(without_list).command
+
+
+def test_vllm_on_several_nodes_is_connected_by_ray(folder: Path) -> None:
+    text = NEWER.replace("deployment: vllm", "deployment: vllm_ray")
+    write(folder / "config" / "ray.yaml", text.replace("output_dir: /lustre/out", "output_dir: /o\n  num_nodes: 2"))
+    launch = launched(folder, "ray", "base", "deployment.pipeline_parallel_size=2")
+    served = deployment_of(launch)
+    assert (launch.nodes, served.nodes, served.instances) == (2, 2, 1)
+    assert "--tensor-parallel-size 8 --pipeline-parallel-size 2 " in served.command
+    assert served.command.endswith("--trust-remote-code --distributed-executor-backend ray")
+    assert served.env["VLLM_ENGINE_READY_TIMEOUT_S"] == "lit:3600"
+    given = deployment_of(launched(folder, "ray", "base", "deployment.base_command=serve it"))
+    assert given.command.endswith("\nserve it --distributed-executor-backend ray")
+
+
+def test_keys_of_ones_own_are_for_references(folder: Path) -> None:
+    text = NEWER.replace(
+        "hf_model_handle: org/model", "hf_model_handle: ${mine.model}\n  local_size: 4\n  stray_key: 1"
+    )
+    text = text.replace("evaluation:\n", 'evaluation:\n  pre_cmd: "serve --size ${deployment.local_size} ${port}"\n')
+    write(folder / "config" / "own.yaml", text + "mine: {model: org/own}\nport: 9000\n")
+    launch = launched(folder, "own", "BIG")
+    assert "vllm serve org/own " in deployment_of(launch).command
+    assert launch.shared.pre_cmd == "serve --size 4 9000"
+    assert "deployment.stray_key: no effect here, because nothing refers to it" in str(launch.notices)
+    assert "local_size" not in str(launch.notices)
+    again = write(folder / "again.yaml", compiled_yaml(launch))
+    assert launched(folder, str(again)).shared == launch.shared
+    write(folder / "config" / "stray.yaml", NEWER + "mine: {model: org/own}\n")
+    assert "mine: unknown key" in refused(folder, "stray")
+
+
+def test_a_command_of_ones_own_may_contain_the_derived_one(folder: Path) -> None:
+    launch = launched(folder, "newer", "BIG", "deployment.command='prepare && ${deployment.base_command} --more'")
+    command = deployment_of(launch).command
+    assert command.startswith("prepare && vllm serve org/model --host 0.0.0.0 --port 8000 ")
+    assert "--tensor-parallel-size 8" in command and command.endswith("--trust-remote-code --more")
+    again = write(folder / "again.yaml", compiled_yaml(launch))
+    assert deployment_of(launched(folder, str(again))).command == command
+
+
+def test_settings_of_the_evaluation_in_other_places_are_noted(folder: Path) -> None:
+    config = "evaluation.tasks.hellaswag.nemo_evaluator_config"
+    extra = f"{config}={{config: {{extra: {{n_samples: 3}}}}, env_vars: {{A: b}}}}"
+    notices = str(launched(folder, "newer", "BIG", extra).notices)
+    assert "nemo_evaluator_config.config.extra: no effect here, because the eval file says" in notices
+    assert "nemo_evaluator_config.env_vars: no effect here, because variables stand in env_vars of the task" in notices
+
+
+def test_a_placeholder_is_no_secret(folder: Path) -> None:
+    launch = launched(folder, "newer", "BIG", "env_vars.DUMMY_API_KEY=lit:placeholdervalue")
+    assert deployment_of(launch).env["DUMMY_API_KEY"] == "lit:placeholdervalue"
+    secret = "env_vars.DUMMY_API_KEY=lit:sk-0123456789abcdef"
+    assert "secrets do not belong in files" in refused(folder, "newer", secret)
+
+
 @pytest.mark.parametrize(
     ("block", "command"),
     [
         (
             {"type": "vllm", "hf_model_handle": "o/m", "served_model_name": "s", "tensor_parallel_size": 8},
-            "vllm serve o/m --host 0.0.0.0 --port 8000 --served-model-name s --tensor-parallel-size 8",
+            (
+                "vllm serve o/m --host 0.0.0.0 --port 8000 --served-model-name s --tensor-parallel-size 8"
+                " --trust-remote-code"
+            ),
         ),
         (
             {"type": "vllm", "checkpoint_path": "/c", "base_command": "python -m x", "extra_args": ["--a", "1"]},
-            "python -m x /checkpoint --host 0.0.0.0 --port 8000 --a 1",
+            "python -m x",
         ),
         (
             {"type": "sglang", "checkpoint_path": "/c", "served_model_name": "a b", "data_parallel_size": 2},
@@ -563,9 +683,12 @@ def test_gpus_are_read_from_gres_and_a_model_is_spread_over_them(folder: Path) -
         ),
         (
             {"type": "trtllm", "checkpoint_path": "/c", "port": 9, "pipeline_parallel_size": 2, "extra_args": "--x"},
-            "trtllm-serve serve /checkpoint --host 0.0.0.0 --port 9 --pp_size 2 --x",
+            (
+                "mpirun --allow-run-as-root --oversubscribe trtllm-serve serve /checkpoint --host 0.0.0.0 --port 9"
+                " --pp_size 2 --backend pytorch --trust_remote_code --x"
+            ),
         ),
-        ({"type": "nim", "served_model_name": "s"}, "/opt/nim/start_server.sh"),
+        ({"type": "nim", "served_model_name": "s"}, "/opt/nvidia/nvidia_entrypoint.sh /opt/nim/start_server.sh"),
         ({"type": "generic", "command": " serve it\n"}, "serve it"),
         ({"type": "vllm", "command": "mine", "extra_args": "--x"}, "mine"),
         ({"type": "none", "command": "x"}, None),
@@ -594,6 +717,21 @@ def test_host_variables_must_be_set_at_submission(folder: Path) -> None:
     assert str(caught.value).startswith(
         f"config/newer.yaml:{line}: HF_TOKEN is host:OTHER_TOKEN, and OTHER_TOKEN is not set here"
     )
+
+
+def test_variables_of_wandb_take_the_values_of_env_toml(folder: Path) -> None:
+    names = "WANDB_API_KEY: WANDB_API_KEY, WANDB_PROJECT: WANDB_PROJECT, WANDB_ENTITY: 'host:WANDB_ENTITY'"
+    text = OLDER.replace("WANDB_API_KEY: WANDB_API_KEY", names).replace("HF_TOKEN: HF_TOKEN", names)
+    write(folder / "config" / "logged.yaml", text)
+    launch = launched(folder, "logged", "BIG", environ={"PWD": "/x", "WANDB_PROJECT": "another"})
+    expected = {"WANDB_API_KEY": "host:WANDB_API_KEY", "WANDB_PROJECT": "lit:nano", "WANDB_ENTITY": "lit:team"}
+    assert launch.shared.export_env == {"HF_HOME": "lit:/lustre/hf", **expected}
+    assert launch.tasks[0].file.env == {"HF_HOME": "lit:/lustre/hf", **expected}
+    check_environment(launch.variables, {"WANDB_API_KEY": "k"})
+    write(folder / "env.toml", PROFILES.replace('project = "nano"\n', ""))
+    unset = launched(folder, "logged", "BIG", "export.wandb.project=p")
+    with pytest.raises(ConfigError, match="WANDB_PROJECT is host:WANDB_PROJECT, and WANDB_PROJECT is not set here"):
+        check_environment(unset.variables, {"WANDB_API_KEY": "k"})
 
 
 def test_an_api_key_that_the_job_would_lack_is_reported_before_submission(folder: Path) -> None:

@@ -16,6 +16,7 @@ from holdfast.cluster.config.profiles import load_profile
 from holdfast.cluster.config.provenance import COMMAND_LINE, Tree, leaves
 from holdfast.errors import UsageError
 from tests.support.clusters import PROFILES, lay_out, write
+from tests.support.running import holdfast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,22 @@ def refused(folder: Path, text: str, *overrides: str, **more: Any) -> str:
     with pytest.raises(UsageError) as caught:
         composed(folder, text, *overrides, **more)
     return str(caught.value)
+
+
+NEWEST = """\
+services:
+  model: {type: api, url: https://api.example.com/v1, model: m}
+benchmarks: [{name: gsm8k}]
+cluster: {type: slurm, walltime: "01:00:00"}
+"""
+
+
+def test_a_configuration_of_the_rewritten_evaluator_is_refused_by_name(tmp_path: Path) -> None:
+    message = "is of NeMo Evaluator 0.3 and newer (it has services, benchmarks, cluster), which is not supported"
+    assert f"config/c.yaml:1: services: {message}" in refused(tmp_path, NEWEST)
+    assert "evaluation.tasks (from benchmarks)" in refused(tmp_path, NEWEST)
+    done = holdfast("eval", "config/c.yaml", cwd=tmp_path, check=2)
+    assert message in done.stderr, "without -c too"
 
 
 def test_groups_are_composed_and_the_file_itself_wins(tmp_path: Path) -> None:

@@ -232,6 +232,7 @@ class TestSpots:
             "HOLDFAST_PORT": "8000",
             "INSTANCE_ID": "1",
             "INSTANCE_RANK": "0",
+            "PROC_ID": "0",
             "NUM_INSTANCES": "2",
             "NODES_PER_INSTANCE": "2",
             "MASTER_IP": "10.0.0.3",
@@ -249,6 +250,7 @@ class TestSpots:
         assert spot.nodes == self.NODES
         (alone,) = spots([Server(command="x")], [], "n1")
         assert (alone.nodes, alone.near, alone.url("")) == ((), True, "http://127.0.0.1:8000")
+        assert alone.env["MASTER_IP"] == alone.env["ALL_NODE_IPS"] != ""
 
     def test_too_few_nodes_are_reported(self) -> None:
         with pytest.raises(HoldfastError, match="the job has 5 nodes"):
@@ -258,6 +260,35 @@ class TestSpots:
 def here(_: Mapping[str, str]) -> Mapping[str, str]:
     """The environment of a server on this machine."""
     return os.environ
+
+
+SRUN = """\
+#!/bin/bash
+if [ "$1" = --help ]; then echo "  --container-image=…"; exit; fi
+for word; do
+    case $word in --container-env=*) kept=",${word#*=},";; esac
+done
+[[ $kept = *,HF_HOME,* ]] || export HF_HOME=/image/hf
+SLURM_PROCID=1 exec "${@: -3}"
+"""
+"""stands for srun with pyxis: a variable of the image wins, unless --container-env names it"""
+
+
+def test_variables_of_a_server_win_over_those_of_its_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
+    written = tmp_path / "env.txt"
+    command = f'echo "$HF_HOME $PROC_ID $INSTANCE_RANK $NODES_PER_INSTANCE ${{MASTER_IP:+known}}" > {written}'
+    env = {"HF_HOME": "lit:/user/hf", "UNKNOWN": "runtime:NOT_SET"}
+    (spot,) = spots([Server(command=command, image="i", port=free_port(), env=env)], [], "n1")
+    process = ServerProcess(spot, tmp_path / "log", lambda _: {**os.environ, "HF_HOME": "/user/hf"})
+    assert process.start(lambda _: None, lambda: False)
+    wait_for(lambda: written.exists() and written.read_text(), "the server")
+    process.stop()
+    assert written.read_text() == "/user/hf 1 1 1 known\n"
 
 
 def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) -> None:

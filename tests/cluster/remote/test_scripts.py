@@ -129,7 +129,9 @@ def test_a_server_in_a_container_is_started_by_srun() -> None:
     assert words[5:8] == [
         *("--container-image=/i.sqsh", "--container-mounts=/m:/checkpoint:ro", "--no-container-mount-home")
     ]
-    assert words[8:] == ["bash", "-c", "export INSTANCE_RANK=$SLURM_PROCID\nulimit -n 9\nvllm serve '/a b'"]
+    ranks = "export INSTANCE_RANK=$SLURM_PROCID PROC_ID=$SLURM_PROCID"
+    assert words[8:] == ["bash", "-c", f"{ranks}\nulimit -n 9\nvllm serve '/a b'"]
+    assert "--container-env=A,B" in shlex.split(server_line(served, 1, pyxis=True, variables=["B", "A"]))
     assert "--nodelist=n1,n2" in shlex.split(server_line(served, 2, pyxis=False, names=["n1", "n2"]))
     assert server_line(served, 1, pyxis=False) == "ulimit -n 9\nvllm serve '/a b'"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +16,6 @@ from holdfast.cluster.remote.transport import Completed, Here, SourceFile, Ssh, 
 from holdfast.errors import ClusterError, Unreachable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.slurm import Cluster
 
 HOSTILE = [
@@ -48,6 +48,21 @@ def seen(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> list[tuple[li
 
     monkeypatch.setattr(transport, "_try", counting)
     return calls
+
+
+def test_what_arrives_can_be_changed_by_its_owner_alone(transport: Transport, tmp_path: Path) -> None:
+    shared = tmp_path / "script.sh"
+    shared.write_text("exit\n")
+    shared.chmod(0o775)
+    previous = os.umask(0o002)
+    try:
+        arrived = Path(transport.put({"a/script.sh": SourceFile(shared)}, str(tmp_path / "new" / "bundles")))
+        transport.append(str(arrived.parent / "jobs" / "log"), b"a line\n")
+    finally:
+        os.umask(previous)
+    places = [arrived, arrived / "a", arrived / "a" / "script.sh", arrived.parent, arrived.parent / "jobs"]
+    assert [oct(place.stat().st_mode & 0o022) for place in places] == ["0o0"] * 5
+    assert (arrived / "a" / "script.sh").stat().st_mode & 0o755 == 0o755
 
 
 def test_arguments_and_input_arrive_unchanged(transport: Transport) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -21,6 +22,7 @@ from holdfast.cluster.config.provenance import COMMAND_LINE
 from holdfast.cluster.config.schema import (
     DEPLOYMENTS,
     DESTINATIONS,
+    AuxiliaryBlock,
     DeploymentBlock,
     EvaluationBlock,
     ExecutionBlock,
@@ -34,6 +36,7 @@ from holdfast.cluster.config.servers import (
     check_instances,
     check_ports,
     default_model,
+    fill_base_command,
     fill_references,
     missing_model,
     needed_nodes,
@@ -50,6 +53,7 @@ from holdfast.cluster.config.variables import WANDB_KEY, EnvVar, read_variables
 from holdfast.cluster.config.walltime import margin, walltime_seconds
 from holdfast.errors import Problem
 from holdfast.formats.suite import find_evals
+from holdfast.spec.document import format_location
 from holdfast.spec.findings import Findings
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
@@ -118,6 +122,7 @@ def compile_launch(
     findings = Findings(composed.notices)
     tree = move_keys(composed.tree, MOVED, findings)
     _add_exports(tree, exports)
+    _drop_own_keys(tree, composed.used, findings)
 
     blocks = _read_blocks(tree, findings)
     executor = load_executor(blocks.execution.type)
@@ -203,6 +208,29 @@ def _suite_path(suite: Suite) -> Path:
     return find_evals(suite)[0] if suite.document is None or suite.document.path is None else suite.document.path
 
 
+def _drop_own_keys(tree: Tree, used: frozenset[str], findings: Findings) -> None:
+    """Remove keys of the user's own, whose values are by now where others refer to them.
+
+    Servers may have such keys without a reference too, which is noted, unless it looks like a misspelt key.
+    """
+    for name in [key for key in tree.data if key not in LaunchBlock.model_fields and key in used]:
+        tree.remove((name,))
+    named = tree.get("auxiliary_deployments")
+    servers: list[tuple[Location, type[DeploymentBlock]]] = [(("deployment",), DeploymentBlock)]
+    servers += [
+        (("auxiliary_deployments", name), AuxiliaryBlock) for name in (named if isinstance(named, dict) else ())
+    ]
+    for location, model in servers:
+        block, fields = tree.get(*location), model.model_fields
+        for name in [key for key in block if key not in fields] if isinstance(block, dict) else ():
+            place = (*location, name)
+            if format_location(place) not in used:
+                if any(abs(len(name) - len(other)) <= 2 for other in get_close_matches(name, fields, n=1)):
+                    continue
+                findings.notice(tree, place, "no effect here, because nothing refers to it")
+            tree.remove(place)
+
+
 class _Blocks(NamedTuple):
     """The sections of a configuration."""
 
@@ -245,12 +273,14 @@ def _read_block(tree: Tree, findings: Findings, model: type[_Model], section: st
 def _settle(tree: Tree, blocks: _Blocks, executor: ExecutorRules, findings: Findings) -> _Blocks:
     """Make numbers of nodes, instances and GPUs fit together, and fill in the output folder."""
     execution = settle_nodes(tree, blocks.execution, blocks.deployment, executor, findings)
-    execution = settle_gpus(tree, execution, findings)
+    serves = blocks.deployment.type != "none" or any(read_auxiliary(tree, Findings()))
+    execution = settle_gpus(tree, execution, executor, findings, serves=serves)
     base = blocks.run.env.remote_job_dir
     if execution.output_dir is None and base and not executor.shares_files:
         execution = execution.model_copy(update={"output_dir": f"{base}/evaluations"})
     nodes = execution.num_nodes // execution.num_instances
-    deployment = spread_over_gpus(tree, blocks.deployment, ("deployment",), execution.gpus_per_node, nodes)
+    deployment = spread_over_gpus(tree, blocks.deployment, ("deployment",), execution.gpus_per_node, nodes, findings)
+    deployment = fill_base_command(tree, deployment)
     return blocks._replace(execution=execution, deployment=deployment)
 
 
@@ -283,7 +313,7 @@ def _read_servers(
     for name, block, location in read_auxiliary(tree, findings):
         instances, nodes = block.num_instances, block.num_nodes or block.num_instances
         check_instances(tree, location, block, instances, nodes, executor, findings)
-        spread = spread_over_gpus(tree, block, location, execution.gpus_per_node, nodes // instances)
+        spread = spread_over_gpus(tree, block, location, execution.gpus_per_node, nodes // instances, findings)
         scope = _read_scope(tree, findings, "auxiliary_deployments", name)
         variables += scope.values()
         _check_model(tree, block, location, findings)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cluster.config.executor import EXECUTORS
 from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
 from holdfast.cluster.config.profiles import Profile, ProfileBlock, display_path, load_wandb
-from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree_of, walk
-from holdfast.cluster.config.schema import LaunchBlock
+from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, leaves, tree_of, walk
+from holdfast.cluster.config.schema import BASE_COMMAND, LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import is_eval
 from holdfast.formats.providers import find_file, installed_providers
@@ -47,6 +47,15 @@ KNOWN_BY_PROFILE = {
 }
 """keys of `execution`, and the profile's key that answers a `???` there"""
 CONFIG_VARIABLE = "HOLDFAST_CONFIG_DIR"
+SECTIONS = ("execution", "deployment", "evaluation")
+REWRITTEN = ("services", "benchmarks")
+"""sections that the rewritten NeMo Evaluator has instead"""
+UNSELECTED: dict[Location, Any] = {
+    ("execution", "gres"): None,
+    ("execution", "sbatch_extra_flags"): {},
+    ("deployment", "tensor_parallel_size"): 1,
+}
+"""values, or None, where no `defaults:` list selects the group: such a launch asks for what it names"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Composed:
     tree: Tree
     notices: tuple[str, ...]
     used: frozenset[str] = frozenset()
-    """keys that other values refer to: `deployment.port` for `${deployment.port}`"""
+    """keys that other values refer to: `deployment` and `deployment.port` for `${deployment.port}`"""
 
 
 def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Path:
@@ -114,6 +123,7 @@ def compose(
     else:
         tree = files.read(path, (), ())
     tree.origins[()] = files.name(path)
+    _refuse_other_dialects(tree)
     _prepare_run(tree)
     tree = _add_defaults_of_types(tree, edits, profile, files.selected)
     for edit in edits:
@@ -121,9 +131,22 @@ def compose(
     tree = _add_defaults_of_auxiliaries(tree)
     _merge_profile(tree, profile, cwd, environ, detached=detached)
     _fill_in(tree)
+    _mark_base_command(tree)
 
     interpolated: Interpolated = interpolate(tree, environ, profile)
     return Composed(path, interpolated.tree, interpolated.notices, interpolated.used)
+
+
+def _refuse_other_dialects(tree: Tree) -> None:
+    """Raise for a configuration of the rewritten NeMo Evaluator, none of whose sections is ours."""
+    if tree.data.keys().isdisjoint(SECTIONS) and (keys := [key for key in REWRITTEN if key in tree.data]):
+        listed = ", ".join(key for key in (*REWRITTEN, "cluster") if key in tree.data)
+        message = f"is of NeMo Evaluator 0.3 and newer (it has {listed}), which is not supported"
+        raise ConfigError(
+            [Problem(tree.where((keys[0],)), message)],
+            remedy="Write it as one of nemo-evaluator-launcher: execution (from cluster), deployment or target (from "
+            "services), and evaluation.tasks (from benchmarks).",
+        )
 
 
 class _Files:
@@ -371,9 +394,18 @@ def _add_defaults_of_types(
         path = GROUPS / section / f"{name}.yaml"
         if (section, str(kind)) in selected or not path.is_file():
             continue  # an unknown type is reported when the section is checked
-        base = tree_of(_read_group(path), f"{DEFAULT}{section}/{name})", lines=False).at((section,))
-        tree = tree.over(base)
+        tree = tree.over(_group_of_type(path, f"{section}/{name}", section, (section,)))
     return tree
+
+
+def _group_of_type(path: Path, name: str, section: str, location: tuple[str, ...]) -> Tree:
+    """Return the defaults of a type, as they are without a `defaults:` list, under a location."""
+    place = f"{DEFAULT}{name})"
+    base = tree_of(_read_group(path), place, lines=False)
+    for (group, *key), value in UNSELECTED.items():
+        if group == section and base.get(*key) is not None:
+            base.put(tuple(key), value, place)
+    return base.at(location)
 
 
 def _add_defaults_of_auxiliaries(tree: Tree) -> Tree:
@@ -389,8 +421,7 @@ def _add_defaults_of_auxiliaries(tree: Tree) -> Tree:
         below.put(here, {}, tree.origin(here))
         path = GROUPS / "deployment" / f"{block.get('type') if isinstance(block, dict) else None}.yaml"
         if path.is_file():
-            place = f"{DEFAULT}deployment/{path.stem})"
-            below = tree_of(_read_group(path), place, lines=False).at(here).over(below)
+            below = _group_of_type(path, f"deployment/{path.stem}", "deployment", here).over(below)
     return tree.over(below)
 
 
@@ -454,6 +485,14 @@ def _fill_in(tree: Tree) -> None:
         if tree.get("execution", key) == MANDATORY and value not in (None, MANDATORY):
             answer = f"{value}/evaluations" if key == "output_dir" else value
             tree.put(("execution", key), answer, tree.origin(source))
+
+
+def _mark_base_command(tree: Tree) -> None:
+    """Let values refer to the derived command of the server, which is known after all that it is made of."""
+    location = ("deployment", "base_command")
+    referenced = any(isinstance(text, str) and "${deployment.base_command}" in text for _, text in leaves(tree.data))
+    if referenced and tree.get(*location) is None:
+        tree.put(location, BASE_COMMAND, tree.origin(("deployment", "type")))
 
 
 def _effective(profile: Profile, *, detached: bool) -> dict[str, tuple[Any, str]]:

@@ -37,7 +37,7 @@ class Interpolated:
     tree: Tree
     notices: tuple[str, ...]
     used: frozenset[str] = frozenset()
-    """the keys that other values refer to"""
+    """the keys that other values refer to, and those around them"""
 
 
 def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None) -> Interpolated:
@@ -68,7 +68,12 @@ def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None)
         raise ConfigError(problems)
     names = [name for name in unset if name.startswith("run.env.")]
     notices = [f"without a profile these are unknown: {', '.join(names)}; name one with --run or --batch"]
-    used = frozenset(name for _, text in references for name in _NAMES.findall(text))
+    used = frozenset(
+        ".".join(parts[:depth])
+        for _, text in references
+        for parts in (name.split(".") for name in _NAMES.findall(text))
+        for depth in range(1, len(parts) + 1)
+    )
     return Interpolated(resolved, tuple(notices if profile is None and names else ()), used)
 
 
@@ -170,7 +175,7 @@ _ENVIRONMENT = "_environment_"
 """the key under which variables are looked up. OmegaConf's own oc.env, which reads this
 process's environment, is not used"""
 _VARIABLE = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*([,}])")
-_NAMES = re.compile(r"\$\{(?:oc\.select:)?([\w-]+(?:\.[\w-]+)+)")
+_NAMES = re.compile(r"\$\{(?:oc\.select:)?([\w-]+(?:\.[\w-]+)*)")
 _ESCAPE = r"(A shell's own variable is written \${NAME} or $NAME.)"
 
 

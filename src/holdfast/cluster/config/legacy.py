@@ -1,19 +1,20 @@
 """Keys of earlier launchers, moved to where they are today, and `adapter_config`.
 
 There an adapter is a proxy between harness and model; Holdfast has none. What Holdfast records anyway is accepted,
-a system prompt and parameters go into the eval, and whatever would change answers is reported as a problem.
+a system prompt, parameters and the removal of reasoning go into the eval, and whatever else would change answers is
+noted.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.config.provenance import Tree
 from holdfast.spec.document import format_location
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from holdfast.spec.document import Location
     from holdfast.spec.findings import Findings
@@ -47,7 +48,16 @@ def move_keys(values: Tree, moves: Sequence[Move], findings: Findings) -> Tree:
     return values
 
 
-DONE = ("use_system_prompt", "custom_system_prompt", "params_to_add")
+DONE = (
+    "use_system_prompt",
+    "custom_system_prompt",
+    "params_to_add",
+    "process_reasoning_traces",
+    "use_reasoning",
+    "start_reasoning_token",
+    "end_reasoning_token",
+    "include_if_reasoning_not_finished",
+)
 NEEDLESS = (
     "mode",
     "use_caching",
@@ -84,12 +94,20 @@ CHANGES = (
     "headers_to_remove",
     "headers_to_rename",
     "use_nvcf",
-    "use_reasoning",
-    "process_reasoning_traces",
-    "start_reasoning_token",
-    "end_reasoning_token",
-    "include_if_reasoning_not_finished",
-    "interceptors",
+)
+INTERCEPTORS = {
+    "system_message": {"system_message": "custom_system_prompt"},
+    "payload_modifier": {"params_to_add": "params_to_add"},
+    "reasoning": {
+        "start_reasoning_token": "start_reasoning_token",
+        "end_reasoning_token": "end_reasoning_token",
+        "include_if_not_finished": "include_if_reasoning_not_finished",
+    },
+}
+"""interceptors that have an effect here: settings of each, and the older keys they stand for"""
+NEEDLESS_INTERCEPTORS = (
+    *("request_logging", "response_logging", "caching", "endpoint", "response_stats", "progress_tracking"),
+    *("raise_client_errors", "log_failed_requests"),
 )
 NEW = ("interceptors", "post_eval_hooks", "discovery")
 """keys of the newer form, which may stand with these alone"""
@@ -101,7 +119,7 @@ def adapter_overrides(tree: Tree, location: Location, findings: Findings) -> lis
     block = tree.get(*location)
     if not isinstance(block, dict):
         return []
-    keys = (*DONE, *NEEDLESS, *CHANGES)
+    keys = (*DONE, *NEEDLESS, *CHANGES, "interceptors")
     for key in block:
         if key not in keys:
             message = f"unknown key{suggest(key, keys)}; known here: {', '.join(keys)}"
@@ -117,9 +135,42 @@ def adapter_overrides(tree: Tree, location: Location, findings: Findings) -> lis
         if key in CHANGES and block[key]:
             message = "not supported; may change the answers: put it into the eval file or the server"
             findings.notice(tree, (*location, key), message)
+    if isinstance(block.get("interceptors"), list):
+        block = _read_interceptors(block["interceptors"], tree, (*location, "interceptors"), findings)
     overrides: list[Override] = []
+    if block.get("process_reasoning_traces") or block.get("use_reasoning"):
+        overrides.append((("target", "strip_reasoning"), _thoughts(block)))
     if block.get("custom_system_prompt") and block.get("use_system_prompt", True):
         overrides.append((("system",), str(block["custom_system_prompt"])))
     if isinstance(block.get("params_to_add"), dict):
         overrides.extend((("target", "params", name), value) for name, value in block["params_to_add"].items())
     return overrides
+
+
+def _thoughts(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `target.strip_reasoning` for the keys of the adapter."""
+    names = {"start": "start_reasoning_token", "end": "end_reasoning_token"}
+    marks = {key: block[name] for key, name in names.items() if block.get(name) is not None}
+    keep = block.get("include_if_reasoning_not_finished", True)
+    return {**marks, **({} if keep in (None, True) else {"unfinished": "drop"})}
+
+
+def _read_interceptors(listed: list[Any], tree: Tree, location: Location, findings: Findings) -> dict[str, Any]:
+    """Return the older keys that a list of interceptors stands for; those that have no effect here are noted."""
+    block: dict[str, Any] = {}
+    for number, entry in enumerate(listed):
+        interceptor = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(interceptor, dict) or interceptor.get("enabled") is False:
+            continue
+        name, settings = interceptor.get("name"), interceptor.get("config") or {}
+        keys = INTERCEPTORS.get(str(name), {})
+        unsupported = [key for key in settings if key not in keys] if name == "payload_modifier" else []
+        if name not in INTERCEPTORS and name not in NEEDLESS_INTERCEPTORS:
+            unsupported = [str(name)]
+        if unsupported:
+            message = f"{', '.join(unsupported)}: not supported; may change the answers: put it into the eval file"
+            findings.notice(tree, (*location, number), message)
+        block |= {keys[key]: value for key, value in settings.items() if key in keys}
+        if name == "reasoning":
+            block["process_reasoning_traces"] = True
+    return block

@@ -146,11 +146,12 @@ def _server_rules(tree: Tree) -> Iterator[Rule]:
 
 def _command_rules(place: str, block: dict[str, Any], model: type[DeploymentBlock]) -> Iterator[Rule]:
     """Yield keys that the command of a server does not use."""
-    kind, command = str(block.get("type")), block.get("command")
+    kind, command = str(block.get("type")), block.get("command") or block.get("base_command")
     why = "the command is given as a whole" if command else f"{kind} is started without it"
     for name, field in model.model_fields.items():
         for mark in field.metadata:
-            if isinstance(mark, DerivedCommand) and (command is not None or kind not in mark.types):
+            is_whole = command is not None and not (name == "base_command" and block.get("command") is None)
+            if isinstance(mark, DerivedCommand) and (is_whole or kind not in mark.types):
                 yield f"{place}.{name}", why
     if block.get("checkpoint_path") is not None:
         yield f"{place}.hf_model_handle", "checkpoint_path is given, and that is the model"

@@ -17,6 +17,7 @@ from holdfast.cluster.config.marks import (
     LOCAL_ONLY,
     NO_CONTAINER,
     OTHER_TOOLS,
+    OTHER_VARIABLES,
     SET_BY_EVAL,
     SPREAD_BY_HOLDFAST,
     TEXT_ONLY,
@@ -30,7 +31,9 @@ from holdfast.spec.schema import Block, Seconds
 
 DESTINATIONS = (*EXPORTERS, "local")
 ONE_LINE = r"^[^\n\r]*$"
-DEPLOYMENTS = ("none", "generic", "vllm", "sglang", "nim", "trtllm")
+DEPLOYMENTS = ("none", "generic", "vllm", "vllm_ray", "sglang", "nim", "trtllm")
+BASE_COMMAND = "<base command>"
+"""stands for the derived command of the server in values that refer to `deployment.base_command`"""
 
 
 def _auto_export(value: Any) -> Any:
@@ -118,6 +121,8 @@ class AutoExportBlock(Block):
     destinations: list[str] = Field(default_factory=list)
     """Formats of `holdfast export --to`, and `local`, which leaves results where they are."""
     launcher_install_cmd: Annotated[str | None, EXPORTS_ITSELF] = None
+    """No effect: Holdfast exports by itself."""
+    partition: Annotated[str | None, EXPORTS_ITSELF] = None
     """No effect: Holdfast exports by itself."""
     export_image: Annotated[str | None, EXPORTS_ITSELF] = None
     """No effect: Holdfast exports by itself."""
@@ -207,14 +212,15 @@ class DeploymentBlock(Block):
     """`deployment:`, the server of the model."""
 
     type: str
-    """Kind of server: `none` (the model is served already), `generic` (your own command), `vllm`, `sglang`, `nim` or
-    `trtllm`."""
+    """Kind of server: `none` (the model is served already), `generic` (your own command), `vllm`, `vllm_ray` (vLLM on
+    several nodes), `sglang`, `nim` or `trtllm`."""
     image: str | None = None
     """Image of the server: a Docker reference, or a `.sqsh` file. Without one the server is a plain process."""
     command: str | None = None
     """The whole command. Required for `generic`, derived for the other types."""
-    base_command: Annotated[str | None, DerivedCommand(("vllm", "sglang", "trtllm", "nim"))] = None
-    """Beginning of the derived command, instead of the usual one."""
+    base_command: Annotated[str | None, DerivedCommand(("vllm", "vllm_ray", "sglang", "trtllm", "nim"))] = None
+    """The command that starts the server, instead of the derived one. A `command` of your own may contain it as
+    `${deployment.base_command}`."""
     port: int = Field(default=8000, ge=1, le=65535)
     """Port of the server."""
     served_model_name: str | None = None
@@ -226,20 +232,23 @@ class DeploymentBlock(Block):
     cache_path: str | None = None
     """Folder for caches, which the server sees as `/cache`."""
     tensor_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
-    """GPUs per tensor-parallel group. Default: all GPUs of its nodes."""
+    """GPUs per tensor-parallel group. Default: all GPUs of its nodes; if their number is unknown, 8 where a
+    `defaults:` list selects the group, else 1."""
     pipeline_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
     """Number of pipeline stages."""
-    data_parallel_size: Annotated[int | None, DerivedCommand(("vllm", "sglang"))] = Field(default=None, ge=1)
+    data_parallel_size: Annotated[int | None, DerivedCommand(("vllm", "vllm_ray", "sglang"))] = Field(
+        default=None, ge=1
+    )
     """Number of data-parallel replicas."""
     gpu_memory_utilization: Annotated[float | None, DERIVED] = Field(default=None, gt=0, le=1)
     """Share of GPU memory to use."""
-    extra_args: Annotated[str | None, DerivedCommand(("vllm", "sglang", "trtllm", "nim"))] = None
+    extra_args: Annotated[str | None, DerivedCommand(("vllm", "vllm_ray", "sglang", "trtllm", "nim"))] = None
     """Arguments to append to the derived command."""
     env_vars: dict[str, Any] | None = None
     """Environment variables of the server."""
     pre_cmd: str | None = None
     """Shell command to run before the server."""
-    distributed_executor_backend: Annotated[str | None, DerivedCommand(("vllm",))] = None
+    distributed_executor_backend: Annotated[str | None, DerivedCommand(("vllm", "vllm_ray"))] = None
     """Backend of a server that spans nodes."""
     endpoints: EndpointsBlock = EndpointsBlock()
     """Paths of the server: `chat`, `completions`, `health`, `embedding`, `ranking`."""
@@ -290,7 +299,8 @@ class ApiEndpoint(Block):
     url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
     """URL of the endpoint."""
     adapter_config: dict[str, Any] | None = None
-    """Settings of the launcher's adapter, of which `custom_system_prompt` and `params_to_add` are used."""
+    """Settings of the launcher's adapter, of which `custom_system_prompt`, `params_to_add` and
+    `process_reasoning_traces` are used."""
 
 
 class LaunchTargetBlock(Block):
@@ -334,6 +344,8 @@ class TaskConfig(Block):
     """No effect: the eval file defines what is asked."""
     required_capabilities: Annotated[Any, SET_BY_EVAL] = None
     """No effect: the eval file defines what is asked."""
+    extra: Annotated[dict[str, Any] | None, SET_BY_EVAL] = None
+    """No effect: the eval file defines what is asked."""
     params: Params = Params()
     """Values that override keys of the eval file."""
 
@@ -347,6 +359,8 @@ class EvaluatorConfig(Block):
     """Settings of the endpoint."""
     metadata: Annotated[dict[str, Any] | None, SET_BY_EVAL] = None
     """No effect: the eval file defines what is asked."""
+    env_vars: Annotated[dict[str, Any] | None, OTHER_VARIABLES] = None
+    """No effect: variables stand in `env_vars` of the task, or of `evaluation`."""
 
 
 class TaskBlock(Block):

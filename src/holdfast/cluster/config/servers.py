@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from holdfast.cluster.config.launch import CACHE, CHECKPOINT, NIM_PORT, PORT, Server
 from holdfast.cluster.config.provenance import DEFAULT, leaves
-from holdfast.cluster.config.schema import DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
+from holdfast.cluster.config.schema import BASE_COMMAND, DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
 from holdfast.cluster.config.variables import EnvVar
 from holdfast.spec.validation import suggest, validate_block
 
@@ -116,12 +116,32 @@ def server_command(block: DeploymentBlock) -> str | None:
     """Return the command line of a server: the one in its block, else one derived from its type."""
     if block.command is not None:
         return block.command.strip() if block.type != "none" else None
-    words = {"vllm": _vllm, "sglang": _sglang, "nim": _nim, "trtllm": _trtllm}.get(block.type)
+    base = _base_command(block)
+    return _over_ray(base, block) if base is not None and block.type == "vllm_ray" else base
+
+
+def _base_command(block: DeploymentBlock) -> str | None:
+    """Return the command that starts the server itself; None for types without one."""
+    if block.base_command not in (None, BASE_COMMAND):
+        return block.base_command
+    words = {"vllm": _vllm, "vllm_ray": _vllm, "sglang": _sglang, "nim": _nim, "trtllm": _trtllm}.get(block.type)
     if words is None:
         return None
-    base, *options = words(block)
-    line = " ".join([block.base_command or base, *(shlex.quote(word) for word in options)])
+    program, *options = words(block)
+    line = " ".join([program, *(shlex.quote(word) for word in options)])
     return f"{line} {block.extra_args}" if block.extra_args else line
+
+
+def fill_base_command(tree: Tree, block: DeploymentBlock) -> DeploymentBlock:
+    """Return the block with the derived command wherever values refer to it, also in the tree."""
+    if block.base_command != BASE_COMMAND:
+        return block
+    base = _base_command(block) or ""
+    tree.remove(("deployment", "base_command"))
+    for location, text in list(leaves(tree.data)):
+        if isinstance(text, str) and BASE_COMMAND in text:
+            tree.put(location, text.replace(BASE_COMMAND, base), tree.origin(location))
+    return block.model_copy(update={"base_command": None, "command": tree.get("deployment", "command")})
 
 
 def server_mounts(block: DeploymentBlock, env: ProfileBlock, table: Mapping[str, str]) -> list[Mount]:
@@ -157,7 +177,7 @@ def server_env(block: DeploymentBlock) -> dict[str, EnvVar]:
 
 def missing_model(block: DeploymentBlock) -> str | None:
     """Return the error message for a server without a model; None if it has one."""
-    derived = block.command is None and block.type in ("vllm", "sglang", "trtllm")
+    derived = block.command is None and block.base_command is None and block.type in SPREAD
     if derived and not block.checkpoint_path and not block.hf_model_handle:
         return f"{block.type} needs checkpoint_path (a folder) or hf_model_handle (a name on Hugging Face)"
     return None
@@ -183,9 +203,27 @@ def _vllm(block: DeploymentBlock) -> list[str]:
             ("--pipeline-parallel-size", block.pipeline_parallel_size),
             ("--data-parallel-size", block.data_parallel_size),
             ("--gpu-memory-utilization", block.gpu_memory_utilization),
-            ("--distributed-executor-backend", block.distributed_executor_backend),
+            ("--distributed-executor-backend", block.distributed_executor_backend if block.type == "vllm" else None),
         ),
+        "--trust-remote-code",
     ]
+
+
+def _over_ray(base: str, block: DeploymentBlock) -> str:
+    """Return the script that each node of an instance runs: the first one serves when Ray has all the others."""
+    backend = shlex.quote(block.distributed_executor_backend or "ray")
+    return f"""\
+set -euo pipefail
+IFS=, read -ra addresses <<< "$ALL_NODE_IPS"
+export VLLM_HOST_IP="${{addresses[$PROC_ID]:-$MASTER_IP}}"
+if [ "$PROC_ID" -ne 0 ]; then
+    until ray start --address="$MASTER_IP:{_RAY_PORT}" --node-ip-address="$VLLM_HOST_IP" --block; do sleep 5; done
+    exit
+fi
+ray start --head --port={_RAY_PORT} --node-ip-address="$VLLM_HOST_IP"
+export RAY_ADDRESS="$MASTER_IP:{_RAY_PORT}"
+until [ "$(ray status | grep -c node_)" -ge "$NODES_PER_INSTANCE" ]; do sleep 5; done
+{base} --distributed-executor-backend {backend}"""
 
 
 def _sglang(block: DeploymentBlock) -> list[str]:
@@ -206,22 +244,25 @@ def _sglang(block: DeploymentBlock) -> list[str]:
 
 def _trtllm(block: DeploymentBlock) -> list[str]:
     return [
-        "trtllm-serve serve",
+        "mpirun --allow-run-as-root --oversubscribe trtllm-serve serve",
         _model(block),
         *_options(
             ("--host", "0.0.0.0"),  # noqa: S104 - as above
             ("--port", block.port),
             ("--tp_size", block.tensor_parallel_size),
             ("--pp_size", block.pipeline_parallel_size),
+            ("--backend", "pytorch"),
             ("--kv_cache_free_gpu_memory_fraction", block.gpu_memory_utilization),
         ),
+        "--trust_remote_code",
     ]
 
 
 def _nim(_: DeploymentBlock) -> list[str]:
-    return ["/opt/nim/start_server.sh"]  # pyxis does not run an image's own entry point
+    return ["/opt/nvidia/nvidia_entrypoint.sh /opt/nim/start_server.sh"]  # pyxis runs no entry point of an image
 
 
+_RAY_PORT: Final = 6379
 SECTION: Final = "auxiliary_deployments"
 _LOGS: Final = ("main", "worker", "deployment", "slurm", "export")
 """what other logs are called"""
@@ -326,6 +367,8 @@ def _resolve_reference(name: str, attribute: str, key: str, servers: Mapping[str
     return f"${{{server.prefix}_{'URL' if 'base_url' in (attribute, key) else attribute.upper()}}}"
 
 
+SPREAD: Final = ("vllm", "vllm_ray", "sglang", "trtllm")
+"""types whose derived commands spread a model over GPUs"""
 _Deployment = TypeVar("_Deployment", bound=DeploymentBlock)
 
 
@@ -370,8 +413,22 @@ def check_instances(
         findings.wrong(tree, (*location, "num_instances"), message)
 
 
-def settle_gpus(tree: Tree, execution: ExecutionBlock, findings: Findings) -> ExecutionBlock:
-    """Return the execution with the number of GPUs that gres gives."""
+def settle_gpus(
+    tree: Tree, execution: ExecutionBlock, executor: ExecutorRules, findings: Findings, *, serves: bool
+) -> ExecutionBlock:
+    """Return the execution with the number of GPUs that gres gives.
+
+    The GPUs and whole nodes of the group are for servers, and its gres gives way to gpus_per_node.
+    """
+    before, needless = execution, executor.is_local or not serves
+    if needless or execution.gpus_per_node is not None:
+        execution = _drop_default(tree, execution, "gres")
+    if needless:
+        execution = _drop_default(tree, execution, "sbatch_extra_flags", "exclusive")
+    if not executor.is_local and not serves and execution != before:
+        dropped = ["exclusive", *([f"gres {before.gres}"] if execution.gres != before.gres else [])]
+        message = f"{' and '.join(dropped)} of the group: not requested, because nothing is served"
+        findings.notice(tree, ("execution",), message)
     match = re.search(r"gpu(?::[A-Za-z][\w.-]*)?:(\d+)", execution.gres or "")
     if match is None or execution.gpus_per_node == int(match[1]):
         return execution
@@ -382,14 +439,29 @@ def settle_gpus(tree: Tree, execution: ExecutionBlock, findings: Findings) -> Ex
     return execution.model_copy(update={"gpus_per_node": int(match[1])})
 
 
-def spread_over_gpus(tree: Tree, block: _Deployment, location: Location, gpus: int | None, nodes: int) -> _Deployment:
+def _drop_default(tree: Tree, execution: ExecutionBlock, *key: str) -> ExecutionBlock:
+    """Return the execution without a value of the group, unless the profile gave it."""
+    location = ("execution", *key)
+    if tree.get(*location) is None or not _is_default(tree, location) or "←" in tree.origin(location):
+        return execution
+    tree.put(location, None, tree.origin(location))
+    return execution.model_copy(update={key[0]: tree.get("execution", key[0])})
+
+
+def spread_over_gpus(
+    tree: Tree, block: _Deployment, location: Location, gpus: int | None, nodes: int, findings: Findings
+) -> _Deployment:
     """Return the block with a tensor parallel size that uses all GPUs of the nodes, unless the user gave one."""
     place = (*location, "tensor_parallel_size")
-    if not gpus or block.tensor_parallel_size is None or not _is_default(tree, place):
+    derived = block.type in SPREAD and (block.command is None or BASE_COMMAND in block.command)
+    if not gpus or not derived or block.tensor_parallel_size is None or not _is_default(tree, place):
         return block
     spread = (block.pipeline_parallel_size or 1) * (block.data_parallel_size or 1)
     size = max(1, min(gpus, gpus * nodes // spread))
     group = tree.origin(place).partition(" ← ")[0]
+    if size != block.tensor_parallel_size > 1:
+        message = f"is {size}, all GPUs of its nodes, and not the group's {block.tensor_parallel_size}"
+        findings.notice(tree, place, message)
     tree.put(place, size, f"{group} ← {tree.origin(('execution', 'gpus_per_node'))}")
     return block.model_copy(update={"tensor_parallel_size": size})
 

@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
 Kind = Literal["host", "lit", "runtime"]
 WANDB_KEY = "WANDB_API_KEY"
+WANDB_SETTINGS = {"WANDB_PROJECT": "project", "WANDB_ENTITY": "entity"}
+"""variables of W&B, and the key of `run.wandb` that each one stands for"""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SHORTEST_SECRET = 16
 """a literal shorter than this is a placeholder such as EMPTY or dummy, which local servers are given"""
+_PLACEHOLDER = re.compile(r"(?i)placeholder|dummy|not[-_ ]?(needed|used|required)|change[-_ ]?me")
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,17 @@ def read_variables(
             continue
         if bare is None and str(variable) != str(value).removeprefix("$"):
             findings.notice(tree, place, f"{value} without a prefix is read as {variable}")
-        variables[name] = variable
+        variables[name] = _from_wandb(tree, variable)
     return variables
+
+
+def _from_wandb(tree: Tree, variable: EnvVar) -> EnvVar:
+    """Return `host:WANDB_PROJECT` and `host:WANDB_ENTITY` as the values of `[wandb]`, which exports use too."""
+    key = WANDB_SETTINGS.get(variable.value) if variable.kind == "host" else None
+    setting = None if key is None else tree.get("run", "wandb", key)
+    if key is None or setting is None:
+        return variable
+    return EnvVar(variable.name, "lit", str(setting), tree.origin(("run", "wandb", key)))
 
 
 def _parse_variable(name: str, value: Any, origin: str, bare: Kind | None) -> EnvVar:
@@ -87,7 +99,7 @@ def _parse_variable(name: str, value: Any, origin: str, bare: Kind | None) -> En
         kind, text = "lit", rest
     else:
         kind = bare or ("host" if _NAME.fullmatch(text) else "lit")
-    if kind == "lit" and looks_secret(name) and len(text) >= _SHORTEST_SECRET:
+    if kind == "lit" and looks_secret(name) and len(text) >= _SHORTEST_SECRET and not _PLACEHOLDER.search(text):
         raise ValueError(f"secrets do not belong in files: write host:{name} and set it where you submit")
     return EnvVar(name, kind, text, origin)
 
@@ -104,7 +116,7 @@ def host_value(variable: EnvVar, environ: Mapping[str, str]) -> str | None:
 
 
 def check_environment(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> None:
-    """Raise ConfigError naming every `host:` variable that is not set here. Called before submitting."""
+    """Raise ConfigError naming every `host:` variable that is not set here."""
     unset = {(v.name, v.value): v for v in variables if v.kind == "host" and host_value(v, environ) is None}
     if any(variable.value == WANDB_KEY for variable in unset.values()):
         raise wandb_login_missing()

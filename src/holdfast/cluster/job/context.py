@@ -81,7 +81,7 @@ class JobContext:
             id=executor.job_id(),
             restart=int(environ.get("SLURM_RESTART_COUNT") or 0),
             node=environ.get("SLURMD_NODENAME") or os.uname().nodename,
-            secrets=layout.read_secrets(Path(place.secrets).read_bytes()),
+            secrets=layout.load_secrets(place),
             index=index or int(environ.get("SLURM_ARRAY_TASK_ID") or 0),
         )
 

@@ -440,6 +440,7 @@ class JobRun:
             return CONTINUES
         if self._queued is not None:
             self._queued.cancel_successor()
+        layout.remove_secrets(self._place)
         return 0
 
     def _cancelled(self, job: str) -> str:

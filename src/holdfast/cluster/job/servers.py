@@ -179,14 +179,13 @@ class Spot:
             PORT: str(self.port),
             "INSTANCE_ID": str(self.instance),
             "INSTANCE_RANK": "0",
+            "PROC_ID": "0",
             "NUM_INSTANCES": str(self.deployment.instances),
             "NODES_PER_INSTANCE": str(len(self.nodes) or 1),
         }
-        if self.nodes:
-            addresses = [_ip(node.address) for node in self.nodes]
-            first = {"MASTER_IP": addresses[0], "INSTANCE_MASTER_IP": addresses[0]}
-            env |= {**first, "ALL_NODE_IPS": ",".join(addresses)}
-        return env
+        addresses = [_ip(node.address) for node in self.nodes] or [_ip(socket.gethostname())]
+        first = {"MASTER_IP": addresses[0], "INSTANCE_MASTER_IP": addresses[0]}
+        return {**env, **first, "ALL_NODE_IPS": ",".join(addresses)}
 
     def __str__(self) -> str:
         """Return the name that messages use."""
@@ -296,7 +295,9 @@ class ServerProcess:
         spot, deployment = self.spot, self.spot.deployment
         pyxis, names = bool(deployment.image) and has_pyxis(), [node.name for node in spot.nodes]
         alone = not pyxis and spot.near and len(names) == 1
-        line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if alone else names)
+        env = {**self._env(deployment.env), **spot.env}
+        own = [name for name in {**deployment.env, **spot.env} if name in env]
+        line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if alone else names, variables=own)
         if deployment.image and not pyxis:
             notify(f"no pyxis here: {deployment.image} is not used, {spot} runs as a plain process")
         reader, self._pipe = os.pipe()
@@ -307,7 +308,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**self._env(deployment.env), **spot.env},
+                env=env,
                 start_new_session=True,
                 pass_fds=(reader,),
             )
@@ -404,8 +405,13 @@ class ServerProcess:
         self._process = None
 
 
-def server_line(deployment: Server, nodes: int, *, pyxis: bool, names: Sequence[str] = ()) -> str:
-    """Return the shell command of a server: as it is, or through srun for other nodes or a container."""
+def server_line(
+    deployment: Server, nodes: int, *, pyxis: bool, names: Sequence[str] = (), variables: Sequence[str] = ()
+) -> str:
+    """Return the shell command of a server: as it is, or through srun for other nodes or a container.
+
+    `variables` are the names of those that must have their values in the container, where an image's own win otherwise.
+    """
     line = f"{deployment.pre_cmd}\n{deployment.command}" if deployment.pre_cmd else deployment.command
     if not pyxis and not names and nodes == 1:
         return line
@@ -417,8 +423,10 @@ def server_line(deployment: Server, nodes: int, *, pyxis: bool, names: Sequence[
         words.append(f"--container-image={deployment.image}")
         if deployment.mounts:
             words.append(f"--container-mounts={','.join(deployment.mounts)}")
+        if variables:
+            words.append(f"--container-env={','.join(sorted(variables))}")
         words.append("--container-mount-home" if deployment.mount_home else "--no-container-mount-home")
-    return shlex.join([*words, "bash", "-c", f"export INSTANCE_RANK=$SLURM_PROCID\n{line}"])
+    return shlex.join([*words, "bash", "-c", f"export INSTANCE_RANK=$SLURM_PROCID PROC_ID=$SLURM_PROCID\n{line}"])
 
 
 def without_container(deployment: Server) -> Server:

@@ -131,6 +131,7 @@ def ensure_image(
     digest = registry_digest(transport, reference)
     if (reason := _import_reason(shelf, squashed, digest, force=force)) is None:
         assert squashed is not None
+        transport.run(["touch", "-c", "--", shelf.path(squashed)])  # it is in use, as `holdfast clean` sees
         return shelf.path(squashed)
     say(f"{image}: {reason}")
     sbatch = ["--nodes=1", "--ntasks=1", "--no-requeue", "--dependency=singleton", *options]

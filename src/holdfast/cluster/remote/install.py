@@ -83,8 +83,9 @@ def ensure_python(
 
 # A virtual environment cannot be moved, so one process creates it in its place; `.ready` marks it complete.
 _MAKE_ENV: Final = """
+umask go-w
 env="$1" wheel="$2"
-test -e "$env/.ready" && exit 0
+test -e "$env/.ready" && { touch -c -- "$env"; exit 0; }
 mkdir -p -- "$(dirname -- "$env")"
 waited=0
 until mkdir -- "$env.lock" 2>/dev/null; do

@@ -2,7 +2,8 @@
 
     <directory>/                       BASE/holdfast/<id>
         invocation.json                `InvocationFile`: what was submitted
-        secrets.env                    mode 0600; values of variables, by their names on the submitting machine
+        secrets.env                    mode 0600; values of variables, by their names on the submitting machine;
+                                       removed when all tasks are done
         jobs-*.jsonl                   see `ledger`
         stop                           present: no job continues
         submitting/                    present: a process submits jobs, see `turn`
@@ -282,6 +283,25 @@ def read_secrets(data: bytes) -> dict[str, str]:
         if equals:
             values[name.decode()] = msgspec.json.decode(value, type=str)
     return values
+
+
+def load_secrets(place: TaskFolder) -> dict[str, str]:
+    """Return the secrets of an invocation; none once they were removed, when a late worker has nothing to do."""
+    try:
+        return read_secrets(Path(place.secrets).read_bytes())
+    except FileNotFoundError:
+        return {}
+
+
+def remove_secrets(place: TaskFolder) -> None:
+    """Remove the secrets of an invocation, if all of its tasks are done; the others may still be resumed."""
+    from holdfast.cluster.remote.transport import Here
+
+    here = Here(pauses=())
+    tasks = read_invocation(here, place.invocation).tasks
+    states = (read_state(here, TaskFolder(place.invocation, number)) for number in range(len(tasks)))
+    if all(state.phase == "done" for state in states):
+        Path(place.secrets).unlink(missing_ok=True)
 
 
 def log_name(kind: str, job: str, restart: int = 0, instance: int = 0) -> str:

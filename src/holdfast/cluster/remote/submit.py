@@ -124,7 +124,8 @@ def _describe_request(launch: Launch) -> str:
     parts = []
     for name in (*names, "sbatch_extra_flags"):
         value, origin = launch.tree.get("execution", name), launch.tree.origin(("execution", name))
-        if value and (" ← " in origin or not origin.startswith(DEFAULT)):
+        asks = name in ("gres", "sbatch_extra_flags") or " ← " in origin or not origin.startswith(DEFAULT)
+        if value and asks:
             parts.append(f"{name} {value} ({origin.rpartition(' ← ')[2]})")
     check = f"; `holdfast doctor {launch.profile.name}` tries them out" if launch.profile else ""
     return f"Slurm was asked for {', '.join(parts) or 'nothing in particular'}{check}."
@@ -188,10 +189,36 @@ def _start_jobs(
 _EXPAND_HOME: Final = 'case "$1" in "~"|"~/"*) set -- "$HOME${1#\\~}";; esac; '
 
 
+# A group of the user's name is a private one, as many systems give to every user. In a folder with the sticky bit, such
+# as /tmp, nobody can replace what belongs to others.
+_MAKE_BASE: Final = (
+    "check=$2; "
+    + _EXPAND_HOME
+    + """
+umask go-w
+mkdir -p -- "$1/holdfast" && cd -- "$1" && pwd || exit
+test -n "$check" || exit 0
+for folder in . holdfast; do
+    set -- $(stat -c '%a %U %G' "$folder")
+    case $1 in [1357]???) continue ;; esac
+    test "$folder" = . || test "$2" = "$(id -un)" || echo "$folder belongs to $2"
+    test $((0$1 & 002)) -eq 0 || echo "everybody may write $folder"
+    test $((0$1 & 020)) -eq 0 || test "$3" = "$(id -un)" || echo "the group $3 may write $folder"
+done
+"""
+)
+
+
 def _make_base(launch: Launch, transport: Transport) -> str:
-    """Create the folder that everything goes to, and return its absolute path."""
-    script = _EXPAND_HOME + 'mkdir -p -- "$1" && cd -- "$1" && pwd'
-    return transport.check(["sh", "-c", script, "sh", base_folder(launch)]).text.strip()
+    """Create the folder that everything goes to, and return its absolute path. Jobs run what is in it."""
+    check = "" if launch.executor.is_local else "check"  # on a cluster other users have accounts
+    base, *exposed = transport.check(["sh", "-c", _MAKE_BASE, "sh", base_folder(launch), check]).text.splitlines()
+    if exposed:
+        raise ClusterError(
+            f"{transport.host}: other users can change what your jobs run: {'; '.join(exposed)}",
+            remedy=f"Run `chmod go-w {base} {base}/holdfast` there, or set remote_job_dir to a folder of your own.",
+        )
+    return base
 
 
 def base_folder(launch: Launch) -> str:

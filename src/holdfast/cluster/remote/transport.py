@@ -240,6 +240,7 @@ class Transport(ABC):
 # dd: one write of everything, and the sync, by one process.
 _APPEND: Final = """
 set -e
+umask go-w
 folder=$(dirname -- "$1")
 new=; test -e "$1" || { new=1; mkdir -p -- "$folder"; }
 if test -s "$1" && test -n "$(tail -c 1 -- "$1")"; then echo >>"$1"; fi
@@ -254,19 +255,23 @@ find . -maxdepth 2 -type f -readable \( %s \) -print0 | tar --null -T - -cf - --
 true
 """
 
-# Clean-up jobs of shared file systems delete single old files: what is there counts only if it is all there.
+# Clean-up jobs of shared file systems delete single old files: what is there counts only if it is all there. Its time
+# tells `holdfast clean` that it was used.
 _IS_WHOLE: Final = """
-whole() { test -f "$1/.whole" && test "$(find "$1" -type f | wc -l)" -eq "$2"; }
+whole() { test -f "$1/.whole" && test "$(find "$1" -type f | wc -l)" -eq "$2" && { touch -c -- "$1" || :; }; }
 list() { if whole "$1/$2" "$3"; then echo "$2"; fi; }
 """
 
-# `.whole` is the last file sent. A stream that broke off between two files is a sound archive for tar.
+# `.whole` is the last file sent. A stream that broke off between two files is a sound archive for tar. Jobs run what is
+# here, so nobody else may change it, whatever the umask.
 _RECEIVE: Final = """
 set -e
+umask go-w
 mkdir -p -- "$1"
 stage=$(mktemp -d -- "$1/.arriving-XXXXXX")
 trap 'rm -rf -- "$stage"' EXIT
 tar -x -p -m --no-same-owner -f - -C "$stage"
+chmod -R go-w "$stage"
 find "$stage" -type f -exec sync -- {} +
 place() {
     test -f "$stage/$2/.whole"
@@ -338,7 +343,7 @@ class Here(Transport):
         """Add lines to a file that has no other writer; returns once they are on the medium."""
         file = Path(path)
         with self._refusals(f"cannot write {path}"):
-            make_directory(file.parent)
+            _make_own_directory(file.parent)
             is_new = not file.exists()
             fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -401,7 +406,7 @@ class Here(Transport):
     def _receive(self, archive: BinaryIO, root: str, counts: Mapping[str, int]) -> None:
         folder = Path(root)
         with self._refusals(f"cannot write {root}"):
-            make_directory(folder)
+            _make_own_directory(folder)
             stage = Path(tempfile.mkdtemp(prefix=".arriving-", dir=folder))
             try:
                 with tarfile.open(fileobj=archive) as tar:
@@ -416,7 +421,8 @@ class Here(Transport):
     def _place(self, arrived: Path, target: Path, count: int) -> None:
         if not (arrived / ".whole").is_file():
             raise ClusterError(f"{self.host}: {target}: the files did not arrive completely")
-        arrived.chmod(0o755)
+        for place in [arrived, *(path for path in arrived.rglob("*") if path.is_dir())]:
+            place.chmod(0o755)
         if target.exists() and not _is_whole(target, count):
             target.rename(arrived.with_suffix(".old"))
         try:
@@ -437,7 +443,19 @@ class Here(Transport):
 
 
 def _is_whole(tree: Path, count: int) -> bool:
-    return (tree / ".whole").is_file() and sum(path.is_file() for path in tree.rglob("*")) == count
+    if not (tree / ".whole").is_file() or sum(path.is_file() for path in tree.rglob("*")) != count:
+        return False
+    with suppress(PermissionError):
+        os.utime(tree)
+    return True
+
+
+def _make_own_directory(path: Path) -> None:
+    """Create a directory and its parents, which only their owner may write, whatever the umask."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    make_directory(path)
+    for place in missing:
+        place.chmod(place.stat().st_mode & ~0o022)
 
 
 def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
@@ -450,7 +468,7 @@ def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None
     with os.fdopen(fd, "wb") as file:
         shutil.copyfileobj(source, file)
         file.flush()
-        os.fchmod(fd, member.mode)
+        os.fchmod(fd, member.mode & ~0o022)
         sync(fd)
 
 

@@ -4,4 +4,5 @@
 `status`  reports the status of an invocation to anybody who can read its directory
 `logs`    reads and follows logs, across jobs
 `kill`    cancels the jobs of an invocation, and nothing else
+`clean`   removes what no run needs
 """
