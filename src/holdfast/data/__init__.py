@@ -3,6 +3,7 @@
 `readers`  one generator per file format
 `dataset`  selection (where, shuffle, offset, limit), ids, digests, and the survey made before a run
 `messages` the messages of a row, and the files in them
+`media`    the kind of a file by its first bytes
 `panels`   the graders that apply to each row
 `grouping` the values by which results are broken down
 """
