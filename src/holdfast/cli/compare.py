@@ -11,7 +11,7 @@ import click
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.env_file import env_file_options, load_env_file
-from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
+from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def command(
     accept_errors: bool,
     runs_dir: Path | None,
 ) -> int:
-    """Compare the first RUN (path or id) with each of the others, on the samples they share.
+    """Compare the first RUN (path, id, invocation or HOST:PATH) with each of the others, on the samples they share.
 
     With --judge, a model judges the answers of every pair of runs in both orders. Its verdicts are stored below the
     runs directory; the same command resumes the comparison and asks nothing twice.
@@ -81,7 +81,7 @@ def command(
         return judge_runs(runs, judge, runs_directory(runs_dir), as_json=as_json, accept_errors=accept_errors)
     if accept_errors:
         raise UsageError("--accept-errors needs --judge")
-    views = [RunView(RunDir(find_run(run, runs_directory(runs_dir)))) for run in runs]
+    views = [RunView(RunDir(fetch_run(run, runs_directory(runs_dir)))) for run in runs]
     scored = [read_scores(view) for view in views]
     if form is not None:
         from holdfast.export.comparison import write_comparison

@@ -9,7 +9,7 @@ import click
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_error, show_note, show_warning
 from holdfast.cli.flags import ExporterName
-from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
+from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.spec.load_exports import EXPORTERS
 
@@ -43,7 +43,7 @@ def command(
     output: Path | None,
     runs_dir: Path | None,
 ) -> int:
-    """Export RUN (path or id) in another format, or send it to W&B or MLflow.
+    """Export RUN (path, id, invocation or HOST:PATH) in another format, or send it to W&B or MLflow.
 
     KEY=VALUE sets options of the destination, such as project=x entity=y for wandb, or tracking_uri=URL for mlflow.
     Options that are not given are those of the last export there, else those of the eval file. Exporting again
@@ -57,7 +57,7 @@ def command(
         raise UsageError(f"give --to {'|'.join(EXPORTERS)}, or --failed")
     if failed and (options or output):
         raise UsageError("--failed repeats exports with their original options; use --to to change them")
-    rundir = RunDir(find_run(run, runs_directory(runs_dir)))
+    rundir = RunDir(fetch_run(run, runs_directory(runs_dir)))
     view = RunView(rundir)
     entries = read_entries(rundir)
     names = [exporter] if exporter else [name for name, entry in entries.items() if entry.state == "failed"]

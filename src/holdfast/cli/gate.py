@@ -11,7 +11,7 @@ import click
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_note
-from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
+from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 )
 @runs_dir_option
 def command(current: str, baseline: str | None, minima: tuple[str, ...], golden: tuple[str, ...], **flags: Any) -> int:
-    """Check the finished RUN (path or id) against minimum scores, a baseline and golden samples.
+    """Check the finished RUN (path, id, invocation or HOST:PATH) against minimum scores, a baseline and golden samples.
 
     A sample is golden if its row has `golden: true` in RUN or in the baseline; a missing golden sample fails. The exit
     code is 0 if all conditions are met, and 1 if not. A run that is not finished is an error, never a pass.
@@ -76,7 +76,7 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     from holdfast.store.rundir import RunDir
 
     root = runs_directory(flags["runs_dir"])
-    view, base = (RunView(RunDir(find_run(name, root))) if name else None for name in (current, baseline))
+    view, base = (RunView(RunDir(fetch_run(name, root))) if name else None for name in (current, baseline))
     assert view is not None
     rules = Rules(flags["max_regression_pct"], golden, dict(map(_minimum, minima)), flags["new"], flags["removed"])
     result = gate_run(view, base, rules, golden_rows=not flags["ignore_golden_rows"])

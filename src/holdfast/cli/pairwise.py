@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.flags import lock_timeout
-from holdfast.cli.runs import command_line, find_run
+from holdfast.cli.runs import command_line, fetch_run
 from holdfast.display.choice import make_display
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: b
     from holdfast.spec.document import read_document
     from holdfast.store.rundir import RunDir
 
-    rundirs = [RunDir(find_run(run, runs_dir)) for run in runs]
+    rundirs = [RunDir(fetch_run(run, runs_dir)) for run in runs]
     options = Options(runs_dir=runs_dir, accept_errors=accept_errors, wait=lock_timeout(wait=False))
     display = make_display("none" if as_json else None)
     comparison = judge_pairs(rundirs, read_document(judge), judge.resolve().parent, options, display)

@@ -39,11 +39,58 @@ def runs_directory(option: Path | None) -> Path:
     return chosen
 
 
+class NoSuchRun(UsageError):
+    """No run on this machine has that name."""
+
+
 def find_run(name: str, runs_dir: Path) -> Path:
-    """A run by its path, its id, or the beginning of its id. Says so where a newer Holdfast wrote it."""
+    """A run here by its path, its id, or the beginning of its id. Says so where a newer Holdfast wrote it."""
+    return _announce_version(_find(name, runs_dir))
+
+
+def fetch_run(name: str, runs_dir: Path) -> Path:
+    """A run to read: one on this machine, as `find_run` finds it, or a copy of the one of a task or `HOST:PATH`."""
+    return fetch_runs(name, runs_dir, most=1)[0]
+
+
+def fetch_runs(name: str, runs_dir: Path, most: int | None = None) -> list[Path]:
+    """Runs to read, as for `fetch_run`; an invocation has one for each task, of which at most `most` are accepted."""
+    try:
+        path = find_run(name, runs_dir)
+    except NoSuchRun as error:
+        no_run = error
+    else:
+        _refuse_invocation(name, path)
+        return [path]
+    from holdfast.cluster.watch.copies import fetch_run, find_places
+    from holdfast.cluster.watch.find import NotKnown
+
+    try:
+        places = find_places(name)
+    except NotKnown:
+        raise no_run from None
+    if most is not None and len(places) > most:
+        runs = ", ".join(f"{task} ({place.path})" for task, place in places.items())
+        raise UsageError(f"{name} has {len(places)} runs: {runs}", remedy=f"Name one, such as {next(iter(places))}.")
+    return [_announce_version(fetch_run(place, show_note)) for place in places.values()]
+
+
+def _refuse_invocation(name: str, path: Path) -> None:
+    """Raise if the beginning of a run's id is also that of an invocation."""
+    from holdfast.store.home import home_directory
+
+    if path != Path(name) and (others := sorted((home_directory() / "invocations").glob(f"{name}*.json"))):
+        raise UsageError(
+            f"{name!r} is ambiguous: it is the beginning of a run, {path}, and of invocation {others[0].stem}",
+            remedy="Give more digits.",
+        )
+
+
+def _announce_version(path: Path) -> Path:
+    """Show a note if a newer Holdfast wrote a run, and return its path."""
     from holdfast.store.rundir import RunDir
 
-    rundir = RunDir(_find(name, runs_dir))
+    rundir = RunDir(path)
     with suppress(UsageError):  # reported where the run is read
         manifest = rundir.read_manifest()
         if manifest is not None and (newer := rundir.newer(manifest)) is not None:
@@ -75,7 +122,7 @@ def _find(name: str, runs_dir: Path) -> Path:
     close = get_close_matches(name, ids.values(), n=3)
     near = ", ".join(str(path) for path, run_id in ids.items() if run_id in close)
     hint = f"Runs are looked for in {runs_dir}; `holdfast ls` lists them."
-    raise UsageError(f"no run {name!r}", remedy=f"Did you mean {near}? {hint}" if near else hint)
+    raise NoSuchRun(f"no run {name!r}", remedy=f"Did you mean {near}? {hint}" if near else hint)
 
 
 def find_runs_dir(rundir: RunDir, manifest: Manifest, root: Path) -> Path:

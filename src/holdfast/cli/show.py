@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.completion import complete_runs, complete_samples
 from holdfast.cli.flags import Positive
-from holdfast.cli.runs import find_run, run_name, runs_dir_option, runs_directory
+from holdfast.cli.runs import fetch_run, run_name, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def command(
 ) -> int:
     """Show RUN: its numbers and what failed. With SAMPLE, show the conversation, with its checkpoints and verdicts.
 
-    SAMPLE is the id of a sample or the beginning of it; /TRIAL chooses one of several trials.
+    RUN is a path, an id, an invocation or HOST:PATH. SAMPLE is the id of a sample or the beginning of it; /TRIAL
+    chooses one of several trials.
 
     \b
     holdfast show 17ff --failed
@@ -60,7 +61,7 @@ def command(
     from holdfast.report.selection import Chosen, Criteria, find_graders
     from holdfast.store.rundir import RunDir
 
-    view = RunView(RunDir(find_run(run, runs_directory(runs_dir))))
+    view = RunView(RunDir(fetch_run(run, runs_directory(runs_dir))))
     if sample is not None:
         if failed or errors or grader or limit:
             raise UsageError("--failed, --errors, --grader and -n are for a whole run", remedy="Leave out the sample.")

@@ -6,6 +6,8 @@ import asyncio
 import os
 import shlex
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -13,9 +15,9 @@ from urllib.parse import urlencode
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.errors import show_note
-from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
-from holdfast.errors import UsageError
+from holdfast.cli.errors import show_note, show_warning
+from holdfast.cli.runs import fetch_runs, runs_dir_option, runs_directory
+from holdfast.errors import HoldfastError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from holdfast.view.guard import AccessRules
 
 _PORT = 4653
+_FOLLOW_SECONDS = 10.0
+"""between two looks at an unfinished run on a cluster"""
 
 
 @click.command("view")
@@ -57,6 +61,9 @@ def command(
 ) -> int:
     """See runs in the browser: all of them, one RUN (path or id), or several RUNs compared.
 
+    RUN may also be an invocation or HOST:PATH: its runs are copied from the cluster, and followed until they are
+    finished.
+
     The server only reads, and follows runs that are being written. It answers only on this machine and only to those
     who have the key in the address that it prints. Ctrl-C ends it.
     """
@@ -88,6 +95,8 @@ def command(
             show_note(f"port {port} is in use; this is {bound}")
         names = frozenset() if is_loopback(host) else names_of(host)
         rules = AccessRules(key, AccessRules.names | names, bound, any_address=host in ("0.0.0.0", "::"))  # noqa: S104 - compared
+    if any(_is_unfinished_copy(run, home) for run in named.values()):
+        threading.Thread(target=_follow_copies, args=(runs, root, named, home), daemon=True).start()
     page = f"/compare/{'/'.join(named)}" if len(named) > 1 else f"/run/{next(iter(named))}" if named else "/"
 
     def ready() -> None:
@@ -111,8 +120,8 @@ def _named_runs(names: tuple[str, ...], root: Path) -> dict[str, RunDir]:
     from holdfast.store.rundir import RunDir
 
     named: dict[str, RunDir] = {}
-    for name in names:
-        rundir = RunDir(find_run(name, root))
+    for name, path in [(each, path) for each in names for path in fetch_runs(each, root)]:
+        rundir = RunDir(path)
         manifest = rundir.read_manifest()
         if manifest is None:
             raise UsageError(f"{rundir.path} is not a run directory: it has no manifest.json")
@@ -122,6 +131,25 @@ def _named_runs(names: tuple[str, ...], root: Path) -> dict[str, RunDir]:
             )
         named[manifest.id] = rundir
     return named
+
+
+def _is_unfinished_copy(rundir: RunDir, home: Path) -> bool:
+    return rundir.path.is_relative_to(home) and not rundir.finished
+
+
+def _follow_copies(names: tuple[str, ...], root: Path, named: Mapping[str, RunDir], home: Path) -> None:
+    """Bring copies of runs on clusters up to date until they are finished. A fetch may be cut off at any moment."""
+    last = ""
+    while any(_is_unfinished_copy(run, home) for run in named.values()):
+        time.sleep(_FOLLOW_SECONDS)
+        try:
+            for name in names:
+                fetch_runs(name, root)
+            last = ""
+        except HoldfastError as error:  # the cluster is away; its jobs go on, and so does this
+            if error.message != last:
+                show_warning(error.message)
+            last = error.message
 
 
 def _has_something(root: Path) -> bool:
@@ -159,7 +187,6 @@ def _can_open(variables: Mapping[str, str]) -> bool:
 
 def _open_browser(address: str, home: Path) -> None:
     """Open the address through a file: other users can see the arguments of a browser, and the key would be in them."""
-    import threading
     import webbrowser
     from html import escape
 

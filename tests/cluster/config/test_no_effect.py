@@ -64,6 +64,7 @@ VALUES: dict[str, Any] = {
     "execution.num_nodes": 4,
     "execution.gres": "gpu:4",
     "execution.mode": "parallel",
+    "execution.container_engine": "podman",
     "execution.sbatch_extra_flags": {"qos": "high"},
     "execution.proxy": {"type": "haproxy"},
     "execution.proxy.type": "haproxy",

@@ -62,6 +62,10 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     """runs before the command, in the same container"""
     image: str | None = None
     """None: a plain process on the node"""
+    engine: str | None = None
+    """`podman` or `docker`, which starts the image on this machine; None: pyxis does, where there is one"""
+    engine_options: tuple[str, ...] = ()
+    """further options for the engine's `run`"""
     mounts: tuple[str, ...] = ()
     """`source:target[:options]`"""
     mount_home: bool = False

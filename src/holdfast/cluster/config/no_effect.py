@@ -160,14 +160,18 @@ def _command_rules(place: str, block: dict[str, Any], model: type[DeploymentBloc
 def _image_rules(tree: Tree, referenced: frozenset[str], executor: ExecutorRules) -> Iterator[Rule]:
     """Yield keys of containers that are not started."""
     serves = tree.get("deployment", "type") != "none"
-    if serves and not executor.starts_containers:
-        yield "deployment.image", "on this machine the server is a plain process"
-    image = tree.get("deployment", "image") if serves and executor.starts_containers else None
-    others = [block.get("image") for block in _auxiliary(tree).values()] if executor.starts_containers else []
+    engine = tree.get("execution", "container_engine") if executor.is_local else None
+    starts_containers = executor.starts_containers or engine is not None
+    if serves and not starts_containers:
+        yield "deployment.image", "on this machine the server is a plain process without execution.container_engine"
+    image = tree.get("deployment", "image") if serves and starts_containers else None
+    others = [block.get("image") for block in _auxiliary(tree).values()] if starts_containers else []
     images = [name for name in (image, *others) if name]
     why = "no container is started"
     if image is None:
         yield "execution.mounts.deployment", why
+    if not images or engine is None:
+        yield "execution.extra_docker_args", "neither podman nor docker is started"
     if not images:
         yield "execution.mounts.mount_home", why
         yield "run.env.mounts", why

@@ -22,7 +22,6 @@ from holdfast.cluster.config.marks import (
     SPREAD_BY_HOLDFAST,
     TEXT_ONLY,
     DerivedCommand,
-    NoEffect,
 )
 from holdfast.cluster.config.profiles import Lines, ProfileBlock, WandbBlock
 from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
@@ -189,8 +188,10 @@ class ExecutionBlock(Block):
     """Older spelling of `env_vars` under `deployment`, `evaluation` and `export`."""
     mode: Annotated[Literal["sequential", "parallel"], LOCAL_ONLY] = "sequential"
     """Local only: run tasks one after another or at the same time."""
-    extra_docker_args: Annotated[str | None, NoEffect("no Docker is started")] = None
-    """No effect: Holdfast starts no Docker containers."""
+    container_engine: Annotated[Literal["podman", "docker"] | None, LOCAL_ONLY] = None
+    """Local only: program that starts servers in their images. Default: servers are plain processes."""
+    extra_docker_args: Annotated[str | None, LOCAL_ONLY] = None
+    """Local only: further options for `podman run` or `docker run`, as in a shell."""
 
 
 class EndpointsBlock(Block):

@@ -94,6 +94,8 @@ def build_server(
         command=server_command(block) or "",
         pre_cmd=block.pre_cmd,
         image=block.image,
+        engine=execution.container_engine if block.image else None,
+        engine_options=tuple(shlex.split(execution.extra_docker_args or "")),
         mounts=tuple(map(str, mounts)),
         mount_home=execution.mounts.mount_home,
         port=block.port,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -27,7 +29,6 @@ from holdfast.errors import HoldfastError, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from holdfast.cluster.config.launch import Server
     from holdfast.cluster.job.context import JobContext
@@ -98,10 +99,11 @@ class Servers:
 
         for index, (spot, log) in enumerate(zip(self.spots, self.logs, strict=True)):
             server = spot.deployment
-            if not (server.image and has_pyxis()):
+            if not (server.engine or (server.image and has_pyxis())):
                 server = without_container(server)
             taken = {(process.host, process.spot.port) for process in self._processes}
-            process = ServerProcess(replace(spot, deployment=server), log, self._job.env)
+            container = f"holdfast-{self._job.task.invocation}-{self._job.task.number}-{server.name}-{spot.instance}"
+            process = ServerProcess(replace(spot, deployment=server), log, self._job.env, container)
             self._processes.append(process)  # to be stopped whatever happens
             if not process.start(wait_for_port, lambda: self._job.must_stop, taken):
                 raise StopRequested
@@ -259,14 +261,18 @@ class ServerProcess:
     """One server, in its own process group.
 
     A small guard process in the group reads a pipe from the job, and kills the group when the pipe closes: when the
-    job ends, in whatever way.
+    job ends, in whatever way. A container of podman or docker is outside of the group, so the guard removes it by its
+    name; one whose guard was killed too is removed when the next job starts the server.
     """
 
-    def __init__(self, spot: Spot, log: Path, env: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
+    def __init__(
+        self, spot: Spot, log: Path, env: Callable[[Mapping[str, str]], Mapping[str, str]], container: str = ""
+    ) -> None:
         """`env` makes an environment of the server's variables."""
         self.spot = spot
         self.log = log
         self._env = env
+        self._container = container
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
         self._reserved: socket.socket | None = None
@@ -293,15 +299,22 @@ class ServerProcess:
         elif not self._await_port(notify, must_stop):
             return False
         spot, deployment = self.spot, self.spot.deployment
-        pyxis, names = bool(deployment.image) and has_pyxis(), [node.name for node in spot.nodes]
+        engine, names = deployment.engine, [node.name for node in spot.nodes]
+        pyxis = bool(deployment.image) and engine is None and has_pyxis()
         alone = not pyxis and spot.near and len(names) == 1
         env = {**self._env(deployment.env), **spot.env}
         own = [name for name in {**deployment.env, **spot.env} if name in env]
         line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if alone else names, variables=own)
-        if deployment.image and not pyxis:
+        remove = ""
+        if engine is not None:
+            run = container_words(deployment, self._container, own, gpus=shutil.which("nvidia-smi") is not None)
+            remove = f"{_removal(engine, self._container)}; "
+            line = f"{remove}exec {shlex.join([*run, 'sh', '-c', line])}"
+        elif deployment.image and not pyxis:
             notify(f"no pyxis here: {deployment.image} is not used, {spot} runs as a plain process")
         reader, self._pipe = os.pipe()
-        guard = f"(trap '' TERM; cat <&{reader} >/dev/null; kill -TERM 0; sleep 10; kill -KILL 0) & exec {reader}<&-; "
+        ending = f"{remove}kill -TERM 0; sleep 10; kill -KILL 0"
+        guard = f"(trap '' TERM; cat <&{reader} >/dev/null; {ending}) & exec {reader}<&-; "
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
                 ["bash", "-c", guard + line],  # noqa: S607 - as the cluster has it
@@ -391,6 +404,8 @@ class ServerProcess:
             self._reserved = None
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
+        if (engine := self.spot.deployment.engine) is not None:  # its container is not in the group
+            subprocess.run(["sh", "-c", _removal(engine, self._container)], check=False)  # noqa: S607
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -427,6 +442,26 @@ def server_line(
             words.append(f"--container-env={','.join(sorted(variables))}")
         words.append("--container-mount-home" if deployment.mount_home else "--no-container-mount-home")
     return shlex.join([*words, "bash", "-c", f"export INSTANCE_RANK=$SLURM_PROCID PROC_ID=$SLURM_PROCID\n{line}"])
+
+
+def container_words(server: Server, name: str, variables: Iterable[str], *, gpus: bool) -> list[str]:
+    """Return the command that starts a program in the image of a server, on the network of this machine.
+
+    Values of variables come from the environment of the command, so that no argument contains a secret.
+    """
+    assert server.engine is not None and server.image is not None
+    words = [server.engine, "run", "--rm", f"--name={name}", "--network=host", "--entrypoint="]
+    if gpus:
+        words += ["--gpus=all"] if server.engine == "docker" else ["--device=nvidia.com/gpu=all"]
+    home = [f"{Path.home()}:{Path.home()}"] if server.mount_home else []
+    words += [f"--volume={mount}" for mount in (*server.mounts, *home)]
+    words += [f"--env={variable}" for variable in variables]
+    return [*words, *server.engine_options, server.image.removeprefix("docker://")]
+
+
+def _removal(engine: str, container: str) -> str:
+    """Return shell commands that end a container, if there is one: SIGTERM, after ten seconds SIGKILL."""
+    return f"{engine} stop --time=10 {container} >/dev/null 2>&1; {engine} rm --force {container} >/dev/null 2>&1"
 
 
 def without_container(deployment: Server) -> Server:

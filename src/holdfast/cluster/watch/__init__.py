@@ -3,6 +3,7 @@
 `find`    finds the invocation, task or run that an id or a path names
 `status`  reports the status of an invocation to anybody who can read its directory
 `logs`    reads and follows logs, across jobs
+`copies`  copies runs from clusters for commands that read runs
 `kill`    cancels the jobs of an invocation, and nothing else
 `clean`   removes what no run needs
 """

@@ -7,6 +7,7 @@ the same user on another machine, sees the same.
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,7 +25,24 @@ if TYPE_CHECKING:
 
 
 class NotKnown(UsageError):
-    """The registry has no such id."""
+    """The registry has no such id, and this machine no such directory."""
+
+
+class RunPlace(NamedTuple):
+    """A run directory, on this machine or another."""
+
+    transport: Transport
+    path: str
+
+    @property
+    def is_here(self) -> bool:
+        """True if the run is on this machine."""
+        return isinstance(self.transport, Here)
+
+    @property
+    def name(self) -> str:
+        """A name by which commands find it again."""
+        return _full_path(self.transport, self.path)
 
 
 class Subject(NamedTuple):
@@ -59,24 +77,31 @@ def find(text: str, registry: InvocationRegistry | None = None) -> Subject | Pat
 
     UsageError if there is no such thing, or several; `Unreachable` if that cannot be found out.
     """
+    subject, run = look_up(text, registry)
+    if subject is not None:
+        return subject
+    assert run is not None
+    if run.is_here:
+        return Path(run.path)
+    raise UsageError(
+        f"{text} is a run directory, but no invocation on that host uses it",
+        remedy=f"To read it here: holdfast show {shlex.quote(text)}",
+    )
+
+
+def look_up(text: str, registry: InvocationRegistry | None = None) -> tuple[Subject | None, RunPlace | None]:
+    """Return the invocation or task that a text names, and the run if it names the directory of one; at least one."""
     remote = re.fullmatch(r"(?:([^@:/\s]+)@)?([^@:/\s]+):(/.*)", text)
     if remote is not None:
-        transport = connect(remote[2], remote[1])
-        subject = _find_at(transport, remote[3])
-        if isinstance(subject, Path):
-            raise UsageError(
-                f"{text} is a run directory, but no invocation on that host uses it",
-                remedy="Use its path on that machine.",
-            )
-        return subject
+        return _look_at(connect(remote[2], remote[1]), remote[3])
     if "/" in text or text in (".", ".."):
-        return _find_at(Here(), str(Path(text).absolute()))
+        return _look_at(Here(), str(Path(text).absolute()))
     registry = registry or InvocationRegistry()
     digits = re.fullmatch(r"([0-9a-f]{1,16})(\.\d+)?", text)
     if digits and any(registry.folder.glob(f"{digits[1]}*.json")):
-        return subject_from(*registry.resolve(text))
+        return subject_from(*registry.resolve(text)), None
     if Path(text).is_dir():
-        return _find_at(Here(), str(Path(text).absolute()))
+        return _look_at(Here(), str(Path(text).absolute()))
     raise NotKnown(
         f"no invocation {text!r} in {registry.folder}, and no such directory here",
         remedy="`holdfast status` lists ids. Name an invocation of another user by its directory, or HOST:PATH.",
@@ -100,23 +125,24 @@ done
 """
 
 
-def _find_at(transport: Transport, path: str) -> Subject | Path:
+def _look_at(transport: Transport, path: str) -> tuple[Subject | None, RunPlace | None]:
     completed = transport.run(["sh", "-c", _FIND, "sh", path])
     lines = completed.text.splitlines()
     shown = _full_path(transport, path)
+    kind = NotKnown if isinstance(transport, Here) else UsageError
     if completed.code == 44:
-        raise UsageError(f"there is no {shown}")
+        raise kind(f"there is no {shown}")
     if completed.code in (45, 46):
-        raise UsageError(
+        raise kind(
             f"{shown} is neither an invocation's directory nor a run's",
             remedy="They have an invocation.json or a manifest.json. `holdfast status` lists ids.",
         )
     if completed.code != 0 or len(lines) < 2:
         raise ClusterError(f"{shown}: {completed.stderr.strip() or 'cannot be read'}")
     if lines[0] == "invocation":
-        return Subject(transport, lines[1])
+        return Subject(transport, lines[1]), None
     if lines[0] == "task":
-        return Subject(transport, lines[1], int(lines[2]))
+        return Subject(transport, lines[1], int(lines[2])), None
     run = Path(lines[1])
     tasks: list[tuple[float, str]] = []
     for folder, text in zip(lines[2::2], lines[3::2], strict=False):
@@ -124,7 +150,6 @@ def _find_at(transport: Transport, path: str) -> Subject | Path:
             state = msgspec.json.decode(text, type=State)
             if state.run_dir is not None and Path(state.run_dir).parts[-2:] == run.parts[-2:]:
                 tasks.append((state.updated, folder))
-    if not tasks:
-        return run
-    task = Path(max(tasks)[1])
-    return Subject(transport, str(task.parent), int(task.name))
+    task = Path(max(tasks)[1]) if tasks else None
+    subject = None if task is None else Subject(transport, str(task.parent), int(task.name))
+    return subject, RunPlace(transport, lines[1])
