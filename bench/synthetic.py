@@ -19,8 +19,8 @@ from holdfast.canonical import digest
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
-from holdfast.store.index import Moment
 from holdfast.store.records import Grade, Output, Timing, Usage, to_line
+from holdfast.store.refs import Moment
 
 if TYPE_CHECKING:
     from holdfast.plan.plan import Slot

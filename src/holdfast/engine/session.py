@@ -362,7 +362,7 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
         if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
             notice("lines are missing from this finished run's journals; doing that work again")
     index = rundir.load(repair=True)
-    index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
+    identity.work.drop_unfit(index)
     for damage in index.damage:
         notice(str(damage))
     if options.again:

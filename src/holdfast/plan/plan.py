@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel
     from holdfast.plan.reuse import Borrowed
     from holdfast.spec.grader_schema import Combine, Measure
-    from holdfast.store.index import Index, Moment, OutputRef, VerdictRef
+    from holdfast.store.index import Index
     from holdfast.store.manifest import Manifest
     from holdfast.store.records import GradeStatus
+    from holdfast.store.refs import Moment, OutputRef, VerdictRef
 
 
 class Slot(NamedTuple):
@@ -189,6 +190,12 @@ class Work(msgspec.Struct, frozen=True):
         strict = panel is not None and self._stops_revised(turn, panel)
         return not strict and ref.stopped_by == self._stop_digest(turn, revised=False)
 
+    def drop_unfit(self, index: Index) -> None:
+        """Remove the outputs of a run that are not valid any more, so that their trials run again."""
+        for key, ref in index.outputs.stopped():
+            if not self.fits(ref):
+                del index.outputs[key]
+
     def _stops_revised(self, turn: int, panel: Panel) -> bool:
         """Return True if a grader that may end a conversation reads a row differently than in earlier versions."""
         return any(number in panel.reread and slot.revised is not None for number, slot in self._stopping(turn))
@@ -308,7 +315,7 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
     total = survey.count * work.trials
     to_run = total - finished - reused - to_grade
     lenders = dict(borrowed.runs) if borrowed else {}
-    begun = min(to_run, len(index.steps.keys() - index.outputs.keys()))
+    begun = min(to_run, sum(key not in index.outputs for key in index.steps))
     return Plan(survey.count, work.trials, finished, to_grade, to_run, reused, lenders, begun=begun, done=bytes(done))
 
 

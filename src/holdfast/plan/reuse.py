@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.plan.plan import find_verdict
 from holdfast.store.blobs import Blobs
-from holdfast.store.index import OutputRef, VerdictRef, read_grade_head, read_output_head
+from holdfast.store.index import read_grade_head, read_output_head
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, is_sound, scan_raw, with_source
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel
     from holdfast.plan.plan import Work
     from holdfast.store.index import Index
+    from holdfast.store.refs import OutputRef, VerdictRef
     from holdfast.store.rundir import RunDir
 
 _KEY: Final = slice(8, 47)

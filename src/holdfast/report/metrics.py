@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.verdicts import Judged
     from holdfast.spec.benchmark_tasks import BenchmarkTasks, TaskMetric
-    from holdfast.store.index import Index, OutputRef
+    from holdfast.store.index import Index
     from holdfast.store.metrics import BenchmarkMetrics
+    from holdfast.store.refs import OutputRef
     from holdfast.store.rundir import RunDir
 
 

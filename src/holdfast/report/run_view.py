@@ -28,8 +28,6 @@ from holdfast.spec.load import eval_of_run
 from holdfast.store.index import (
     Entry,
     Index,
-    OutputRef,
-    VerdictRef,
     keep_output,
     keep_verdict,
     read_grade_head,
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics, Rule, TrialResult
     from holdfast.store.records import Step
+    from holdfast.store.refs import OutputRef, VerdictRef
     from holdfast.store.rundir import RunDir
 
 _grade = msgspec.json.Decoder(Grade)

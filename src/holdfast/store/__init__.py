@@ -7,6 +7,8 @@
 `journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
 `index`      the content of the journals, read once when a run is opened
+`index_table`  its outputs and verdicts, packed
+`refs`       an output and a verdict, as the index refers to them
 `tail`       follows the journals of other workers
 `lease`      the right to write a run, with a heartbeat
 `run_lock`   locks a run for one process or for several workers; lists and stops them

@@ -1,6 +1,6 @@
 """Index of a run directory, read once when the run is opened and updated as the run goes on.
 
-Transcripts stay on disk: the index holds the place and usage of each output, and its verdicts.
+Transcripts stay on disk: the index holds the place and usage of each output, and its verdicts, in packed tables.
 """
 
 from __future__ import annotations
@@ -9,67 +9,20 @@ import os
 from array import array
 from contextlib import suppress
 from heapq import merge
+from math import fsum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from holdfast.store.durable import drop_cache, make_directory, replacing, sync
-from holdfast.store.lines import LineRef, scan
+from holdfast.store.index_table import OutputTable, VerdictTable
+from holdfast.store.lines import LineRef, is_sound, read_blocks, scan
 from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
+from holdfast.store.refs import OutputRef, VerdictRef, moments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
-
-
-class Moment(NamedTuple):
-    """The state of a conversation after a turn or at its end, as far as grade keys depend on it."""
-
-    digest: str
-    tokens: int | None
-    seconds: float
-
-
-class OutputRef(NamedTuple):
-    """A finished trial: the place of its line, and the values that grading needs."""
-
-    line: LineRef
-    digest: str
-    usage: Usage
-    seconds: float
-    marks: tuple[Moment, ...] = ()
-    """the ends of the turns, if recorded"""
-    stopped_by: str | None = None
-    started: float = 0.0
-
-    def at(self, turn: int | None) -> Moment | None:
-        """Return the state after a turn, or at the end; None if the conversation ended earlier."""
-        if turn is None or (turn == 1 and not self.marks):
-            return Moment(self.digest, self.usage.tokens, self.seconds)
-        return self.marks[turn - 1] if turn <= len(self.marks) else None
-
-
-def moments(marks: Iterable[Mark], usage: Usage, seconds: float) -> tuple[Moment, ...]:
-    """Convert marks for the index. Marks of early versions lack usage and time; those of the whole output are used."""
-    return tuple(
-        Moment(
-            mark.digest,
-            (usage if isinstance(mark.usage, msgspec.UnsetType) else mark.usage).tokens,
-            seconds if isinstance(mark.seconds, msgspec.UnsetType) else mark.seconds,
-        )
-        for mark in marks
-    )
-
-
-class VerdictRef(NamedTuple):
-    """The verdict of a grade."""
-
-    status: GradeStatus
-    score: float | None
-    usage: Usage | None
-    time: float = 0.0
-    counts: tuple[int, ...] | None = None
-    """numbers to be summed over the run, of graders with run-wide metrics"""
 
 
 class Damage(NamedTuple):
@@ -90,6 +43,10 @@ class Damage(NamedTuple):
         return f"{self.path.name}: {self.what} at byte {self.offset} was set aside; its work counts as not done"
 
 
+_FEWEST_PERIODS: Final = 1 << 14
+"""periods of work from which on they are merged now and then"""
+
+
 class Spent(msgspec.Struct):
     """Usage of a run so far, over all its processes: outputs, judges and failed attempts."""
 
@@ -102,6 +59,8 @@ class Spent(msgspec.Struct):
     """number of trials and grades that do not report their tokens"""
     _starts: array[float] = msgspec.field(default_factory=lambda: array("d"))
     _ends: array[float] = msgspec.field(default_factory=lambda: array("d"))
+    """periods of work, merged where they overlap as far as the next limit"""
+    _merge_at: int = _FEWEST_PERIODS
 
     def add(self, usage: Usage, times: int = 1) -> None:
         """Add the usage of a trial or grade."""
@@ -122,6 +81,8 @@ class Spent(msgspec.Struct):
         """Add a period of work; periods may overlap and come in any order."""
         self._starts.append(started)
         self._ends.append(ended)
+        if len(self._starts) >= self._merge_at:
+            self.periods()
 
     def add_grade(self, usage: Usage | None, time: float, seconds: float) -> None:
         """Add a grade: the usage of its judge, and its time if noticeable."""
@@ -133,18 +94,26 @@ class Spent(msgspec.Struct):
     @property
     def seconds(self) -> float:
         """Wall time with work in flight, without the pauses between processes."""
-        total, busy_until = 0.0, 0.0
+        return fsum(ended - started for started, ended in self.periods())
+
+    def periods(self) -> list[tuple[float, float]]:
+        """Return the periods with work in flight, in order and without overlaps. There are few, however long a run."""
+        merged: list[tuple[float, float]] = []
         for started, ended in sorted(zip(self._starts, self._ends, strict=True)):
-            total += max(0.0, ended - max(started, busy_until))
-            busy_until = max(busy_until, ended)
-        return total
+            if merged and started <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(merged[-1][1], ended)
+            elif ended > started:
+                merged.append((started, ended))
+        self._starts, self._ends = (array("d", [period[side] for period in merged]) for side in (0, 1))
+        self._merge_at = max(_FEWEST_PERIODS, 2 * len(merged))
+        return merged
 
 
 class Index(msgspec.Struct):
     """Everything that a resumed run needs from its records."""
 
-    outputs: dict[str, OutputRef] = {}
-    verdicts: dict[str, VerdictRef] = {}
+    outputs: OutputTable = msgspec.field(default_factory=OutputTable)
+    verdicts: VerdictTable = msgspec.field(default_factory=VerdictTable)
     """by grade key"""
     attempts: dict[str, int] = {}
     """failed attempts of the target by generation key"""
@@ -377,8 +346,8 @@ def keep_output(index: Index, entry: Entry) -> None:
     after it wakes up was begun before that of the worker that took over, and is ignored.
     """
     ref: OutputRef = entry.head.ref(entry.line)
-    earlier = index.outputs.get(entry.head.key)
-    if earlier is None or earlier.line.path == ref.line.path or _order(earlier) < _order(ref):
+    earlier = index.outputs.add(entry.head.key, ref)
+    if earlier is not None and (earlier.line.path == ref.line.path or _order(earlier) < _order(ref)):
         index.outputs[entry.head.key] = ref
 
 
@@ -410,8 +379,8 @@ def _take_grade(index: Index, entry: Entry) -> None:
 
 def keep_verdict(index: Index, head: GradeHead) -> None:
     """Add a verdict. Of several verdicts on an output the latest counts, in whichever file it is."""
-    earlier = index.verdicts.get(head.grade_key)
-    if earlier is None or earlier.time <= head.time:
+    earlier = index.verdicts.add(head.grade_key, head.verdict)
+    if earlier is not None and earlier.time <= head.time:
         index.verdicts[head.grade_key] = head.verdict
 
 
@@ -439,14 +408,23 @@ def _entries(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[En
     if durable:
         _settle_on_medium(path)
     decode = kind.decoder.decode
-    for line in scan(path):
-        if line.sound:
-            try:
-                yield Entry(LineRef(path, line.offset, len(line.data)), decode(line.data))
-                continue
-            except msgspec.DecodeError:
-                pass  # sound, but not a record of Holdfast
-        index.damage.append(Damage(path, line.offset, len(line.data) + line.whole, torn=not line.whole))
+    end = 0
+    with suppress(FileNotFoundError):
+        size = path.stat().st_size  # before reading: another process may finish its last line meanwhile
+        for block in read_blocks(path, 0, size):
+            all_sound = block.all_sound()
+            for start, data in zip(block.starts, block.lines(), strict=True):
+                offset = block.offset + start
+                if all_sound or is_sound(data):
+                    try:
+                        yield Entry(LineRef(path, offset, len(data)), decode(data))
+                        continue
+                    except msgspec.DecodeError:
+                        pass  # sound, but not a record of Holdfast
+                index.damage.append(Damage(path, offset, len(data) + 1, torn=False))
+            end = block.offset + block.ends[-1] + 1
+        if end < size:
+            index.damage.append(Damage(path, end, size - end, torn=True))
 
 
 def _settle_on_medium(path: Path) -> None:

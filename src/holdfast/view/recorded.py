@@ -19,7 +19,7 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.data.dataset import Dataset
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError
-from holdfast.store.index import Entry, GradeHead, Index, VerdictRef, keep_output, keep_verdict, read_error_head
+from holdfast.store.index import Entry, GradeHead, Index, keep_output, keep_verdict, read_error_head
 from holdfast.store.lines import LineRef, is_sound, scan, scan_raw
 from holdfast.view.facts import LastFailures, output_facts, set_failure, set_missing, set_output, set_verdicts
 from holdfast.view.table import CODES, TrialTable, key_bytes, key_text, status_column
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Sample
     from holdfast.report.run_view import RunView
-    from holdfast.store.index import OutputRef
     from holdfast.store.lines import Line
+    from holdfast.store.refs import OutputRef, VerdictRef
 
 _BATCH: Final = 2048
 """lines of a journal that are read before it is the turn of another journal"""
