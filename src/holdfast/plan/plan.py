@@ -312,6 +312,8 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
                 to_grade += 1
             else:
                 reused += 1
+    if borrowed is not None and borrowed.shared is not None:
+        finished, reused = 0, finished + reused  # the outputs of a new run are all those of the lender
     total = survey.count * work.trials
     to_run = total - finished - reused - to_grade
     lenders = dict(borrowed.runs) if borrowed else {}

@@ -14,6 +14,7 @@
 `run_lock`   locks a run for one process or for several workers; lists and stops them
 `processes`  identifies processes on this machine
 `claims`     assigns trials to workers
+`shared`     journals that a run shares with the run that it borrows from
 `batches`    the ledger of batches, and their results
 `blobs`      stores the files of trials by content
 `rundir`     the directory as a whole

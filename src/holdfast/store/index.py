@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.store.durable import drop_cache, make_directory, replacing, sync
+from holdfast.store.durable import make_directory, replacing
 from holdfast.store.index_table import OutputTable, VerdictTable
 from holdfast.store.lines import LineRef, is_sound, read_blocks, scan
 from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
 from holdfast.store.refs import OutputRef, VerdictRef, moments
+from holdfast.store.shared import journal_size, lender_of, settle, unwanted_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
@@ -39,7 +40,14 @@ class Damage(NamedTuple):
         """Human-readable description."""
         return "an unfinished last line" if self.torn else "a damaged line"
 
+    @property
+    def lender(self) -> str | None:
+        """The run whose file it is, if it is shared."""
+        return lender_of(self.path)
+
     def __str__(self) -> str:
+        if self.lender is not None:
+            return f"{self.lender}: {self.what} at byte {self.offset} of its journal; its work counts as not done here"
         return f"{self.path.name}: {self.what} at byte {self.offset} was set aside; its work counts as not done"
 
 
@@ -227,7 +235,8 @@ def read_error_head(line: bytes) -> ErrorHead | None:
 
 def read_output(ref: OutputRef) -> Output:
     """Read the whole record of a reference."""
-    return _output.decode(ref.line.read())
+    output, lender = _output.decode(ref.line.read()), lender_of(ref.line.path)
+    return output if lender is None or output.source else msgspec.structs.replace(output, source=lender)
 
 
 def read_values(journals: Iterable[Path], graders: Container[str]) -> dict[str, Any]:
@@ -308,11 +317,12 @@ def load_index(files: Callable[[str], Iterable[Path]], *, repair: Path | None, t
     if repair is None or not index.damage:
         return index
     damage = index.damage = [spot for spot in index.damage if spot.torn or not tails_only]
-    for path in {spot.path for spot in damage}:
-        _cut_out(path, [spot for spot in damage if spot.path == path], repair)
-    if not all(spot.torn for spot in damage):
+    cut = [spot for spot in damage if spot.lender is None]
+    for path in {spot.path for spot in cut}:
+        _cut_out(path, [spot for spot in cut if spot.path == path], repair)
+    if not all(spot.torn for spot in cut):
         index = load_index(files, repair=repair)  # lines moved, so their offsets changed
-        index.damage = [*damage, *index.damage]
+        index.damage = [*cut, *index.damage]
     return index
 
 
@@ -329,6 +339,20 @@ class Kind(NamedTuple):
     name: str
     decoder: msgspec.json.Decoder[Any]
     take: Callable[[Index, Entry], None]
+
+    def decode_in(self, path: Path) -> Callable[[bytes], Any]:
+        """Return the decoder of lines in a file; it returns None for an output that is not of this run."""
+        lender = lender_of(path)
+        if lender is None:
+            return self.decoder.decode
+        unwanted = unwanted_keys(path) if self.name == "outputs" else frozenset()
+
+        def decode(line: bytes) -> Any:
+            head = self.decoder.decode(line)
+            head.source = head.source or lender
+            return None if unwanted and head.key in unwanted else head
+
+        return decode
 
 
 def _take_output(index: Index, entry: Entry) -> None:
@@ -351,8 +375,9 @@ def keep_output(index: Index, entry: Entry) -> None:
         index.outputs[entry.head.key] = ref
 
 
-def _order(ref: OutputRef) -> tuple[float, str]:
-    return ref.started, str(ref.line.path)
+def _order(ref: OutputRef) -> tuple[bool, float, str]:
+    """Return a sort key: what was done in this run comes after what it shares, whatever the clocks said."""
+    return lender_of(ref.line.path) is None, ref.started, str(ref.line.path)
 
 
 def _take_step(index: Index, entry: Entry) -> None:
@@ -406,18 +431,19 @@ KINDS: Final = (
 
 def _entries(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[Entry]:
     if durable:
-        _settle_on_medium(path)
-    decode = kind.decoder.decode
+        settle(path)
+    decode = kind.decode_in(path)
     end = 0
     with suppress(FileNotFoundError):
-        size = path.stat().st_size  # before reading: another process may finish its last line meanwhile
+        size = journal_size(path)  # before reading: another process may finish its last line meanwhile
         for block in read_blocks(path, 0, size):
             all_sound = block.all_sound()
             for start, data in zip(block.starts, block.lines(), strict=True):
                 offset = block.offset + start
                 if all_sound or is_sound(data):
                     try:
-                        yield Entry(LineRef(path, offset, len(data)), decode(data))
+                        if (head := decode(data)) is not None:
+                            yield Entry(LineRef(path, offset, len(data)), head)
                         continue
                     except msgspec.DecodeError:
                         pass  # sound, but not a record of Holdfast
@@ -425,17 +451,6 @@ def _entries(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[En
             end = block.offset + block.ends[-1] + 1
         if end < size:
             index.damage.append(Damage(path, end, size - end, torn=True))
-
-
-def _settle_on_medium(path: Path) -> None:
-    """Sync what a killed process left in the page cache, then drop the cache, so that reads come from the medium."""
-    with suppress(FileNotFoundError):
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            sync(fd)
-            drop_cache(fd)
-        finally:
-            os.close(fd)
 
 
 def _cut_out(path: Path, damage: list[Damage], aside: Path) -> None:

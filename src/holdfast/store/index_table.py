@@ -76,11 +76,13 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         self.rare: dict[int, Any] = {}
         """by row: what does not fit into it"""
 
-    def _row_count(self) -> int:
+    @property
+    def row_count(self) -> int:
+        """Number of rows, with those whose keys were removed."""
         return len(self.rows) // self._width
 
     def __len__(self) -> int:
-        return self._row_count() - len(self.holes)
+        return self.row_count - len(self.holes)
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._find(key)[1] >= 0
@@ -162,6 +164,10 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         """Yield what the keys stand for, row by row: faster than looking up one key after the other."""
         return map(self._unpack, self._live_rows())
 
+    def row_of(self, key: str) -> int:
+        """Return the number of a key's row, or -1."""
+        return self._find(key)[1]
+
     def reserve(self, count: int) -> None:
         """Make room for a number of keys, so that adding them moves none."""
         size = _FEWEST_SLOTS
@@ -179,7 +185,7 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
                 slots[place] = row + 1
 
     def _live_rows(self) -> Iterator[int]:
-        rows = iter(range(self._row_count()))
+        rows = iter(range(self.row_count))
         return (row for row in rows if row not in self.holes) if self.holes else rows
 
     def _key_bytes(self, row: int) -> bytes:
@@ -274,6 +280,10 @@ class OutputTable(PackedTable[OutputRef]):
         self.files: list[Path] = []
         """journals that the lines are in"""
         self._numbers: dict[Path, int] = {}
+
+    def use_files(self, files: list[Path]) -> None:
+        """Set the journals that the file numbers of rows stand for."""
+        self.files, self._numbers = files, {path: number for number, path in enumerate(files)}
 
     def stopped(self) -> list[tuple[str, OutputRef]]:
         """Return the outputs that a checkpoint ended."""

@@ -15,6 +15,7 @@ from holdfast.store.index import Index, load_index
 from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.metrics import Metrics, Results, TrialResult
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.shared import FOLDER, journal_size
 from holdfast.versions import check_version, parse_version
 
 if TYPE_CHECKING:
@@ -64,14 +65,12 @@ class RunDir:
     def journals(self, name: str) -> Iterator[Path]:
         """Yield the files of one kind of journal, of all writers."""
         yield self.path / f"{name}.jsonl"
+        yield from sorted(self.path.glob(f"{FOLDER}/*/{name}.*.jsonl"))
         yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
 
     def journal_bytes(self) -> dict[str, int]:
         """Sizes of the journals that a report is made of, summed over all writers, as recorded in `metrics.json`."""
-        return {
-            f"{name}_bytes": sum(path.stat().st_size for path in self.journals(name) if path.exists())
-            for name in ("outputs", "grades")
-        }
+        return {f"{name}_bytes": sum(map(journal_size, self.journals(name))) for name in ("outputs", "grades")}
 
     def has_lost_lines(self, metrics: Metrics) -> bool:
         """True if a journal is shorter than it was for the report. Journals only grow, so lines are missing."""
@@ -82,9 +81,10 @@ class RunDir:
     def load(self, *, repair: bool) -> Index:
         """Read the journals; `repair` only while holding the lease."""
         if repair:
-            for leftover in (*self.path.glob(".*.tmp"), *self.batches.glob(".*.tmp")):
-                with suppress(OSError):
-                    leftover.unlink()
+            for place in ("", "batches/", f"{FOLDER}/*/"):
+                for leftover in self.path.glob(f"{place}.*.tmp"):
+                    with suppress(OSError):
+                        leftover.unlink()
         return load_index(self.journals, repair=self.aside if repair else None)
 
     def write_manifest(self, manifest: Manifest) -> None:
