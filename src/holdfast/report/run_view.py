@@ -39,7 +39,7 @@ from holdfast.store.lines import LineRef, count_lines, first_line_since, is_soun
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
 
     from holdfast.data.dataset import Sample
     from holdfast.report.verdicts import JudgedOutput
@@ -109,8 +109,8 @@ class RowRef(NamedTuple):
 class _Records(NamedTuple):
     """The journals of a run."""
 
-    outputs: dict[str, OutputRef]
-    verdicts: dict[str, VerdictRef]
+    outputs: Mapping[str, OutputRef]
+    verdicts: MutableMapping[str, VerdictRef]
     grades: dict[str, Grade]
     """by grade key, as are the verdicts"""
 
@@ -182,12 +182,12 @@ class RunView:
     @cached_property
     def _records(self) -> _Records:
         index = self.rundir.load(repair=False)
-        outputs = {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
+        self.work.drop_unfit(index)
         lines = (line.data for path in self.rundir.journals("grades") for line in scan(path) if line.sound)
-        return self._with_grades(outputs, index.verdicts, lines)
+        return self._with_grades(index.outputs, index.verdicts, lines)
 
     def _with_grades(
-        self, outputs: dict[str, OutputRef], verdicts: dict[str, VerdictRef], lines: Iterable[bytes]
+        self, outputs: Mapping[str, OutputRef], verdicts: MutableMapping[str, VerdictRef], lines: Iterable[bytes]
     ) -> _Records:
         grades: dict[str, Grade] = {}
         for line in lines:
@@ -409,7 +409,7 @@ class RunView:
         key: str,
         ref: OutputRef,
         row_panel: Panel | None,
-        verdicts: dict[str, VerdictRef] | None = None,
+        verdicts: MutableMapping[str, VerdictRef] | None = None,
     ) -> tuple[Panel, JudgedOutput]:
         """Join an output with its verdicts: those of the run, or the given ones, by grade key.
 

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from holdfast.store.lines import LineRef
 from holdfast.store.records import GradeStatus, Usage
-from holdfast.store.refs import OutputRef, VerdictRef
+from holdfast.store.refs import Moment, OutputRef, VerdictRef
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -263,6 +263,12 @@ def _pack_usage(usage: Usage) -> tuple[int, int, int, float]:
     return _number(usage.input_tokens), _number(usage.output_tokens), usage.requests, nan if cost is None else cost
 
 
+RareOutput = tuple[str | None, Usage | None, tuple[Moment, ...], str | None]
+"""digest and usage where they do not fit into a row, marks of turns, and the checkpoint that ended the conversation"""
+RareVerdict = tuple[Usage | None, tuple[int, ...] | None]
+"""usage where it does not fit into a row, and counts"""
+
+
 class OutputTable(PackedTable[OutputRef]):
     """The outputs of a run by their generation keys."""
 
@@ -274,6 +280,10 @@ class OutputTable(PackedTable[OutputRef]):
         self.files: list[Path] = []
         """journals that the lines are in"""
         self._numbers: dict[Path, int] = {}
+
+    def use_files(self, files: list[Path]) -> None:
+        """Set the journals that the file numbers of rows stand for."""
+        self.files, self._numbers = files, {path: number for number, path in enumerate(files)}
 
     def stopped(self) -> list[tuple[str, OutputRef]]:
         """Return the outputs that a checkpoint ended."""
