@@ -178,7 +178,10 @@ def _stop(starter: int, process: subprocess.Popen[bytes]) -> None:
 def serve(holdfast: int, lm_eval: int) -> None:
     """Be the warm process until standard input is closed. Takes the sockets at which it listens."""
     import_all()
+    _build_blocks()
     _run_a_command()
+    for module in list(sys.modules.values()):
+        import_module("holdfast.functions.loading").users_file(module)
     gc.collect()
     gc.freeze()  # no fork needs to look through all that, and to copy it by doing so
     if other := os.fork():
@@ -203,8 +206,17 @@ def _import(names: Iterable[str]) -> None:
             import_module(name)
 
 
+def _build_blocks() -> None:
+    """Make the validators of all blocks of eval files."""
+    waiting = [import_module("holdfast.spec.schema").Block]
+    while waiting:
+        block = waiting.pop()
+        block.model_rebuild()
+        waiting += block.__subclasses__()
+
+
 def _run_a_command() -> None:
-    """Look at an eval, so that the validators of its keys and the like are made."""
+    """Look at an eval, so that whatever is made once per process is made."""
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()), suppress(SystemExit):
         file = Path(folder) / "e.yaml"
         file.write_text(_EVAL)

@@ -137,16 +137,20 @@ class Dataset:
         return list(self._block.path) if self._block else ["samples"]
 
     def __iter__(self) -> Iterator[Sample]:
+        return map(self.sample, self.rows())
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """Stream the rows of the samples, each with its place: for readers that make samples of a few of them."""
         rows = self._selected()
         if self._block is None:
-            return map(self._sample, rows)
+            return rows
         if self._block.shuffle is not None:
             rows = self._shuffled(rows, self._block.shuffle)
         limits = self._block.limit is not None or self._block.offset > 0
         if (limits and self._block.limit_by is not None) or isinstance(self._block.limit, float):
-            return map(self._sample, self._limited(rows))
+            return self._limited(rows)
         stop = None if self._block.limit is None else self._block.offset + self._block.limit
-        return map(self._sample, islice(rows, self._block.offset, stop))
+        return islice(rows, self._block.offset, stop)
 
     def _limited(self, rows: Iterator[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
         """Yield the rows within `offset` and `limit` of each value of the field `limit_by`, or of all rows."""
@@ -247,7 +251,7 @@ class Dataset:
         """
         if self._block is not None and self._selects_all and self._hub_path() is None:
             for pair in self._rows_naming(name, near if self._block.shuffle is None else 0.0):
-                sample = self._sample(pair)
+                sample = self.sample(pair)
                 if sample.id == name:
                     return sample
         return next((sample for sample in self if sample.id == name), None)
@@ -300,7 +304,7 @@ class Dataset:
             return
         selection = self._selection
         for where, row in self._rows():
-            if selection is not None and not selection.takes(row, self._sample((where, row)).id):
+            if selection is not None and not selection.takes(row, self.sample((where, row)).id):
                 continue
             try:
                 chosen = self._where is None or self._where(row)
@@ -321,7 +325,8 @@ class Dataset:
             ordered = heapq.nsmallest(keep, keyed, key=lambda item: item[:2])
         return (pair for _, _, pair in ordered)
 
-    def _sample(self, pair: tuple[str, Row]) -> Sample:
+    def sample(self, pair: tuple[str, Row]) -> Sample:
+        """Make the sample of a row and its place."""
         where, row = pair
         try:
             encoded = encode_sorted(row)

@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from holdfast.data.dataset import dataset_changed
 from holdfast.errors import DataError, Fault
-from holdfast.plan.plan import check_samples, find_pending
+from holdfast.plan.plan import check_sample, find_pending
 from holdfast.store.lease import LEASE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.data.dataset import Sample
+    from holdfast.data.readers import Row
     from holdfast.engine.brake import Brake
     from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
@@ -194,12 +197,18 @@ class Chunks(Supply):
 
 
 class _Rows:
-    """Reads the samples of chunks: forward while chunks come in order, else from the beginning."""
+    """Reads the samples of chunks: forward while chunks come in order, else from the beginning.
+
+    Of the rows between chunks, which are those of other workers, no samples are made: that takes most of the time.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._samples: Iterator[tuple[int, Sample]] = iter(())
+        self._rows: Iterator[tuple[str, Row]] = iter(())
+        self._next: int | None = None
+        """position of the row that comes next; None: nothing was read yet"""
         self._last: tuple[int, Sample] | None = None
+        """the sample that was read last, some of whose trials may be in the next chunk"""
 
     def pending(self, first: int, end: int) -> list[PendingTrial]:
         """Return the unfinished trials with numbers from `first` up to, not including, `end`."""
@@ -216,13 +225,17 @@ class _Rows:
         return unfinished
 
     def _between(self, first: int, last: int) -> Iterator[tuple[int, Sample]]:
-        if self._last is None or self._last[0] > first:
-            identity = self._session.identity
-            self._samples = check_samples(identity.dataset, identity.survey)
-            self._last = next(self._samples)
-        while True:
-            if self._last[0] >= first:
-                yield self._last
-            if self._last[0] >= last:
-                return
-            self._last = next(self._samples)
+        identity = self._session.identity
+        if self._last is not None and self._last[0] == first:
+            yield self._last
+            first += 1
+        if self._next is None or self._next > first:
+            self._rows, self._next = identity.dataset.rows(), 0
+        deque(islice(self._rows, first - self._next), maxlen=0)
+        for position in range(first, last + 1):
+            self._next = position + 1
+            row = next(self._rows, None)
+            if row is None:
+                raise dataset_changed("it has fewer rows now")
+            self._last = position, check_sample(identity.dataset.sample(row), identity.survey, position)
+            yield self._last

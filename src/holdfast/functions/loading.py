@@ -250,7 +250,7 @@ _users_folders = FileFinder.path_hook(
 
 def _find_in(entry: str) -> PathEntryFinder:
     """Find modules in a user's folder; a hook for `sys.path_hooks`."""
-    if is_installed(Path(entry).resolve()):
+    if _is_installed(entry):
         raise ImportError("for Python's own finder")
     return _users_folders(entry)
 
@@ -259,7 +259,7 @@ def _distrust_bytecode() -> None:
     """Let imports from users' folders go through `_SourceLoader`."""
     if _find_in not in sys.path_hooks:
         sys.path_hooks.insert(0, _find_in)
-        for entry in [entry for entry in sys.path_importer_cache if not is_installed(Path(entry).resolve())]:
+        for entry in [entry for entry in sys.path_importer_cache if not _is_installed(entry)]:
             del sys.path_importer_cache[entry]
 
 
@@ -338,8 +338,9 @@ def _forget_stale(path: Path, read: Scan, earlier: _Loaded | None) -> None:
     """
     local = {file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in read.digests}
     files = {**(earlier.scan.files if earlier is not None else {}), **read.files}
+    own_names = path.stem, "__main__"
     for name, module in list(sys.modules.items()):
-        if name in (path.stem, "__main__") or (file := users_file(module)) is None:
+        if name in own_names or (file := users_file(module)) is None:
             continue
         loaded_with = _digests.get(file) if file in files else None
         if (loaded_with is None and name in local) or (loaded_with and loaded_with != source_digest(file)):
@@ -416,4 +417,4 @@ def users_file(module: Any) -> Path | None:
 @cache
 def _is_installed(file: str) -> bool:
     """Return True for an installed file; cached, since thousands of modules are looked at."""
-    return is_installed(Path(file)) or is_installed(Path(os.path.realpath(file)))
+    return is_installed(file) or is_installed(os.path.realpath(file))

@@ -339,11 +339,16 @@ def check_samples(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sampl
     """Yield the samples with their positions; raise Fault if they are not those of the survey."""
     position = -1
     for position, sample in enumerate(dataset):
-        if bytes.fromhex(sample.digest[7:]) != survey.digest_at(position):
-            raise dataset_changed(sample.where)
-        yield position, sample
+        yield position, check_sample(sample, survey, position)
     if position + 1 != survey.count:
         raise dataset_changed("it has fewer rows now")
+
+
+def check_sample(sample: Sample, survey: Survey, position: int) -> Sample:
+    """Return the sample; raise Fault if the row at its position was another one when the dataset was surveyed."""
+    if bytes.fromhex(sample.digest[7:]) != survey.digest_at(position):
+        raise dataset_changed(sample.where)
+    return sample
 
 
 def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> PendingTrial | None:

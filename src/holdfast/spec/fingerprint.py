@@ -407,13 +407,13 @@ _found_elsewhere: dict[tuple[str, tuple[str, ...], tuple[object, ...]], list[Pat
 @cache
 def _installed_places() -> tuple[str, ...]:
     places = (sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return tuple(place for place in places if place)
+    return tuple(f"{place}/" for place in places if place)
 
 
-def is_installed(path: Path) -> bool:
-    """Return True for files of Python and of installed packages."""
-    inside = any(path.is_relative_to(place) for place in _installed_places())
-    return inside or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+def is_installed(path: Path | str) -> bool:
+    """Return True for files and folders of Python and of installed packages. Thousands are looked at."""
+    name = f"{path}/"
+    return name.startswith(_installed_places()) or "/site-packages/" in name or "/dist-packages/" in name
 
 
 def _modules(parts: Sequence[str], roots: Sequence[Path]) -> Iterator[Path]:
