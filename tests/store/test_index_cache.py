@@ -15,6 +15,7 @@ from xxhash import xxh3_128_digest
 
 from holdfast.errors import Fault, UsageError
 from holdfast.store import index_cache
+from holdfast.store.cache_file import FRAME
 from holdfast.store.index import Index, read_output
 from holdfast.store.records import ErrorRecord, Grade, Mark, Step, Timing, Usage, to_line
 from holdfast.store.rundir import RunDir
@@ -182,7 +183,7 @@ def test_a_cache_that_was_torn_anywhere_is_ignored(run: Path) -> None:
 
 def rewrite(run: Path, change: Any) -> None:
     """Change the header of a cache, with the right digest."""
-    magic, frame = index_cache._MAGIC, index_cache._FRAME
+    magic, frame = index_cache._MAGIC, FRAME
     data = cache_file(run).read_bytes()
     size, rest, _ = frame.unpack_from(data, len(magic))
     start = len(magic) + frame.size

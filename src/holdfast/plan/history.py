@@ -57,9 +57,17 @@ def _nearness(identity: RunIdentity, manifest: Manifest) -> tuple[bool, int, int
 
 
 def plan_with_reuse(
-    identity: RunIdentity, index: Index, runs_dir: Path, others: Iterable[OtherRun], *, grades: bool = True
+    identity: RunIdentity,
+    index: Index,
+    runs_dir: Path,
+    others: Iterable[OtherRun],
+    *,
+    grades: bool = True,
+    known_done: bytes = b"",
 ) -> tuple[Borrowed, Plan]:
     """Return the records to borrow, without verdicts unless `grades`, and the plan with its reasons.
+
+    `known_done` is that of `make_plan`.
 
     A run that kept outputs in spite of drift answers new rows with other code under the same keys, so it lends only to
     runs that did the same.
@@ -75,8 +83,9 @@ def plan_with_reuse(
             if manifest.fingerprints.work in identity.work.digests and (identity.drift or not manifest.drift)
         ],
         grades=grades,
+        known_done=known_done,
     )
-    plan = make_plan(identity.survey, identity.work, index, borrowed)
+    plan = make_plan(identity.survey, identity.work, index, borrowed, known_done)
     if index.outputs or plan.complete:
         return borrowed, plan
     named_alike = [run for run in candidates if run[1].name == identity.spec.name]

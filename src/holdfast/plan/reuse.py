@@ -60,9 +60,18 @@ class Borrowed(msgspec.Struct):
 
 
 def borrow(
-    survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str, RunDir]], *, grades: bool = True
+    survey: Survey,
+    work: Work,
+    index: Index,
+    lenders: Iterable[tuple[str, RunDir]],
+    *,
+    grades: bool = True,
+    known_done: bytes = b"",
 ) -> Borrowed:
-    """Find missing outputs and grades in other runs, which are given by name in the order of preference."""
+    """Find missing outputs and grades in other runs, which are given by name in the order of preference.
+
+    `known_done` is that of `make_plan`: these trials need nothing.
+    """
     borrowed = Borrowed()
     lenders = list(lenders)
     if not lenders:
@@ -71,7 +80,7 @@ def borrow(
     missing_grades: set[str] = set()
     twins: dict[str, str] = {}
     """by key: the other key of the same output or grade, where there are two"""
-    for number, keys in enumerate(work.all_keys(survey)):
+    for number, keys in work.all_keys(survey, known_done):
         panel = survey.panels.panel_at(number // work.trials)
         own_key = next((key for key in keys if key in index.outputs), None)
         if own_key is None:

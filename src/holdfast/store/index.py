@@ -128,6 +128,8 @@ class Index(msgspec.Struct):
     damage: list[Damage] = []
     origin: str = ""
     """names the cached index of which this one is a continuation; empty if it is none"""
+    new_bytes: int = 0
+    """bytes of journals that the cached index does not cover"""
 
     @property
     def begun(self) -> tuple[Container[str], ...]:

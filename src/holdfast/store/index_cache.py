@@ -12,20 +12,19 @@ journals are read from their beginning. So they are where the order of lines in 
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 from array import array
 from contextlib import suppress
-from struct import Struct as Layout
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from xxhash import xxh3_128, xxh3_128_hexdigest
+from xxhash import xxh3_128_hexdigest
 
+from holdfast.store.cache_file import read_header, write_cache
 from holdfast.store.index import KINDS, AmbiguousOrderError, Entry, Extent, Index, IndexReader, Spent, StepHead
 from holdfast.store.index_table import RareOutput, RareVerdict
 from holdfast.store.lines import LineRef
+from holdfast.store.rundir import INDEX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,11 +33,8 @@ if TYPE_CHECKING:
     from holdfast.store.index_table import PackedTable
     from holdfast.store.rundir import RunDir
 
-FOLDER: Final = ".index"
 _NAME: Final = "journals"
 _MAGIC: Final = b"holdfast index 1\n"
-_FRAME: Final = Layout("<QQ16s")
-"""lengths of the header and of all behind it, and the digest of both"""
 _HEAD: Final = 4096
 """bytes at the beginning of a journal that are compared"""
 
@@ -100,7 +96,7 @@ class IndexCache:
 
     def __init__(self, rundir: RunDir) -> None:
         self._rundir = rundir
-        self._path = rundir.path / FOLDER / _NAME
+        self._path = rundir.path / INDEX / _NAME
         self.origin = ""
         """digest of the cache from which the index was read, where no line replaced one of it, else empty"""
 
@@ -111,36 +107,17 @@ class IndexCache:
         """
         try:
             with self._path.open("rb") as file:
-                header, digest = self._read(file)
-                reader = self._restore(header, file)
+                data, digest = read_header(file, _MAGIC)
+                reader = self._restore(msgspec.msgpack.decode(data, type=_Header), file)
             reader.read(self._rundir.journals, durable=durable)
         except (OSError, Stale, AmbiguousOrderError, msgspec.DecodeError, ValueError, EOFError):
             return None
         self.origin = "" if reader.replaced else digest
         return reader
 
-    def _read(self, file: BinaryIO) -> tuple[_Header, str]:
-        """Return the header of a cache whose digest is right, and leave the file at what follows it."""
-        frame = file.read(len(_MAGIC) + _FRAME.size)
-        if len(frame) != len(_MAGIC) + _FRAME.size or not frame.startswith(_MAGIC):
-            raise Stale
-        header_size, body_size, digest = _FRAME.unpack_from(frame, len(_MAGIC))
-        size = os.fstat(file.fileno()).st_size
-        if len(frame) + header_size + body_size != size:
-            raise Stale
-        data = file.read(header_size)
-        place, checksum = file.tell(), xxh3_128(data)
-        while chunk := file.read(1 << 20):
-            checksum.update(chunk)
-        if checksum.digest() != digest:
-            raise Stale
-        file.seek(place)
-        header = msgspec.msgpack.decode(data, type=_Header)
+    def _restore(self, header: _Header, file: BinaryIO) -> IndexReader:
         if header.byte_order != sys.byteorder:
             raise Stale
-        return header, digest.hex()
-
-    def _restore(self, header: _Header, file: BinaryIO) -> IndexReader:
         root = self._rundir.path
         index = Index()
         index.outputs.use_files([root / name for name in header.files])
@@ -210,31 +187,9 @@ class IndexCache:
             index.verdicts.slots,
         ]
         with suppress(OSError, OverflowError):  # a number that is too large to be encoded
-            self.origin = self._write(msgspec.msgpack.encode(header), [memoryview(part).cast("B") for part in body])
-
-    def _write(self, header: bytes, body: list[memoryview]) -> str:
-        checksum = xxh3_128(header)
-        for part in body:
-            checksum.update(part)
-        frame = _FRAME.pack(len(header), sum(map(len, body)), checksum.digest())
-        replace_file(self._path, [_MAGIC + frame + header, *body])
-        return checksum.hexdigest()
-
-
-def replace_file(path: Path, parts: list[bytes | memoryview]) -> None:
-    """Write a cache file, and rename it in one step."""
-    path.parent.mkdir(exist_ok=True)
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        leftover.unlink()
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.writelines(parts)
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+            parts = [memoryview(part).cast("B") for part in body]
+            self.origin = write_cache(self._path, _MAGIC, msgspec.msgpack.encode(header), parts)
+            reader.new_bytes = 0
 
 
 def _digests(path: Path, mark: _Mark) -> tuple[str, str]:

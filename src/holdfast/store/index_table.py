@@ -167,7 +167,7 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         size = _FEWEST_SLOTS
         while 2 * size < 3 * count:
             size *= 2
-        if size < len(self.slots):
+        if size <= len(self.slots):
             return
         self.slots = slots = array("I", bytes(4 * size))
         mask, holes = size - 1, self.holes

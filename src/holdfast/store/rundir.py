@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+INDEX: Final = ".index"
+"""Folder of caches in a run directory."""
 ARCHIVE: Final = "archived"
 """Folder beside the runs of an eval where `--fresh` puts the old ones."""
 
@@ -115,7 +117,7 @@ class RunDir:
         if repair and reader.new_bytes >= bytes_to_cache():
             cache.save(reader)
         index = reader.take_steps()
-        index.origin = cache.origin
+        index.origin, index.new_bytes = cache.origin, reader.new_bytes
         return index
 
     def write_manifest(self, manifest: Manifest) -> None:
