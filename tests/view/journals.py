@@ -209,7 +209,7 @@ class JournaledRun:
         identity = identify(load_eval(self.write_eval(threshold)))
         assert identity.id == self.identity.id
         index = self.rundir.load(repair=False)
-        index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
+        identity.work.drop_unfit(index)
         write_report(identity, self.rundir, index)
 
     def _key(self, sample: int, trial: int) -> str:

@@ -48,6 +48,8 @@ _NESTED = (list, tuple, dict)
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
 _MOST_SHAPES = 100_000
+_PARTS: Final = 64
+"""parts in which ids are compared"""
 _MARGIN: Final = 1 << 20
 """bytes before the likely place of a row where the search for it begins"""
 
@@ -172,6 +174,16 @@ class Dataset:
         assert self._block is not None
         return b"" if self._block.limit_by is None else encode_sorted(row.get(self._block.limit_by))
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that rows are read from; none for rows in the eval file or on the hub."""
+        return [] if self._block is None or self._hub_path() is not None else self._files(self._block.path)
+
+    @property
+    def names_files(self) -> bool:
+        """True if rows may name files, whose contents are part of their digests."""
+        return self._messages is not None
+
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Return sizes and times of the files. While these stay equal, so do the rows."""
         if self._block is None or self._hub_path() is not None:
@@ -187,7 +199,7 @@ class Dataset:
 
         `stale` is passed to `Conditions`; `check` yields what is wrong with a row, and where in the eval file.
         """
-        digests, ids = bytearray(), array("Q")
+        digests, ids = bytearray(), [array("Q") for _ in range(_PARTS)]
         typed = bytearray()
         checks, conditions = _TemplateChecks(self._eval, check), Conditions(self._eval, stale)
         panels, groupings = Panels(conditions.everyone), Groupings(self._eval)
@@ -195,7 +207,8 @@ class Dataset:
         count = 0
         for sample in self:
             digests += bytes.fromhex(sample.digest[7:])
-            ids.append(xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass")))
+            name = xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass"))
+            ids[name % _PARTS].append(name)
             panel = conditions.panel_for(sample.fields)
             panels.add(panel)
             shape = tuple(sample.fields), panel
@@ -209,7 +222,7 @@ class Dataset:
             raise DataError(", ".join(self.source), self._why_empty())
         checks.conclude()
         groupings.conclude(checks.fields)
-        if len(set(ids)) < count:
+        if any(len(set(part)) < len(part) for part in ids):  # a set of all would take 100 bytes for each
             self._name_duplicate()
         return Survey(
             count=count,

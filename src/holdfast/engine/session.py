@@ -30,6 +30,7 @@ from holdfast.engine.unseen import unseen_code
 from holdfast.errors import Fault, HoldfastError, ResultsError, VersionError
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import build_graders
+from holdfast.plan.done import read_done, write_done
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
@@ -370,7 +371,14 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     others = [] if manifest.fresh else other_runs(identity, rundir, options.runs_dir)
     if options.outputs_of is not None:
         others.insert(0, options.outputs_of)
-    borrowed, plan = plan_with_reuse(identity, index, options.runs_dir, others, grades=not options.again)
+    known_done = b"" if options.again else read_done(identity, rundir, index)
+    borrowed, plan = plan_with_reuse(
+        identity, index, options.runs_dir, others, grades=not options.again, known_done=known_done
+    )
+    if not options.again and plan.done != known_done:
+        write_done(identity, rundir, index, plan.done)
+    index.outputs.reserve(plan.total)
+    index.verdicts.reserve(plan.total * len(identity.work.slots))
     if borrowed:
         adopt(borrowed, rundir, index)
     return Loaded(index, plan, new)

@@ -16,7 +16,7 @@ from holdfast.errors import UsageError
 from holdfast.plan.changes import RowChanges, identity_changes
 from holdfast.plan.keys import run_id
 from holdfast.plan.plan import Work, make_plan
-from holdfast.plan.reuse import Borrowed, SharedRun, borrow
+from holdfast.plan.reuse import Borrowed, Lender, borrow
 from holdfast.store.catalog import sound_runs
 from holdfast.store.lines import scan
 from holdfast.store.manifest import Drift
@@ -57,9 +57,17 @@ def _nearness(identity: RunIdentity, manifest: Manifest) -> tuple[bool, int, int
 
 
 def plan_with_reuse(
-    identity: RunIdentity, index: Index, runs_dir: Path, others: Iterable[OtherRun], *, grades: bool = True
+    identity: RunIdentity,
+    index: Index,
+    runs_dir: Path,
+    others: Iterable[OtherRun],
+    *,
+    grades: bool = True,
+    known_done: bytes = b"",
 ) -> tuple[Borrowed, Plan]:
     """Return the records to borrow, without verdicts unless `grades`, and the plan with its reasons.
+
+    `known_done` is that of `make_plan`.
 
     A run that kept outputs in spite of drift answers new rows with other code under the same keys, so it lends only to
     runs that did the same.
@@ -75,8 +83,9 @@ def plan_with_reuse(
             if manifest.fingerprints.work in identity.work.digests and (identity.drift or not manifest.drift)
         ],
         grades=grades,
+        known_done=known_done,
     )
-    plan = make_plan(identity.survey, identity.work, index, borrowed)
+    plan = make_plan(identity.survey, identity.work, index, borrowed, known_done)
     if (index.outputs and borrowed.shared is None) or plan.complete:
         return borrowed, plan
     named_alike = [run for run in candidates if run[1].name == identity.spec.name]
@@ -105,7 +114,7 @@ def run_label(rundir: RunDir, runs_dir: Path) -> str:
     return path.relative_to(runs_dir).as_posix() if path.is_relative_to(runs_dir) else str(path)
 
 
-def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest, shared: SharedRun | None) -> list[str]:
+def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest, shared: Lender | None) -> list[str]:
     same_rows = manifest.fingerprints.dataset == identity.survey.digest
     reasons = identity_changes(manifest.identity, identity.contents, same_rows=same_rows)
     if not same_rows:
@@ -115,7 +124,7 @@ def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest, shared: 
     return reasons
 
 
-def _changes_since(shared: SharedRun, identity: RunIdentity, manifest: Manifest) -> str:
+def _changes_since(shared: Lender, identity: RunIdentity, manifest: Manifest) -> str:
     """Describe how the rows changed since a run whose journals are shared: only rows that differ are looked at."""
     first = (_first.decode(line.read()) for line in shared.unwanted.values())
     gone = {each.sample for each in first if each.trial == 1}

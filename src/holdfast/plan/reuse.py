@@ -29,6 +29,7 @@ from holdfast.store.shared import (
     StaleJournalError,
     journal_size,
     lender_of,
+    run_of,
     share,
     shared_folder,
     unwanted_keys,
@@ -56,7 +57,7 @@ _SHARED_PART: Final = 0.95
 """part of a run's outputs that has to be wanted, so that the others are not worth mentioning"""
 
 
-class SharedRun(msgspec.Struct, frozen=True):
+class Lender(msgspec.Struct, frozen=True):
     """A run whose journals a new run shares."""
 
     name: str
@@ -75,7 +76,7 @@ class SharedRun(msgspec.Struct, frozen=True):
 class Borrowed(msgspec.Struct):
     """Records of other runs that are valid here."""
 
-    shared: SharedRun | None = None
+    shared: Lender | None = None
     outputs: dict[str, OutputRef] = {}
     verdicts: dict[str, VerdictRef] = {}
     lenders: dict[str, str] = {}
@@ -98,16 +99,25 @@ class Borrowed(msgspec.Struct):
 
 
 def borrow(
-    survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str, RunDir]], *, grades: bool = True
+    survey: Survey,
+    work: Work,
+    index: Index,
+    lenders: Iterable[tuple[str, RunDir]],
+    *,
+    grades: bool = True,
+    known_done: bytes = b"",
 ) -> Borrowed:
-    """Find missing outputs and grades in other runs, which are given by name in the order of preference."""
+    """Find missing outputs and grades in other runs, which are given by name in the order of preference.
+
+    `known_done` is that of `make_plan`: these trials need nothing.
+    """
     borrowed = Borrowed()
     lenders = list(lenders)
-    if not index.outputs and (found := _find_shareable(survey, work, lenders)) is not None:
-        borrowed.shared, lender = found
-        index.outputs = lender.outputs
+    if not index.outputs and (shareable := _find_shareable(survey, work, lenders)) is not None:
+        borrowed.shared, lent = shareable
+        index.outputs = lent.outputs
         if grades:
-            index.verdicts = lender.verdicts
+            index.verdicts = lent.verdicts
         lenders = [each for each in lenders if each[0] != borrowed.shared.name]
     if not lenders:
         return borrowed  # without computing all keys of a large run
@@ -115,7 +125,7 @@ def borrow(
     missing_grades: set[str] = set()
     twins: dict[str, str] = {}
     """by key: the other key of the same output or grade, where there are two"""
-    for number, keys in enumerate(work.all_keys(survey)):
+    for number, keys in work.all_keys(survey, known_done):
         panel = survey.panels.panel_at(number // work.trials)
         own_key = next((key for key in keys if key in index.outputs), None)
         if own_key is None:
@@ -157,36 +167,34 @@ def borrow(
     return borrowed
 
 
-def _find_shareable(
-    survey: Survey, work: Work, lenders: Iterable[tuple[str, RunDir]]
-) -> tuple[SharedRun, Index] | None:
+def _find_shareable(survey: Survey, work: Work, lenders: Iterable[tuple[str, RunDir]]) -> tuple[Lender, Index] | None:
     """Find a large run nearly all of whose outputs are of this run; return it with its index, without the others."""
     for name, rundir in lenders:
         sizes = {(kind, path): journal_size(path) for kind in ("grades", "outputs") for path in rundir.journals(kind)}
         if sum(size for (kind, _), size in sizes.items() if kind == "outputs") < SHARED_BYTES:
             continue
-        lender = rundir.load(repair=False)
-        if is_running(rundir) or lender.outputs.stopped():
+        index = rundir.load(repair=False)
+        if is_running(rundir) or index.outputs.stopped():
             continue  # a writer may cut off what it cannot sync; of conversations that ended early, not all may fit
-        outputs = lender.outputs
-        marks, missing, wanted, recorded = bytearray(outputs.row_count), array("Q"), 0, len(outputs)
-        for number, keys in enumerate(work.all_keys(survey)):
+        outputs = index.outputs
+        marks, missing, usable, recorded = bytearray(outputs.row_count), array("Q"), 0, len(outputs)
+        for number, keys in work.all_keys(survey):
             rows = [row for key in keys if (row := outputs.row_of(key)) >= 0]
             for row in rows:
                 marks[row] = 1
-            wanted += bool(rows)
+            usable += bool(rows)
             if not rows and number % work.trials == 0:
                 missing.append(number // work.trials)
-        if wanted < _SHARED_PART * recorded:
+        if usable < _SHARED_PART * recorded:
             continue
         unwanted = {key: outputs[key].line for key in outputs if not marks[outputs.row_of(key)]}
         for key in unwanted:
             del outputs[key]
-        for spot in lender.damage:
+        for spot in index.damage:
             if spot.torn:
                 sizes.update({each: spot.offset for each in sizes if each[1] == spot.path})
         journals = [(kind, path, size) for (kind, path), size in sizes.items() if size]
-        return SharedRun(name, recorded, wanted, journals, missing, unwanted), lender
+        return Lender(name, recorded, usable, journals, missing, unwanted), index
     return None
 
 
@@ -213,7 +221,7 @@ def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
     lines = {key: ref.line for key, ref in borrowed.outputs.items()}
     for lender in {line.path for line in (*lines.values(), *(line for _, _, line in borrowed.steps))}:
         # Whole folders: which files a line names is known only by decoding it, and contents are shared anyway.
-        Blobs(rundir.files).take_from(_run_of(lender) / "files")
+        Blobs(rundir.files).take_from(run_of(lender) / "files")
     for key, line in _copy(lines, borrowed.lenders, rundir.path / "outputs.jsonl"):
         index.outputs[key] = borrowed.outputs[key]._replace(line=line)
     calls = {f"{number}": line for number, (_, _, line) in enumerate(borrowed.steps)}
@@ -224,7 +232,7 @@ def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
         index.verdicts[key] = borrowed.verdicts[key]
 
 
-def _share(shared: SharedRun, rundir: RunDir, index: Index) -> None:
+def _share(shared: Lender, rundir: RunDir, index: Index) -> None:
     """Share the journals of another run. Outputs come last: until they are there, nothing counts as shared."""
     places: dict[Path, Path] = {}
     for number, (kind, journal, length) in enumerate(shared.journals):
@@ -239,14 +247,8 @@ def _share(shared: SharedRun, rundir: RunDir, index: Index) -> None:
                 f"{shared.name}, whose outputs this run reuses, has just been removed or changed",
                 remedy="Run the same command again.",
             ) from error
-        Blobs(rundir.files).take_from(_run_of(journal) / "files")
+        Blobs(rundir.files).take_from(run_of(journal) / "files")
     index.outputs.use_files([places.get(path, path) for path in index.outputs.files])
-
-
-def _run_of(journal: Path) -> Path:
-    """Return the run directory of a journal."""
-    inner = journal.parent.parent
-    return inner.parent if inner.name in ("workers", "shared") else journal.parent
 
 
 def _hits(path: Path, place: slice, missing: Set[str]) -> Iterator[tuple[int, bytes]]:

@@ -40,7 +40,7 @@ from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, appl
 from holdfast.store.shared import lender_of, unwanted_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
@@ -111,8 +111,8 @@ class RowRef(NamedTuple):
 class _Records(NamedTuple):
     """The journals of a run."""
 
-    outputs: dict[str, OutputRef]
-    verdicts: dict[str, VerdictRef]
+    outputs: Mapping[str, OutputRef]
+    verdicts: MutableMapping[str, VerdictRef]
     grades: dict[str, Grade]
     """by grade key, as are the verdicts"""
 
@@ -184,13 +184,13 @@ class RunView:
     @cached_property
     def _records(self) -> _Records:
         index = self.rundir.load(repair=False)
-        outputs = {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
+        self.work.drop_unfit(index)
         journals = list(self.rundir.journals("grades"))
         grades = (_read_grade(path, line.data) for path in journals for line in scan(path) if line.sound)
-        return self._with_grades(outputs, index.verdicts, grades)
+        return self._with_grades(index.outputs, index.verdicts, grades)
 
     def _with_grades(
-        self, outputs: dict[str, OutputRef], verdicts: dict[str, VerdictRef], recorded: Iterable[Grade]
+        self, outputs: Mapping[str, OutputRef], verdicts: MutableMapping[str, VerdictRef], recorded: Iterable[Grade]
     ) -> _Records:
         grades: dict[str, Grade] = {}
         for grade in recorded:
@@ -411,7 +411,7 @@ class RunView:
         key: str,
         ref: OutputRef,
         row_panel: Panel | None,
-        verdicts: dict[str, VerdictRef] | None = None,
+        verdicts: MutableMapping[str, VerdictRef] | None = None,
     ) -> tuple[Panel, JudgedOutput]:
         """Join an output with its verdicts: those of the run, or the given ones, by grade key.
 

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from holdfast.store.lines import LineRef
 from holdfast.store.records import GradeStatus, Usage
-from holdfast.store.refs import OutputRef, VerdictRef
+from holdfast.store.refs import Moment, OutputRef, VerdictRef
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,7 +173,7 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         size = _FEWEST_SLOTS
         while 2 * size < 3 * count:
             size *= 2
-        if size < len(self.slots):
+        if size <= len(self.slots):
             return
         self.slots = slots = array("I", bytes(4 * size))
         mask, holes = size - 1, self.holes
@@ -267,6 +267,12 @@ _NO_NUMBERS: Final = (_UNKNOWN, _UNKNOWN, _UNKNOWN, nan)
 def _pack_usage(usage: Usage) -> tuple[int, int, int, float]:
     cost = usage.cost
     return _number(usage.input_tokens), _number(usage.output_tokens), usage.requests, nan if cost is None else cost
+
+
+RareOutput = tuple[str | None, Usage | None, tuple[Moment, ...], str | None]
+"""digest and usage where they do not fit into a row, marks of turns, and the checkpoint that ended the conversation"""
+RareVerdict = tuple[Usage | None, tuple[int, ...] | None]
+"""usage where it does not fit into a row, and counts"""
 
 
 class OutputTable(PackedTable[OutputRef]):

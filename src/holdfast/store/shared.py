@@ -50,6 +50,12 @@ def lender_of(path: Path) -> str | None:
     return None if end_of(path) is None else unquote(path.parent.name)
 
 
+def run_of(journal: Path) -> Path:
+    """Return the run directory of a journal."""
+    inner = journal.parent.parent
+    return inner.parent if inner.name in ("workers", FOLDER) else journal.parent
+
+
 def journal_size(path: Path) -> int:
     """Return how many bytes of a journal count; 0 for a missing file."""
     try:

@@ -26,7 +26,7 @@ from holdfast.view.facts import LastFailures, output_facts, set_failure, set_mis
 from holdfast.view.table import CODES, TrialTable, key_bytes, key_text, status_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, MutableMapping
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
@@ -340,7 +340,7 @@ class JournalReader:
         line = LineRef(self._root / file, offset, self.table["length"][row])
         return output_facts.decode(line.read()).ref(line)
 
-    def _set_verdicts(self, row: int, key: bytes, ref: OutputRef, verdicts: dict[str, VerdictRef]) -> None:
+    def _set_verdicts(self, row: int, key: bytes, ref: OutputRef, verdicts: MutableMapping[str, VerdictRef]) -> None:
         table, text = self.table, key_text(key)
         failure = self._failures.of_graders.get(text)
         judged = self._view.judge(text, ref, self._panels[table["panel"][row]], verdicts)[1]
