@@ -70,9 +70,8 @@ class Folder:
     @property
     def runs(self) -> list[Path]:
         """Run directories, the oldest first."""
-        return sorted(
-            (self.path / "runs/e").glob("*-????????"), key=lambda run: (run / "manifest.json").stat().st_mtime
-        )
+        manifests = (self.path / "runs/e").glob("*-????????/manifest.json")
+        return [manifest.parent for manifest in sorted(manifests, key=lambda file: file.stat().st_mtime)]
 
 
 @pytest.fixture(scope="module")
