@@ -107,7 +107,7 @@ def _save(path: Path, survey: Survey) -> None:
         typed=bool(survey.typed),
     )
     groups = [memoryview(grouping.packed()).cast("B") for grouping in survey.groupings.values()]
-    body = [survey.digests, memoryview(rows).cast("B"), survey.typed, *groups]
+    body: list[bytes | memoryview] = [survey.digests, memoryview(rows).cast("B"), survey.typed, *groups]
     write_cache(path, _MAGIC, msgspec.msgpack.encode(header), body)
     stored = sorted(path.parent.glob("[0-9a-f]*"), key=lambda each: each.stat().st_mtime)
     for least_used in stored[:-_MOST]:

@@ -27,7 +27,7 @@ from holdfast.engine.log import RunLog
 from holdfast.engine.loop import run_loop
 from holdfast.engine.parameters import check_parameters
 from holdfast.engine.unseen import unseen_code
-from holdfast.errors import Fault, HoldfastError, ResultsError, VersionError
+from holdfast.errors import Fault, HoldfastError, Interrupted, ResultsError, VersionError
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import build_graders
 from holdfast.plan.done import read_done, write_done
@@ -176,7 +176,17 @@ class Session(msgspec.Struct):
 
         from holdfast.engine.outcome import conclude  # after the work: starting it needs no reports
 
-        return conclude(self, remaining, reason, started)
+        outcome = conclude(self, remaining, reason, started)
+        if outcome.metrics is None and not isinstance(reason, Interrupted):
+            self._cache_index()
+        return outcome
+
+    def _cache_index(self) -> None:
+        """Cache the index of a large run that is not finished, so that the next start is not late."""
+        self.index = Index()  # two indexes of a large run take too much memory
+        with suppress(OSError):
+            for damage in self.rundir.cache_index():
+                self.notice(str(damage))
 
 
 def show_notice(display: Display, log: RunLog, message: str) -> None:
@@ -269,8 +279,7 @@ def open_session(
         lease = acquire(rundir, notice, lost.set)
     except OSError as error:
         raise _unusable(rundir, error) from error
-    loaded: Loaded | None = None
-    forgotten = False
+    new = forgotten = False
     try:
         if (outcome := _finished_outcome(identity, rundir, options)) is not None:
             yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
@@ -279,9 +288,11 @@ def open_session(
             loaded = load(identity, options, notice)
         except OSError as error:
             raise _unusable(rundir, error) from error
-        yield session(parts, lease, loaded)
+        new, run = loaded.new, session(parts, lease, loaded)
+        del loaded  # the session drops its index at the end
+        yield run
     except HoldfastError:
-        forgotten = loaded is not None and loaded.new and rundir.forget_if_never_begun()
+        forgotten = new and rundir.forget_if_never_begun()
         raise
     finally:
         lease.release()

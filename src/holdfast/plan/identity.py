@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Drift
 
 
-_LARGE: Final = 8 << 20
+_LARGE: Final = 2 << 20
 """bytes of a dataset's files from which on its survey is stored"""
 
 

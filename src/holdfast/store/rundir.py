@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from holdfast.store.index import Damage
+
 T = TypeVar("T")
 
 INDEX: Final = ".index"
@@ -100,9 +102,17 @@ class RunDir:
                 for leftover in self.path.glob(f"{place}.*.tmp"):
                     with suppress(OSError):
                         leftover.unlink()
-        if not verify and sum(map(self._size, JOURNALS)) >= bytes_to_cache():
+        if self._is_large and not verify:
             return self._load_large(repair=repair)
         return load_index(self.journals, repair=self.aside if repair else None)
+
+    def cache_index(self) -> list[Damage]:
+        """Cache the index of a large run, and return damage that was cut out. The caller holds the lease."""
+        return self._load_large(repair=True).damage if self._is_large else []
+
+    @property
+    def _is_large(self) -> bool:
+        return sum(map(self._size, JOURNALS)) >= bytes_to_cache()
 
     def _load_large(self, *, repair: bool) -> Index:
         """Read the cached index of a large run and what was appended since, and cache the index if that was much."""
