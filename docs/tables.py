@@ -164,8 +164,9 @@ def words(annotation: Any, metadata: list[Any]) -> str:
     return PLAIN[origin or annotation] + bounds
 
 
-def _plural(noun: str) -> str:
-    return noun if " " in noun or noun.startswith("`") else f"{noun}s"
+def _plural(nouns: str) -> str:
+    parts = nouns.split(" or ")
+    return " or ".join(noun if " " in noun or noun.startswith("`") else f"{noun}s" for noun in parts)
 
 
 def _either(parts: list[str]) -> str:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_schema import GraderBlock as GraderBlock
     from holdfast.spec.origin import Origin as Origin
     from holdfast.spec.overrides import Override as Override
-    from holdfast.spec.schema import TargetBlock as TargetBlock
+    from holdfast.spec.target_schema import TargetBlock as TargetBlock
     from holdfast.store.metrics import Metrics as Metrics
     from holdfast.store.records import Usage as Usage
     from holdfast.targets.python import Context as Context
@@ -77,7 +77,7 @@ _HOMES = {
     "RunView": "holdfast.report.run_view",
     "Sample": "holdfast.data.dataset",
     "Target": "holdfast.targets.types",
-    "TargetBlock": "holdfast.spec.schema",
+    "TargetBlock": "holdfast.spec.target_schema",
     "Turn": "holdfast.targets.types",
     "Usage": "holdfast.store.records",
     "Verdict": "holdfast.graders.types",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -230,12 +231,14 @@ def test_a_dry_run_shows_the_first_prompt_and_about_how_many_tokens(type_in: Any
     assert "first sample: s0 (" in ended.out
     assert "  system: You are terse.\n  user: Please: question 0\n    Thanks.\n  user: Sure?" in ended.out
     planned = json.loads(type_in("eval", path, "--dry-run", "--json", "--trials", "2").out)["preview"]
-    letters = len("You are terse." + "Please: question 10\nThanks.")
+    first_turn = len("You are terse." + "Please: question 10\nThanks.")
+    letters = 2 * first_turn + len("Sure?")
     assert planned["tokens"] == pytest.approx(letters / 4 * 200, rel=0.05) and planned["trials"] == 200
     assert planned["cost"] == pytest.approx(planned["tokens"] * 0.15 / 1e6)
     assert f"about {planned['tokens']:,} tokens to send for 200 trials, about $" in ended.out
     assert f"gpt-4o-mini is asked at {NOBODY} by the chat API, up to 64 at once\n" in ended.out
-    assert planned["replies"] is None and "without replies, later turns and judges\n" in ended.out
+    assert planned["replies"] is None and "without replies and judges\n" in ended.out
+    assert (planned["requests"], planned["at_least"], planned["batching"]) == (400, False, None)
 
 
 def test_a_dry_run_counts_replies_as_an_earlier_run_had_them(type_in: Any, tmp_path: Path, mock: Server) -> None:
@@ -250,6 +253,43 @@ def test_a_dry_run_counts_replies_as_an_earlier_run_had_them(type_in: Any, tmp_p
     assert planned["cost"] == pytest.approx((planned["tokens"] + 1000 * planned["replies"]) / 1e6)
     shown = type_in("eval", path, "target.params.temperature=1", "--dry-run").out
     assert f"with {planned['replies']:,} tokens of replies as in run {metrics['run']} (m); without judges\n" in shown
+
+
+def test_a_run_begins_with_an_estimate_of_its_cost(type_in: Any, tmp_path: Path, mock: Server) -> None:
+    keys: dict[str, Any] = {"rows": 10, "prices": {"m": {"input": 1e4, "output": 1e4}}}
+    path = write_eval(tmp_path, mock.base_url, target={"model": "m", "base_url": mock.base_url}, **keys)
+    first = type_in("eval", path, "--limit", "5")
+    assert re.search(r"^note: at least \$0\.\d+ for 5 trials; without replies and judges$", first.err, re.MULTILINE)
+    run = json.loads(next((tmp_path / "runs").glob("*/*/metrics.json")).read_text())["run"]
+    second = type_in("eval", path, "--workers", "1")
+    assert re.search(rf"^note: about \$\S+ for 5 trials; with \d+ tokens of replies as in run {run} ", second.err, re.M)
+    unpriced = type_in("eval", path, "-m", "n")
+    assert unpriced.code == 0 and "trials; with" not in unpriced.err
+
+
+def test_later_turns_are_estimated_with_the_replies_that_are_sent_again(
+    type_in: Any, tmp_path: Path, mock: Server
+) -> None:
+    path = write_eval(tmp_path, mock.base_url, rows=4, follow_ups=["and then?", "why?"])
+    assert type_in("eval", path).code == 0
+    metrics = json.loads(next((tmp_path / "runs").glob("*/*/metrics.json")).read_text())
+    planned = json.loads(type_in("eval", path, "-m", "n", "--dry-run", "--json").out)["preview"]
+    written = 4 * sum(map(len, ["question 0"] * 3 + ["and then?"] * 2 + ["why?"])) / 4
+    assert planned["tokens"] == pytest.approx(written + metrics["usage"]["output_tokens"], abs=2)
+    assert planned["requests"] == metrics["usage"]["requests"] == 12
+
+
+def test_a_model_with_tools_is_estimated_by_an_earlier_run(type_in: Any, tmp_path: Path, mock: Server) -> None:
+    tool = {"name": "price", "parameters": {"type": "object"}, "responses": [{"result": 3}]}
+    target = {"model": "m", "base_url": mock.base_url, "tools": [{"scripted": tool}]}
+    path = write_eval(tmp_path, mock.base_url, rows=4, target=target, prices={"m": {"input": 1, "output": 1}})
+    shown = type_in("eval", path, "--dry-run").out
+    assert "without replies, further steps and judges\n" in shown
+    assert type_in("eval", path, "--limit", "2").code == 0
+    usage = json.loads(next((tmp_path / "runs").glob("*/*/metrics.json")).read_text())["usage"]
+    planned = json.loads(type_in("eval", path, "target.params.seed=1", "--dry-run", "--json").out)["preview"]
+    assert planned["tokens"] == 2 * usage["input_tokens"] and planned["requests"] == 2 * usage["requests"]
+    assert not planned["at_least"]
 
 
 def test_a_dry_run_refuses_a_budget_that_cannot_be_enforced(type_in: Any, tmp_path: Path) -> None:

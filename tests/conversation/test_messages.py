@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from holdfast.errors import DataError
 from tests.support.judges import Judges, judges
 from tests.support.running import lines
 from tests.support.specs import command, who, write_rows, write_spec
+from tests.support.viewing import viewer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+PNG = b"\x89PNG\r\n\x1a\n and more"
 CAT, DOG = b"\x89PNG cat", b"\x89PNG dog"
 SHOWN = [{"role": "user", "content": ["What is this?", {"image": "{{ picture }}"}]}]
 
@@ -70,6 +73,36 @@ class TestFiles:
         assert (image["type"], image["media_type"], image["name"]) == ("image", "image/png", "cat.png")
         assert (run.path / "files" / image["digest"][7:9] / image["digest"][9:]).read_bytes() == CAT
         assert b64encode(CAT).decode() not in (run.path / "outputs.jsonl").read_text()
+
+    def test_are_taken_from_columns_of_images_as_hugging_face_stores_them(self, folder: Path, served: Judges) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        rows = [
+            {"id": "a", "picture": {"bytes": PNG, "path": "whatever.jpg"}},
+            {"id": "b", "picture": {"bytes": None, "path": "cat.png"}},
+        ]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+        spec = spec_of(served, dataset={"path": "rows.parquet"})
+        del spec["samples"]
+        run = holdfast.evaluate(**spec)
+        assert sent_images(served) == sorted([PNG, CAT])
+        parts = {line["sample"]: line["messages"][0]["content"][1] for line in lines(run.path / "outputs.jsonl")}
+        assert parts["a"]["media_type"] == "image/png" and parts["b"]["name"] == "cat.png"
+
+    def test_are_shown_in_the_browser_from_the_run_directory(self, folder: Path, served: Judges) -> None:
+        (folder / 'a" onerror=.png').write_bytes(PNG)
+        samples = [{"id": "a", "picture": 'a" onerror=.png'}]
+        run = holdfast.evaluate(**spec_of(served, samples=samples))
+        with viewer(folder, run.path) as shown:
+            page = shown.get(f"/run/{run.path.name.rpartition('-')[2]}/trial/a/1")
+            [source] = re.findall(r'<img class="picture" loading="lazy" src="(/files/[0-9a-f]+/[0-9a-f]+)"', page.text)
+            assert 'alt="a&#34; onerror=.png"' in page.text
+            answer = shown.get(source)
+            assert answer.headers["Content-Type"] == "image/png" and "Content-Disposition" not in answer.headers
+            assert answer.text.encode(errors="surrogateescape") == PNG
+            assert "sandbox" in answer.headers["Content-Security-Policy"]
+            assert "attachment" in shown.get(f"{source}?download=1").headers["Content-Disposition"]
 
     def test_a_changed_image_reruns_only_its_row(self, folder: Path, served: Judges) -> None:
         spec = spec_of(served)

@@ -8,6 +8,7 @@ import json
 import lzma
 import subprocess
 import sys
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.data import readers
 from holdfast.data.dataset import Dataset
-from holdfast.data.readers import Layout, read_rows
+from holdfast.data.readers import Layout, read_hub, read_rows
 from holdfast.errors import DataError, Fault
 from holdfast.plan.plan import pending_trials
 from tests.support.running import ROOT, environment, holdfast
@@ -407,6 +408,18 @@ class TestTheHub:
         assert [sample.id for sample in samples] == ["r0", "r1"]
         assert samples.revision == "commit of owner/name at v1"
         assert asked == [("owner/name", "train", "main", "commit of owner/name at v1")]
+
+
+def test_images_of_a_hub_dataset_are_data_urls(tmp_path: Path) -> None:
+    """The library reads a folder as it reads the hub, which cannot be reached here."""
+    datasets = pytest.importorskip("datasets")
+    picture = b"\xff\xd8\xff and more"
+    features = datasets.Features({"image": datasets.Image(), "all": [datasets.Image()], "q": datasets.Value("string")})
+    row = {"image": {"bytes": picture, "path": None}, "all": [{"bytes": picture, "path": "x.jpg"}], "q": "what?"}
+    datasets.Dataset.from_list([row], features=features).to_parquet(str(tmp_path / "train.parquet"))
+    [(_, fields)] = read_hub(str(tmp_path), "train", None, "main")
+    url = f"data:image/jpeg;base64,{b64encode(picture).decode()}"
+    assert fields == {"image": url, "all": [url], "q": "what?"}
 
 
 class TestStreaming:

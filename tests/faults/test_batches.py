@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.batch_providers import PROVIDERS, run_batch, settings
 from tests.support.batches import batch_server, prompt_of
 from tests.support.breaking import (
     assert_each_once,
@@ -46,9 +47,9 @@ def run(eval_file: Path, *arguments: str, check: int = 0, **env: str) -> Any:
     return holdfast("eval", eval_file, *arguments, cwd=eval_file.parent, env={**ACCOUNT, **env}, check=check)
 
 
-def kill_at(server: BatchServer, moment: str, step: str, eval_file: Path, *arguments: str) -> None:
+def kill_at(server: BatchServer, moment: str, step: str, eval_file: Path, *arguments: str, **env: str) -> None:
     """Run the eval, and kill its process at a step of the provider."""
-    process = start("eval", eval_file, *arguments, cwd=eval_file.parent, env=ACCOUNT)
+    process = start("eval", eval_file, *arguments, cwd=eval_file.parent, env={**ACCOUNT, **env})
     arrived = threading.Event()
 
     def kill() -> None:
@@ -348,6 +349,35 @@ def test_the_plan_says_how_many_batches_there_will_be(tmp_path: Path) -> None:
         assert server.batches == []
 
 
+def test_the_plan_says_how_many_waves_follow_each_other(tmp_path: Path) -> None:
+    with batch_server() as server:
+        keys: dict[str, Any] = {"batch": {"size": 5}, "follow_ups": ["and then?", "why?"]}
+        eval_file = write_batch_eval(tmp_path, server, target={"model": "gpt-4o-mini"}, **keys)
+        shown = run(eval_file, "--dry-run").stdout
+        line = r"21 requests in 6 batches, in 3 waves one after the other, about <?\$\S+ instead of <?\$\S+\n$"
+        assert re.search(line, shown), shown
+        planned = json.loads(run(eval_file, "--dry-run", "--json").stdout)["preview"]
+        batching = planned["batching"]
+        assert (batching["batches"], batching["waves"], planned["requests"]) == (6, 3, 21)
+        assert batching["cost"] == pytest.approx(planned["cost"] / 2)
+        server.holds = True
+        assert "note: 21 requests in 6 batches" in run(eval_file, "--no-wait", check=5).stderr
+        server.release()
+        assert "requests in 6 batches" not in run(eval_file).stderr  # what is under way is paid for
+        assert len(server.batches) == 6
+
+
+def test_the_plan_of_a_tool_loop_says_at_least(tmp_path: Path) -> None:
+    with batch_server(answer=answer_after_two_tools) as server:
+        grader = {"type": "prompt", "name": "good", "rubric": "Is it good?", "batch": True, "votes": 3}
+        keys: dict[str, Any] = {"target": {"tools": [{"scripted": TOOL}]}, "graders": [grader]}
+        lines = run(write_batch_eval(tmp_path, server, **keys), "--dry-run").stdout.splitlines()
+        assert lines[-2:] == [
+            "at least 7 requests in 1 batch, and another wave for each further step or turn",
+            "21 requests of judges in batches, after the outputs",
+        ]
+
+
 def test_answers_of_a_batch_cost_what_batches_cost(tmp_path: Path) -> None:
     with batch_server() as server:
         eval_file = write_batch_eval(tmp_path, server, target={"model": "gpt-4o-mini"})
@@ -402,6 +432,80 @@ def test_waiting_says_what_it_waits_for_and_how_to_collect(tmp_path: Path) -> No
         assert "waiting for batch batch_1: 7 requests of target" in shown
 
 
+def status(folder: Path, **env: str) -> Any:
+    """Show the status of the run."""
+    return holdfast("status", run_dir(folder), cwd=folder, env={**ACCOUNT, **env})
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_status_says_how_far_batches_are_and_collects_those_that_have_ended(api: str, tmp_path: Path) -> None:
+    with batch_server(api) as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        run(eval_file, "--no-wait", check=5)
+        shown = status(tmp_path)
+        assert re.search(
+            r"waiting for batch batch_1: 7 requests of target, submitted .* ago, 0 of 7 done\n", shown.stdout
+        )
+        server.release()
+        shown = status(tmp_path)
+        assert "batch batch_1 is " in shown.stdout and "7 of 7 requests have a result" in shown.stdout
+        assert "waiting" not in shown.stdout and "Resume with: holdfast resume" in shown.stdout
+        server.batches.clear()  # the provider deletes batches after some weeks
+        run(eval_file)
+        assert server.billed == ONCE
+        assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_status_collects_batches_of_judges(tmp_path: Path) -> None:
+    with batch_server(answer=judged) as server:
+        server.holds = True
+        grader = {"type": "prompt", "name": "good", "rubric": "Is it good?", "batch": True, "model": ["m", "n"]}
+        eval_file = write_batch_eval(tmp_path, server, batch=False, graders=[grader])
+        run(eval_file, "--no-wait", check=5)
+        server.release()
+        assert status(tmp_path).stdout.count("7 of 7 requests have a result") == 2
+        server.batches.clear()
+        run(eval_file)
+        assert sum(server.billed.values()) == 3 * ROWS
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_status_finds_a_batch_whose_submission_was_not_recorded(api: str, tmp_path: Path) -> None:
+    with batch_server(api) as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        kill_at(server, "after", "submit", eval_file)
+        shown = status(tmp_path).stdout
+        assert ("0 of 7 done" if api == "chat" else "not found at the provider, which may not show it yet") in shown
+        server.release()
+        assert "7 of 7 requests have a result" in status(tmp_path).stdout
+        run(eval_file)
+        assert server.billed == ONCE and len(server.batches) == 1
+
+
+def test_status_without_the_account_or_the_provider_shows_what_is_recorded(tmp_path: Path) -> None:
+    with batch_server() as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        run(eval_file, "--no-wait", check=5)
+        assert "answered 404" in status(tmp_path, OPENAI_API_KEY="sk-the-second-account").stdout
+    assert "7 requests of target" in (gone := status(tmp_path).stdout) and "refuses connections" in gone
+
+
+def test_status_leaves_batches_to_the_process_that_waits_for_them(tmp_path: Path) -> None:
+    with batch_server() as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        first = start("eval", eval_file, cwd=tmp_path, env=ACCOUNT)
+        wait_for(lambda: server.batches and (run_dir(tmp_path) / "batches.jsonl").exists(), "the batch")
+        assert "running: 0 of 7 trials" in status(tmp_path).stdout
+        server.release()
+        assert first.wait(120) == 0, first.communicate()
+        first.communicate()
+        assert server.billed == ONCE
+
+
 def test_the_ledger_has_every_step_in_order(tmp_path: Path) -> None:
     with batch_server() as server:
         run(write_batch_eval(tmp_path, server))
@@ -409,3 +513,109 @@ def test_the_ledger_has_every_step_in_order(tmp_path: Path) -> None:
     assert [step["step"] for step in steps] == ["intent", "uploaded", "submitted", "collected"]
     outputs = kept(run_dir(tmp_path))
     assert {name[:24] for name in steps[0]["requests"]} == {output["key"][7:31] for output in outputs}
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize("killed", [False, True])
+def test_providers_with_a_form_of_their_own_take_our_batches(name: str, killed: bool, tmp_path: Path) -> None:
+    with batch_server(kind=PROVIDERS[name]) as server:
+        server.leaves_out = {"question 4"}
+        eval_file = write_eval(tmp_path, server.url, rows=ROWS, target={"model": PROVIDERS[name].model, "batch": True})
+        variables: Any = settings(server)
+        if killed:
+            kill_at(server, "after", "submit", eval_file, **variables)
+        run(eval_file, **variables)
+        assert server.refused == []
+        assert server.billed == ONCE
+        assert [len(batch.lines) for batch in server.batches] == [ROWS, 1]
+        assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_togethers_progress_is_shown_as_a_share(tmp_path: Path) -> None:
+    with batch_server(kind=PROVIDERS["together"]) as server:
+        server.holds = True
+        eval_file = write_eval(tmp_path, server.url, rows=ROWS, target={"model": "together/m", "batch": True})
+        run(eval_file, "--no-wait", check=5, **settings(server))
+        assert "ago, 43% of 7 done" in status(tmp_path, **settings(server)).stdout
+
+
+IN_FILES: dict[str, Any] = {"target": {"model": "org/m", "batch": {"via": "files"}}}
+
+
+def file_command(text: str) -> str:
+    """Return the command that a message names."""
+    found = re.search(r"answer it with: (vllm run-batch .*)$", text, re.MULTILINE)
+    assert found is not None, text
+    return found[1]
+
+
+def test_a_batch_in_a_file_is_answered_by_vllm_and_collected(tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", rows=ROWS, limits={"retries": 0}, **IN_FILES)
+    assert "org/m is asked with files" in run(eval_file, "--dry-run").stdout
+    written = run(eval_file, "--no-wait", check=5)
+    command = file_command(written.stdout)
+    assert command.endswith("--model org/m") and file_command(written.stderr) == command
+    assert file_command(run(eval_file, "--no-wait", check=5).stdout) == command  # nothing is written twice
+    run_batch(command, tmp_path, stop_after=3)
+    assert "3 of 7 done; answer it with: vllm" in status(tmp_path).stdout
+    run_batch(command, tmp_path, refuses="question 6")
+    run(eval_file, check=3)
+    errors = [(error["sample"], error["status"]) for error in kept(run_dir(tmp_path), "errors")]
+    assert errors == [("s6", 400)] and "maximum context length" in kept(run_dir(tmp_path), "errors")[0]["message"]
+    run_batch(file_command(run(eval_file, "--no-wait", check=5).stdout), tmp_path)
+    run(eval_file)
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_a_process_that_waits_for_a_file_goes_on_when_it_is_complete(tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", rows=ROWS, follow_ups=["and then?"], **IN_FILES)
+    process = start("eval", eval_file, cwd=tmp_path, env=ACCOUNT)
+    answered: set[str] = set()
+
+    def written() -> str | None:
+        assert process.poll() is None, process.communicate()
+        for path in tmp_path.glob("runs/*/*/batches/*.requests.jsonl"):
+            if path.name not in answered:
+                answered.add(path.name)
+                return str(path)
+        return None
+
+    for _ in range(2):
+        requests = wait_for(written, "a file of requests")
+        answers = requests.replace(".requests.", ".answers.")
+        run_batch(f"vllm run-batch -i {requests} -o {answers} --model org/m", tmp_path)
+    assert process.wait(120) == 0, process.communicate()
+    process.communicate()
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_a_removed_file_of_requests_is_a_cancelled_batch(tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", rows=ROWS, **IN_FILES)
+    run(eval_file, "--no-wait", check=5)
+    next((run_dir(tmp_path) / "batches").glob("*.requests.jsonl")).unlink()
+    assert "was cancelled before 7 of its requests were answered" in run(eval_file, check=3).stdout
+    run_batch(file_command(run(eval_file, "--no-wait", check=5).stdout), tmp_path)
+    run(eval_file)
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_a_run_with_a_file_that_is_not_answered_does_not_go_on_without_it(tmp_path: Path) -> None:
+    with batch_server() as server:
+        eval_file = write_eval(tmp_path, "", rows=ROWS, **IN_FILES)
+        run(eval_file, "--no-wait", check=5)
+        seen = run(eval_file, f"target.base_url={server.url}", "target.batch=false", check=3).stdout
+        assert "was written to a file, whose answers are still to come" in seen and "via: files" in seen
+        assert not server.billed
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ({"api": "responses", "batch": {"via": "files"}}, "files of batches are for the chat API"),
+        ({"batch": {"via": "files", "then": "live"}}, "`then: live` needs a server"),
+        ({"batch": {"via": "mail"}}, "via"),
+    ],
+)
+def test_files_that_nobody_could_answer_are_refused(target: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", rows=ROWS, target={"model": "org/m", **target})
+    assert problem in run(eval_file, check=2).stderr

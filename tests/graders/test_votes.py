@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
+from holdfast.errors import ConfigError
 from holdfast.plan.votes import combine_scores, combine_votes
 from holdfast.report.agreement import AgreementTally
 from holdfast.report.verdicts import Judged
@@ -68,6 +69,38 @@ class TestPanels:
         grades = lines(run.path / "grades.jsonl")
         assert Counter(grade["grader"] for grade in grades) == {"panel/a": 2, "panel/b": 2, "panel/c": 2}
         assert len({grade["grade_key"] for grade in grades}) == 6
+
+    def test_a_judge_of_a_panel_may_have_a_server_and_parameters_of_its_own(self) -> None:
+        with judges(vote) as served, judges(vote) as other:
+            own = {"model": "b", "base_url": other.base_url, "params": {"seed": 2, "top_p": 1}}
+            twice = {"model": "b", "name": "warm", "params": {"temperature": 1}}
+            spec = spec_of(served, model=["a", own, twice], params={"seed": 1})
+            run = holdfast.evaluate(**spec)
+            assert asked(served) == {"a": 2, "b": 2} and asked(other) == {"b": 2}
+            assert {(body["seed"], body["top_p"]) for body in other.bodies} == {(2, 1)}
+            assert {body["seed"] for body in served.bodies} == {1}
+            assert {body.get("temperature") for body in served.bodies if body["model"] == "b"} == {1}
+            assert {"panel/a", "panel/b", "panel/warm", "panel"} == set(run.metrics.graders)
+            # Where a judge is asked is in no key, and neither is its name.
+            own["base_url"], twice["name"] = served.base_url, "hot"
+            again = holdfast.evaluate(**spec)
+            assert len(served.bodies) == 4 and len(other.bodies) == 2
+        assert again.metrics.graders["panel/hot"].n == 2
+
+    @pytest.mark.parametrize(
+        ("model", "problem"),
+        [
+            (["a", {"model": "a", "params": {"seed": 1}}], "names a judge twice"),
+            ([{"base_url": "http://127.0.0.1:1/v1"}], "model"),
+            ([{"model": "a", "temperature": 1}], r"model\[0\]\.temperature: unknown key; parameters .* `params`"),
+            (["a", {"modle": "b"}], r"model\[1\]\.modle: unknown key \(did you mean 'model'\?\)"),
+            ({"model": "a"}, "model"),
+        ],
+    )
+    def test_a_judge_that_cannot_be_told_apart_or_asked_is_refused(self, model: Any, problem: str) -> None:
+        with judges(vote) as served, pytest.raises(ConfigError, match=problem) as caught:
+            holdfast.evaluate(**spec_of(served, model=model))
+        assert "should be text, not a list" not in str(caught.value)
 
     def test_results_and_metrics_have_the_combined_verdict(self) -> None:
         with judges(vote) as served:

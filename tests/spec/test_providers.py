@@ -13,7 +13,7 @@ from holdfast.formats.benchmark import wants_chat
 from holdfast.spec.providers import PROVIDERS, endpoint_of, suggest_prefix
 from holdfast.spec.schema import BenchmarkBlock
 from holdfast.targets.build import build_target
-from tests.support.providers import Say, provider
+from tests.support.providers import Refuse, Say, provider
 from tests.support.specs import command, load, who, write_spec
 
 if TYPE_CHECKING:
@@ -170,6 +170,32 @@ def test_a_mistyped_prefix_is_recognised(tmp_path: Path, monkeypatch: pytest.Mon
     done = command(monkeypatch, capsys, tmp_path, "eval", path)
     assert done.code == 2
     assert "did you mean anthropic/?" in done.err
+
+
+def test_a_mistyped_prefix_is_named_when_the_server_does_not_know_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    missing = "The model `antropic/claude-x` does not exist or you do not have access to it."
+    with provider("chat", [Refuse(404, missing)]) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        path = write_spec(tmp_path, target={"model": "antropic/claude-x"})
+        done = command(monkeypatch, capsys, tmp_path, "eval", path)
+        plain = command(monkeypatch, capsys, tmp_path, "eval", path, "-m", "claude-x")
+    assert done.code == plain.code == 3
+    assert "antropic/ is not the prefix of a provider: did you mean anthropic/?" in done.out
+    assert "Check target.model: the server does not know it." in plain.out
+
+
+def test_with_a_server_in_the_environment_other_prefixes_go_to_their_providers() -> None:
+    there = {"OPENAI_BASE_URL": "http://node1:8000/v1"}
+    stays = {
+        prefix
+        for prefix in PROVIDERS
+        if endpoint_of(f"{prefix}/anthropic.m", environ=there).urls == [there["OPENAI_BASE_URL"]]
+    }
+    assert stays == {"openai", "google"}
+    for model in ("gpt-5", "Qwen/Qwen3", "mistralai/Mistral-7B"):
+        assert endpoint_of(model, environ=there).urls == [there["OPENAI_BASE_URL"]]
 
 
 class TestBenchmarks:

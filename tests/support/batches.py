@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from email.parser import BytesParser
 from email.policy import HTTP
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from tests.support.providers import Asked, Refused, Say, serving
@@ -58,6 +58,13 @@ class Batch:
 
 class BatchServer:
     """The provider."""
+
+    root = "/v1"
+    upload_path = "/files"
+    purpose = "batch"
+    model = "m"
+    variables: ClassVar[dict[str, str]] = {}
+    """with which its models are asked; those with its address have the path there"""
 
     def __init__(self, api: str, answer: Callable[[dict[str, Any]], Say]) -> None:
         self.api = api
@@ -103,9 +110,9 @@ class BatchServer:
         if handler.headers.get("Transfer-Encoding") == "chunked":
             data = _read_chunks(handler)
         asked = urlsplit(handler.path)
-        path = asked.path.removeprefix("/v1")
+        path = asked.path.removeprefix(self.root)
         step, act = self._route(handler.command, path, parse_qs(asked.query))
-        account = handler.headers.get("Authorization") or handler.headers.get("x-api-key") or ""
+        account = self.account_of(handler.headers)
         if (call := self.before.pop(step or "", None)) is not None:
             call()
             handler.close_connection = True
@@ -135,23 +142,29 @@ class BatchServer:
             return
         handler.wfile.write(whole)
 
+    def account_of(self, headers: Any) -> str:
+        """Return the key of a request."""
+        return headers.get("Authorization") or headers.get("x-api-key") or ""
+
     def _route(self, method: str, path: str, query: dict[str, list[str]]) -> tuple[Step | None, Callable[..., Any]]:
         root = "/messages/batches" if self.api == "messages" else "/batches"
         after = (query.get("after") or query.get("after_id") or [""])[0]
-        if path == "/files" and method == "POST":
+        if path == self.upload_path and method == "POST":
             return "upload", self._upload
+        if (match := re.fullmatch(r"/files/([^/]*)", path)) and method == "GET":
+            return "file", lambda account, *_: self._file(account, match[1])
         if match := re.fullmatch(r"/files/(.*)/content", path):
             return "results", lambda account, *_: self._content(account, match[1])
         if path == root and method == "POST":
             return "submit", self._submit
         if path == root:
-            return "list", lambda account, *_: self._list(account, after, int(query["limit"][0]))
+            return "list", lambda account, *_: self.page(account, after, int(query["limit"][0]))
         if match := re.fullmatch(f"{root}/([^/]*)(/cancel|/results)?", path):
             if match[2] == "/cancel":
                 return "cancel", lambda account, *_: self._cancel(account, match[1])
             if match[2] == "/results":
                 return "results", lambda account, *_: self._lines(self._find(account, match[1]).results)
-            return "look", lambda account, *_: self._describe(self._find(account, match[1]))
+            return "look", lambda account, *_: self.describe(self._find(account, match[1]))
         return None, lambda _, data, __: self._alone(path, json.loads(data))
 
     def _upload(self, account: str, data: bytes, content_type: str) -> Any:
@@ -159,11 +172,24 @@ class BatchServer:
         parts: dict[Any, Any] = {
             part.get_param("name", header="content-disposition"): part for part in message.iter_parts()
         }
-        if parts["purpose"].get_payload(decode=True) != b"batch":
-            raise Refused("Invalid purpose")
+        self.check_upload({name: part.get_payload(decode=True) for name, part in parts.items()})
         number = f"file-{len(self.files) + 1}"
         self.files[number] = account, parts["file"].get_payload(decode=True)
-        return {"id": number, "object": "file", "status": "processed", "purpose": "batch"}
+        return self.describe_file(number)
+
+    def check_upload(self, fields: dict[str, bytes]) -> None:
+        """Refuse an upload that is not for batches."""
+        if fields["purpose"] != self.purpose.encode():
+            raise Refused(f"Invalid purpose: {fields['purpose'].decode()}")
+
+    def describe_file(self, number: str) -> dict[str, Any]:
+        """Return a file as the provider describes it."""
+        return {"id": number, "object": "file", "status": "processed", "purpose": self.purpose}
+
+    def _file(self, account: str, number: str) -> dict[str, Any]:
+        if self.files.get(number, ("", b""))[0] != account:
+            raise Refused("No such File object", 404)
+        return self.describe_file(number)
 
     def _submit(self, account: str, data: bytes, _: str) -> Any:
         body = json.loads(data)
@@ -177,10 +203,7 @@ class BatchServer:
             lines = [json.loads(line) for line in self.files[body["input_file_id"]][1].splitlines()]
             requests = [(line["custom_id"], line["body"]) for line in lines]
             path = body["endpoint"].removeprefix("/v1")
-            if body["completion_window"] != "24h" or any(len(value) > 512 for value in body["metadata"].values()):
-                raise Refused("Invalid batch")
-            if any(line["url"] != body["endpoint"] or line["method"] != "POST" for line in lines):
-                raise Refused("The URL of a line is not that of the batch")
+            self.check_batch(body, lines)
         names = [name for name, _ in requests]
         if len(set(names)) != len(names) or not all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names):
             raise Refused("custom_id must be unique, and match ^[a-zA-Z0-9_-]{1,64}$")
@@ -190,7 +213,18 @@ class BatchServer:
             batch.status, batch.problem, self.problem = "failed", self.problem, None
         else:
             self._run(batch, path, requests)
-        return self._describe(batch)
+        return self.describe_new(batch)
+
+    def describe_new(self, batch: Batch) -> dict[str, Any]:
+        """Return a batch that was just created, as the provider describes it."""
+        return self.describe(batch)
+
+    def check_batch(self, body: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+        """Refuse a batch that is not in the provider's form."""
+        if body["completion_window"] != "24h" or any(len(value) > 512 for value in body["metadata"].values()):
+            raise Refused("Invalid batch")
+        if any(line["url"] != body["endpoint"] or line["method"] != "POST" for line in lines):
+            raise Refused("The URL of a line is not that of the batch")
 
     def _run(self, batch: Batch, path: str, requests: list[tuple[str, dict[str, Any]]]) -> None:
         left_out, self.leaves_out = self.leaves_out, set()
@@ -198,7 +232,7 @@ class BatchServer:
         for name, body in reversed(requests):  # results come in any order
             prompt = prompt_of(body)
             if prompt in left_out:
-                batch.errors.append(self._not_run(name))
+                batch.errors.append(self.not_run(name))
                 expired = True
                 continue
             asked = Asked(
@@ -210,7 +244,7 @@ class BatchServer:
             except Refused as refused:
                 if prompt not in self.refuses:
                     self.refused.append(str(refused))
-                batch.errors.append(self._failed(name, refused))
+                batch.errors.append(self.failed(name, refused))
                 continue
             self.billed[prompt] += 1
             batch.results.append(self._answered(name, self.wire.whole(self.answer(body), asked)))
@@ -224,13 +258,13 @@ class BatchServer:
             return {"custom_id": name, "result": {"type": "succeeded", "message": reply}}
         return {"id": "r", "custom_id": name, "response": {"status_code": 200, "body": reply}, "error": None}
 
-    def _failed(self, name: str, refused: Refused) -> dict[str, Any]:
+    def failed(self, name: str, refused: Refused) -> dict[str, Any]:
         error = self.wire.error(refused.status, str(refused))
         if self.api == "messages":
             return {"custom_id": name, "result": {"type": "errored", "error": error}}
         return {"id": "r", "custom_id": name, "response": {"status_code": refused.status, "body": error}, "error": None}
 
-    def _not_run(self, name: str) -> dict[str, Any]:
+    def not_run(self, name: str) -> dict[str, Any]:
         if self.api == "messages":
             return {"custom_id": name, "result": {"type": "expired"}}
         return {"id": "r", "custom_id": name, "response": None, "error": {"code": "batch_expired", "message": "late"}}
@@ -241,7 +275,7 @@ class BatchServer:
                 return batch
         raise Refused(f"No batch found with id '{number}'.", 404)
 
-    def _describe(self, batch: Batch) -> dict[str, Any]:
+    def describe(self, batch: Batch) -> dict[str, Any]:
         ended = batch.status != "in_progress"
         total = len(batch.lines)
         if self.api == "messages":
@@ -284,11 +318,11 @@ class BatchServer:
     def _lines(self, results: list[dict[str, Any]]) -> bytes:
         return b"\n".join(json.dumps(result).encode() for result in results)
 
-    def _list(self, account: str, after: str, limit: int) -> Any:
+    def page(self, account: str, after: str, limit: int) -> Any:
         own = [batch for batch in reversed(self.batches) if batch.account == account]
         if after:
             own = own[[batch.id for batch in own].index(after) + 1 :]
-        page = [self._describe(batch) for batch in own[:limit]]
+        page = [self.describe(batch) for batch in own[:limit]]
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
         return {"data": page, "has_more": len(own) > limit, **ends}
 
@@ -297,7 +331,7 @@ class BatchServer:
         self.cancelled.append(number)
         if batch.status == "in_progress":
             batch.status = "cancelled"
-        return self._describe(batch)
+        return self.describe(batch)
 
     def _alone(self, path: str, body: dict[str, Any]) -> Any:
         headers = {"authorization": "x", "x-api-key": "x", "anthropic-version": "2023-06-01"}
@@ -323,8 +357,10 @@ def _read_chunks(handler: BaseHTTPRequestHandler) -> bytes:
 
 
 @contextmanager
-def batch_server(api: str = "chat", answer: Callable[[dict[str, Any]], Say] = echo) -> Iterator[BatchServer]:
+def batch_server(
+    api: str = "chat", answer: Callable[[dict[str, Any]], Say] = echo, kind: type[BatchServer] = BatchServer
+) -> Iterator[BatchServer]:
     """Run a provider of batches."""
-    running = BatchServer(api, answer)
+    running = kind(api, answer)
     with serving(running.take) as running.url:
         yield running

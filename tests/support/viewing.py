@@ -46,7 +46,7 @@ class Viewer:
         try:
             connection.request(method, quote(path, safe="/%?&=:;,.~+@!$'()*-_\""), headers={**bearer, **named})
             response = connection.getresponse()
-            return Answer(response.status, response.headers, response.read().decode())
+            return Answer(response.status, response.headers, response.read().decode(errors="surrogateescape"))
         finally:
             connection.close()
 

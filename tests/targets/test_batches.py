@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.spec.providers import endpoint_of
-from holdfast.spec.schema import BatchBlock
+from holdfast.spec.target_schema import BatchBlock
 from holdfast.store.batches import (
     BatchAbandoned,
     BatchCollected,

@@ -327,10 +327,8 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
     print_compiled(previews, as_json=flags.json)
     if not flags.json:
         from holdfast.report.preview import preview
-        from holdfast.report.waiting import planned_batches
 
         identity, rundir, plan = previews[0]
-        shown = preview(identity, plan, rundir)
-        for line in (*shown.lines(), *planned_batches(identity.spec, shown)):
+        for line in preview(identity, plan, rundir).lines():
             click.echo(line)
     return 0

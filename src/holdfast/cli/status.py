@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.errors import show_warning
+from holdfast.cli.env_file import env_file_options, load_env_file
+from holdfast.cli.errors import show_note, show_warning
 from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
 from holdfast.display.format import duration
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, RunHeld, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from holdfast.cluster.watch.status import JobPicture, Picture, TaskPicture
+    from holdfast.engine.collecting import Collected
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import RunDir
 
 UNREACHABLE = 3
 """exit code if the cluster did not answer"""
@@ -42,18 +46,24 @@ class RunPicture(msgspec.Struct, frozen=True):
     held_by: tuple[str, ...] = ()
     batches: tuple[str, ...] = ()
     """batches that are under way, in words"""
+    collected: tuple[str, ...] = ()
+    """batches whose results were collected just now, in words"""
 
 
 @click.command("status")
 @click.argument("what", metavar="[ID|PATH]", required=False, shell_complete=complete_runs)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @runs_dir_option
+@env_file_options
 def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
     """Show the status of an invocation, one of its tasks, or a run; without an argument, list your invocations.
 
     ID is the id of an invocation or the beginning of it, or `ID.N` for task N. PATH is the directory of an invocation,
     a run directory, or HOST:PATH; anybody who may read the directory sees the same. The exit code is 3 if the cluster
     does not answer.
+
+    For a run that waits for batches, the provider is asked how far they are, and the results of those that have ended
+    are stored. `holdfast resume` then finishes the run.
     """
     if what is None:
         return _list(as_json)
@@ -177,15 +187,34 @@ def _ago(moment: float | None) -> str:
     return f"{duration(seconds)} ago" if seconds < 86400 else time.strftime("%Y-%m-%d", time.localtime(moment))
 
 
+def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
+    """Ask about the batches of a run that nobody works on, and collect those that have ended; None if that fails."""
+    from holdfast.engine.collecting import collect_batches
+
+    load_env_file(Path(manifest.folder), Path())
+    try:
+        return collect_batches(rundir, manifest, show_note)
+    except RunHeld:
+        return None  # by a process that collects them itself
+    except (HoldfastError, OSError) as error:
+        show_warning(f"batches were not collected: {error}")
+        return None
+
+
 def look_at_run(path: Path) -> RunPicture:
-    """Return the status of a run. Nothing is written, so the permission to read is enough."""
+    """Return the status of a run. The permission to read is enough, except to collect batches."""
     from holdfast.report.waiting import batch_lines
+    from holdfast.store.batches import waiting_batches
     from holdfast.store.catalog import summarize_run
     from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
 
     rundir = RunDir(path)
-    rundir.read_manifest()  # raises what is wrong with it
+    manifest = rundir.read_manifest()  # raises what is wrong with it
+    held_by = tuple(map(str, holders(rundir)))
+    collected = None
+    if manifest is not None and not held_by and not rundir.finished and waiting_batches(rundir):
+        collected = _collect(rundir, manifest)
     listed = summarize_run(rundir)
     if listed is None:
         raise UsageError(f"{path} is not a run directory")
@@ -204,13 +233,15 @@ def look_at_run(path: Path) -> RunPicture:
         errors=errors,
         score=listed.score,
         coverage=listed.coverage,
-        held_by=tuple(map(str, holders(rundir))),
-        batches=tuple(batch_lines(rundir)),
+        held_by=held_by,
+        batches=tuple(batch_lines(rundir, collected.states if collected else {})),
+        collected=tuple(collected.news) if collected else (),
     )
 
 
 def _run_lines(run: RunPicture) -> Iterator[str]:
     yield f"{run.name} · {run.target} · {run.path}"
+    yield from run.collected
     yield from (f"waiting for {batch}" for batch in run.batches)
     errors = f", {run.errors:,} trials have errors" if run.errors else ""
     if run.status == "running":

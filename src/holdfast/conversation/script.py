@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.data.messages import RowMessages, parts_with_source
 from holdfast.errors import AttemptError, DataError
-from holdfast.spec.schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, expression
 from holdfast.targets.types import Continuation
 

@@ -27,8 +27,8 @@ from holdfast.data.messages import RowMessages
 from holdfast.data.panels import Conditions, Panel, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
-from holdfast.spec.schema import HttpTarget
 from holdfast.spec.selection import Selection
+from holdfast.spec.target_schema import HttpTarget
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression, texts
 from holdfast.store.lines import find_lines
 

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
+from holdfast.data.media import data_url
 from holdfast.errors import DataError
 
 if TYPE_CHECKING:
@@ -292,8 +293,10 @@ def _parquet(path: Path, _: Layout) -> Iterator[tuple[str, Row]]:
 
 
 def _to_json_types(value: Any) -> Any:
-    """Convert values to JSON types: dates and decimals become texts."""
+    """Convert values to JSON types: dates and decimals become texts, images and recordings `data:` URLs."""
     if isinstance(value, dict):
+        if value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes | None):  # as on Hugging Face
+            return value["path"] if value["bytes"] is None else data_url(value["bytes"])
         return {key: _to_json_types(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_to_json_types(inner) for inner in value]
@@ -313,6 +316,8 @@ def read_hub(name: str, split: str, subset: str | None, revision: str) -> Iterat
     datasets = _hub_library()
     try:
         stream = datasets.load_dataset(name, subset, split=split, revision=revision, streaming=True)
+        if hasattr(stream, "decode"):  # files stay as they are, instead of becoming objects
+            stream = stream.decode(False)
         for number, row in enumerate(stream):
             yield f"hf://{name}[{number}]", _to_json_types(row)
     except (OSError, ValueError) as error:

@@ -26,7 +26,7 @@ from holdfast.data.grouping import Grouping
 from holdfast.data.panels import Panel, Panels
 from holdfast.spec.benchmark_tasks import benchmark_tasks
 from holdfast.spec.load_graders import GRADERS
-from holdfast.spec.schema import HttpTarget
+from holdfast.spec.target_schema import HttpTarget
 from holdfast.spec.template import texts
 from holdfast.store.cache_file import read_header, write_cache
 from holdfast.store.home import home_directory

@@ -23,6 +23,7 @@
 `signals`        handles Ctrl-C and SIGTERM, the first and the second
 `parameters`     checks that rows have the values for which users' functions ask
 `unseen`         finds code that keys do not cover
+`collecting`     collects the batches of a run that waits for them
 `pairwise`       judges finished runs against each other
 `log`            `run.log`, for people
 """

@@ -31,7 +31,8 @@ from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import PromptGrader
-from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.spec.schema import is_embedded
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.batches import LEDGER, BatchStore
 from holdfast.store.journal import Journal
 from holdfast.targets.concurrency import FIXED, concurrency_of

@@ -35,11 +35,14 @@ from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
+from holdfast.spec.target_schema import ModelTarget
+from holdfast.store.batches import LEDGER
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.index import Index
 from holdfast.store.lease import RunLease
 from holdfast.store.run_lock import hold
 from holdfast.targets.build import build_target
+from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,6 +141,21 @@ class Session(msgspec.Struct):
         self.display.warning(message)
         self.log.write(f"warning {message}")
 
+    def report_estimate(self) -> None:
+        """Say about what the run will cost, where that is known, and how many batches it will take."""
+        target = self.spec.target
+        if not self.generates or not isinstance(target, ModelTarget):
+            return
+        if any(path.exists() for path in self.rundir.journals(LEDGER)):
+            return  # it was said at the start, and what is in batches already is paid for
+        blocks = [target, *(grader for _, grader in self.spec.placed_graders())]
+        in_batches = any(getattr(block, "batch", None) is not None for block in blocks)
+        if in_batches or Prices(target.model, self.spec.prices).known:
+            from holdfast.report.estimate import estimate_run  # which other runs need not import
+
+            for line in estimate_run(self.identity, self.plan, self.rundir).cost_lines():
+                self.notice(line)
+
     def live_exporters(self) -> list[LiveExporter]:
         """Return the exporters that follow this process's work. Those of several workers follow from outside."""
         if self.worker is not None or not self.generates:
@@ -152,6 +170,8 @@ class Session(msgspec.Struct):
         self.display.begin(self.spec.name, target_name(self.spec.target), str(self.rundir.path), self.plan)
         worker = "" if self.worker is None else f"worker={self.worker} "
         self.log.write(f"begin {worker}pid={os.getpid()} {self.plan}")
+        if self.worker is None:
+            self.report_estimate()
         try:
             if source is not None or self.generates or to_grade:
                 loop = run_loop(self, source)

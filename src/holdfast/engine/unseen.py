@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.functions.loading import unseen_imports
 from holdfast.spec.fingerprint import computed_imports
-from holdfast.spec.schema import CommandTarget
+from holdfast.spec.target_schema import CommandTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

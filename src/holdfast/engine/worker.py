@@ -81,6 +81,7 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
         name = begin_round(rundir, claim_round).name
         chunks = len(claim_round.chunks)
         run.log.write(f"divided in {name}: {len(unfinished)} trials in {chunks} chunks; {run.plan}")
+        run.report_estimate()
         return SharedRun(identity, rundir, run.plan)
 
 

@@ -20,7 +20,7 @@ from holdfast.export.names import unique_names
 from holdfast.report.benchmark import benchmark_metrics, mean, uses_values
 from holdfast.report.run_view import GradedTrial
 from holdfast.spec.benchmark_tasks import TASK_FIELD, BenchmarkTask, BenchmarkTasks, TaskMetric, benchmark_tasks
-from holdfast.spec.schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.durable import make_directory, replacing
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from holdfast.functions.loading import (
 )
 from holdfast.functions.states import keep, recall, release
 from holdfast.spec.fingerprint import scan, token_bytes
-from holdfast.spec.schema import SESSION
+from holdfast.spec.target_schema import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -44,7 +44,7 @@ from holdfast.spec.fingerprint import (
     scan,
     source_digest,
 )
-from holdfast.spec.schema import SESSION
+from holdfast.spec.target_schema import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

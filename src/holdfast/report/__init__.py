@@ -23,7 +23,8 @@
 `overview` a run as numbers for a page
 `selection` trials by status and grader, samples by id
 `transcript` a trial in the terminal
-`preview`  the first prompt and a token estimate, before a run
+`estimate` about what a run takes: tokens, dollars, batches
+`preview`  the first prompt and the estimate, before a run
 `table`    what a person sees at the end
 `breakdown_table` its tables by field, and of a benchmark's tasks and groups
 `paired`   two runs on the same samples, pure

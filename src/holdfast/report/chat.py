@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct, UnsetType
 
+from holdfast.data.media import PICTURES
 from holdfast.store.records import file_label
 from holdfast.targets.trace import calls_in
 
@@ -37,7 +39,15 @@ class MessageImage(Struct, frozen=True, kw_only=True):
         return kind in _SHOWN_IMAGES and rest.startswith("base64,")
 
 
-_SHOWN_IMAGES: Final = frozenset({"data:image/png", "data:image/jpeg", "data:image/gif", "data:image/webp"})
+_SHOWN_IMAGES: Final = frozenset(f"data:{kind}" for kind in PICTURES)
+
+
+class StoredPicture(Struct, frozen=True, kw_only=True):
+    """An image of a message whose content is in the run directory."""
+
+    digest: str
+    """hexadecimal digits"""
+    name: str
 
 
 class ToolUse(Struct, frozen=True, kw_only=True):
@@ -63,6 +73,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     reasoning: str = ""
     """the model's thoughts, where it reports them"""
     images: list[MessageImage] = []
+    pictures: list[StoredPicture] = []
+    """images that are named in the text"""
     calls: list[ToolUse] = []
     others: dict[str, Any] = {}
     """further fields of the message"""
@@ -121,6 +133,7 @@ def _message(number: int, message: Mapping[str, Any], calls: list[ToolUse]) -> C
         text=_content_text(content),
         reasoning=as_text(message.get("reasoning_content") or message.get("reasoning") or ""),
         images=[image for part in parts if (image := _image(part)) is not None],
+        pictures=[picture for part in parts if (picture := _picture(part)) is not None],
         calls=calls,
         others={str(key): value for key, value in message.items() if key not in _READ_APART and value is not None},
     )
@@ -142,6 +155,13 @@ def _image(part: Any) -> MessageImage | None:
     image = part.get("image_url") if isinstance(part, dict) else None
     address = image.get("url") if isinstance(image, dict) else image
     return MessageImage(address=address) if isinstance(address, str) else None
+
+
+def _picture(part: Any) -> StoredPicture | None:
+    if not isinstance(part, dict) or part.get("media_type") not in PICTURES:
+        return None
+    match = re.fullmatch(r"sha256:([0-9a-f]{32,64})", str(part.get("digest")))
+    return None if match is None else StoredPicture(digest=match[1], name=str(part.get("name") or "image"))
 
 
 def as_text(value: Any) -> str:

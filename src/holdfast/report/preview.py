@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -10,31 +9,28 @@ import msgspec
 
 from holdfast.conversation.script import Script
 from holdfast.display.format import dollars
-from holdfast.errors import AttemptError, ResultsError, VersionError
+from holdfast.errors import AttemptError
 from holdfast.graders.likelihood import expected_positions
+from holdfast.plan.changes import format_count
 from holdfast.plan.identity import installed_code
+from holdfast.report.estimate import LOOKED_AT, estimate
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.redact import bare_url
-from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.spec.schema import is_embedded
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import content_text
-from holdfast.store.rundir import RunDir
 from holdfast.targets.concurrency import concurrency_of
-from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from holdfast.conversation.script import Prompts
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
+    from holdfast.report.estimate import RunEstimate
     from holdfast.spec.load import Eval
-    from holdfast.store.metrics import Metrics
+    from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Continuation, Message
 
-_LOOKED_AT: Final = 200
-"""rows from which the length of all is estimated"""
-_CHARACTERS: Final = 4
-"""per token, roughly, in English"""
 _SHOWN: Final = 2_000
 """characters of one message"""
 
@@ -46,25 +42,15 @@ class Preview(NamedTuple):
     where: str
     messages: list[Message]
     """all that is known before the target answers: system, prompt and follow-ups"""
-    trials: int
-    tokens: int
-    """about so many, sent once per trial; conversations and tools send more"""
-    cost: float | None
-    """in dollars, of these tokens; None where the price is not known"""
+    estimate: RunEstimate
     installed: list[str]
     """modules that are identified by the version of their distribution, not by their code"""
-    prices_of: str | None = None
-    """the date of the price table, where the cost comes from there"""
     continuations: tuple[Continuation, ...] = ()
     """the first sample's, where likelihoods are asked for"""
     expected: tuple[int, ...] = ()
     """positions of the right continuations"""
     asked: str | None = None
     """where and how a model is asked"""
-    replies: int | None = None
-    """tokens of the replies, about as many as an earlier run of this eval had; None where there is none"""
-    replies_of: str | None = None
-    """the id and the target of that run"""
 
     def lines(self) -> Iterator[str]:
         """Describe it for people."""
@@ -75,22 +61,21 @@ class Preview(NamedTuple):
         yield from continuation_lines(prompt, self.continuations, self.expected)
         if self.asked is not None:
             yield self.asked
-        if self.trials:
-            cost = "" if self.cost is None else f", about {dollars(self.cost)}"
-            cost += "" if self.prices_of is None else f" at the prices of {self.prices_of}"
-            trials = "1 trial" if self.trials == 1 else f"{self.trials:,} trials"
-            beside = "without replies, later turns and judges"
-            if self.replies is not None:
-                beside = f"with {self.replies:,} tokens of replies as in run {self.replies_of}; without judges"
-            yield f"about {self.tokens:,} tokens to send for {trials}{cost}; {beside}"
-
+        taken = self.estimate
+        if taken.trials:
+            cost = "" if taken.cost is None else f", about {dollars(taken.cost)}"
+            cost += "" if taken.prices_of is None else f" at the prices of {taken.prices_of}"
+            trials = format_count(taken.trials, "trial")
+            yield f"about {taken.tokens:,} tokens to send for {trials}{cost}; {taken.beside}"
         for module in self.installed:
             yield f"identified by version: {module}"
+        yield from taken.batch_lines()
 
     def as_dict(self) -> dict[str, Any]:
         """Describe it for scripts."""
         continuations = [msgspec.structs.asdict(continuation) for continuation in self.continuations]
-        return {**self._asdict(), "messages": self.messages, "continuations": continuations}
+        fields = {key: value for key, value in self._asdict().items() if key != "estimate"}
+        return {**fields, **self.estimate.as_dict(), "continuations": continuations}
 
 
 def continuation_lines(prompt: str, continuations: Iterable[Continuation], expected: Collection[int]) -> Iterator[str]:
@@ -107,38 +92,12 @@ def _indented(label: str, text: str) -> Iterator[str]:
     yield from (f"    {line}" for line in rest)
 
 
-def _characters(prompts: Prompts) -> int:
-    """Count what the first requests of a trial send: the prompt, or each continuation with its context."""
-    contents = [*(message["content"] for message in prompts.opening), prompts.contents[0]]
-    messages = sum(len(content_text(content)) for content in contents)
-    if not prompts.continuations:
-        return messages
-    return sum(len(each.text) + _context_characters(each, messages) for each in prompts.continuations)
-
-
-def _context_characters(continuation: Continuation, prompt: int) -> int:
-    if continuation.rolling:  # such a text stands alone
-        return 0
-    return prompt if continuation.context is None else len(continuation.context)
-
-
-def _earlier_run(rundir: RunDir) -> Metrics | None:
-    """Return the numbers of a finished run of the same eval: one of the same target, else the newest."""
-    finished: list[tuple[bool, float, Metrics]] = []
-    for path in rundir.path.parent.glob("*/metrics.json"):
-        other = RunDir(path.parent)
-        with suppress(ResultsError, VersionError, OSError):
-            metrics = other.read_metrics()
-            if metrics is not None and metrics.outputs and metrics.usage.output_tokens is not None:
-                same = other.path.name.rpartition("-")[0] == rundir.path.name.rpartition("-")[0]
-                finished.append((same, path.stat().st_mtime, metrics))
-    return max(finished, key=lambda run: run[:2])[2] if finished else None
-
-
 def _describe_endpoint(spec: Eval, target: ModelTarget) -> str:
     """Say where and how a model is asked."""
     concurrency = concurrency_of(spec)
     at_once = "as many requests at once as it keeps up with" if concurrency is None else f"up to {concurrency} at once"
+    if target.batch is not None and target.batch.via == "files":
+        return f"{target.model} is asked with files, which you have answered with `vllm run-batch`"
     if is_embedded(target.model):
         return f"{target.model} is asked on this machine, {at_once}"
     endpoint = endpoint_of(target.model, target.api, target.base_url, target.api_key_env)
@@ -149,12 +108,12 @@ def _describe_endpoint(spec: Eval, target: ModelTarget) -> str:
 def preview(identity: RunIdentity, plan: Plan, rundir: RunDir) -> Preview:
     """Render the first samples of an eval as they would be sent."""
     script, spec = Script(identity.spec), identity.spec
-    samples = list(islice(identity.dataset, _LOOKED_AT))
+    samples = list(islice(identity.dataset, LOOKED_AT))
     first = samples[0]
     messages: list[Message] = []
     continuations: tuple[Continuation, ...] = ()
     expected: tuple[int, ...] = ()
-    lengths = []
+    rendered = []
     for sample in samples:
         try:
             prompts = script.render(sample)
@@ -162,33 +121,17 @@ def preview(identity: RunIdentity, plan: Plan, rundir: RunDir) -> Preview:
             if sample is first:
                 messages = [{"role": "error", "content": error.message}]
             continue
-        questions = [{"role": "user", "content": content} for content in prompts.contents]
+        rendered.append(prompts)
         if sample is first:
-            messages = [*prompts.opening, *questions]
+            messages = [*prompts.opening, *({"role": "user", "content": content} for content in prompts.contents)]
             continuations, expected = prompts.continuations, expected_positions(spec, sample)
-        lengths.append(_characters(prompts))
-    tokens = round(sum(lengths) / len(lengths) / _CHARACTERS * plan.to_run) if lengths else 0
-    cost = prices_of = asked = replies = replies_of = None
-    if isinstance(spec.target, ModelTarget):
-        prices = Prices(spec.target.model, spec.prices)
-        if spec.continuations is None and (earlier := _earlier_run(rundir)) is not None:
-            assert earlier.usage.output_tokens is not None
-            replies = round(earlier.usage.output_tokens / earlier.outputs * plan.to_run)
-            replies_of = f"{earlier.run} ({earlier.target})"
-        cost, prices_of = prices.estimate(tokens, replies or 0, plan.to_run), prices.date
-        asked = _describe_endpoint(spec, spec.target)
     return Preview(
         first.id,
         first.where,
         messages,
-        plan.to_run,
-        tokens,
-        cost,
+        estimate(spec, rendered, plan, rundir),
         installed_code(identity),
-        prices_of,
         continuations,
         expected,
-        asked,
-        replies,
-        replies_of,
+        _describe_endpoint(spec, spec.target) if isinstance(spec.target, ModelTarget) else None,
     )

@@ -12,7 +12,8 @@
 `load_likelihood` checks of evals with continuations
 `suite`          suite files: several evals and targets
 `load_exports`   exporters, and the options of an export
-`schema`         the schemas of all blocks but graders
+`schema`         the schemas of all blocks but targets and graders
+`target_schema`  the schemas of targets, with tools, batches and likelihoods
 `grader_schema`  the base schema of graders, and the schemas of those that grade text
 `benchmark_grader_schema` schemas of graders of benchmarks
 `text_metric_schema` schemas of text metrics

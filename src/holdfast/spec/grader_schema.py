@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, InBatches, Seconds, Strings
+from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings
+from holdfast.spec.target_schema import InBatches
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
@@ -358,6 +359,29 @@ class TriggerGrader(GraderBlock):
 RUBRIC_FILES = (".md", ".yaml", ".yml", ".txt")
 
 
+class JudgeBlock(Block):
+    """One of several judges, with settings of its own. What is not set here is taken from the grader."""
+
+    model: str = Field(min_length=1)
+    """Name of the model."""
+    name: str | None = Field(default=None, min_length=1)
+    """Name of the judge in results, for a model that judges twice with different settings. Default: `model`. Not part
+    of the key."""
+    base_url: BaseUrl | None = None
+    """URL of this judge, or a list of URLs. Not part of the key."""
+    api_key_env: str | None = None
+    """Environment variable that holds this judge's API key. Not part of the key."""
+    api: Api | None = None
+    """API of this judge."""
+    params: dict[str, Any] = {}
+    """Parameters of this judge, which take precedence over those of the grader."""
+
+    @property
+    def label(self) -> str:
+        """What the judge is called in results."""
+        return self.name or self.model
+
+
 class PromptGrader(GraderBlock):
     """Asks a judge model, with a rubric, or with a prompt of the user's and two tools that report pass and fail."""
 
@@ -368,8 +392,9 @@ class PromptGrader(GraderBlock):
     prompt: str | None = Field(default=None, min_length=1)
     """Instructions for the judge in your own words, as a template. The judge answers by calling
     `set_waza_grade_pass` and `set_waza_grade_fail`."""
-    model: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """The judge, or a list of judges, each of which votes. Default: the target's model and endpoint."""
+    model: str | Annotated[list[str | JudgeBlock], Field(min_length=1)] | None = None
+    """The judge, or a list of judges, each of which votes: a name, or a mapping with a `model` and settings of its own.
+    Default: the target's model and endpoint."""
     votes: int = Field(default=1, ge=1)
     """How often each judge is asked about an output."""
     combine: Combine = "mean"
@@ -401,12 +426,26 @@ class PromptGrader(GraderBlock):
     later: ClassVar[tuple[str, ...]] = ("where", "prompt", "range", "continue_session", "mode", "api")
     _seats: "tuple[PromptGrader, ...]" = PrivateAttr(default=())
     _vote: int = PrivateAttr(default=1)
+    _label: str | None = PrivateAttr(default=None)
     inherited: ClassVar[tuple[str, ...]] = ("model", "base_url", "api_key_env", "api")
 
     @property
     def vote(self) -> int:
         """Number of this vote among those of the same judge, from 1."""
         return self._vote
+
+    def judges(self) -> "list[PromptGrader]":
+        """Return a grader for each judge, with one model."""
+        if not isinstance(self.model, list):
+            return [self]
+        judges = []
+        for each in self.model:
+            entry = JudgeBlock(model=each) if isinstance(each, str) else each
+            own = {key: getattr(entry, key) for key in entry.model_fields_set - {"name", "params"}}
+            judge = self.model_copy(update={**own, "params": {**self.params, **entry.params}})
+            judge._label = entry.label
+            judges.append(judge)
+        return judges
 
     def with_seats(self, judges: "Iterable[PromptGrader]") -> Self:
         """Return the grader with its judges, each of which has one model."""
@@ -430,7 +469,10 @@ class PromptGrader(GraderBlock):
         shared = {"weight": 0.0, "threshold": self.threshold, "where": self.where}
         votes = (
             seat.model_copy(
-                update={**shared, "name": f"{self.name}/{seat.model}" + (f"#{seat.vote}" if seat.vote > 1 else "")}
+                update={
+                    **shared,
+                    "name": f"{self.name}/{seat._label or seat.model}" + (f"#{seat.vote}" if seat.vote > 1 else ""),
+                }
             )
             for seat in self._seats
         )
@@ -443,8 +485,13 @@ class PromptGrader(GraderBlock):
 
     @model_validator(mode="after")
     def _has_votes_to_combine(self) -> Self:
-        if isinstance(self.model, list) and len(set(self.model)) < len(self.model):
-            raise ValueError("`model` names a judge twice: `votes: 2` asks each judge twice")
+        entries = self.model if isinstance(self.model, list) else []
+        labels = [each if isinstance(each, str) else each.label for each in entries]
+        if len(set(labels)) < len(labels):
+            raise ValueError(
+                "`model` names a judge twice: `votes: 2` asks each judge twice, and a `name` tells apart judges that "
+                "have one model"
+            )
         if "combine" in self.model_fields_set and self.votes == 1 and not isinstance(self.model, list):
             raise ValueError("`combine` is for several judges (`model: [a, b]`) or several `votes`")
         return self

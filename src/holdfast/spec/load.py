@@ -20,7 +20,6 @@ from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import (
-    CommandTarget,
     DatasetBlock,
     EvalFields,
     ExportBlock,
@@ -28,13 +27,12 @@ from holdfast.spec.schema import (
     Limits,
     LiveExport,
     MessageBlock,
-    ModelTarget,
     Price,
     ResponderBlock,
-    TargetBlock,
     WorkspaceBlock,
 )
 from holdfast.spec.selection import Selection
+from holdfast.spec.target_schema import CommandTarget, ModelTarget, TargetBlock
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
 from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block

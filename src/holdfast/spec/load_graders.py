@@ -156,8 +156,7 @@ def with_judge(grader: PromptGrader, document: Document, location: Location, pro
 
 def with_judges(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
     """Return a judge with its model, or several judges, each with its model."""
-    names = grader.model if isinstance(grader.model, list) else [grader.model]
-    judges = [with_judge(grader.model_copy(update={"model": name}), document, location, problems) for name in names]
+    judges = [with_judge(judge, document, location, problems) for judge in grader.judges()]
     return judges[0] if len(judges) * grader.votes == 1 else grader.with_seats(judges)
 
 

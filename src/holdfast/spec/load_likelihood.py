@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.spec.grader_schema import LikelihoodGrader
 from holdfast.spec.providers import provider_of
-from holdfast.spec.schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

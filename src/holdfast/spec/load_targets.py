@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import Problem
 from holdfast.spec.plugins import Registry
-from holdfast.spec.schema import TargetBlock
+from holdfast.spec.target_schema import TargetBlock
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:

@@ -56,8 +56,10 @@ PROVIDERS: Final = {
     ),
     "openrouter": Provider("chat", "https://openrouter.ai/api/v1", ("OPENROUTER_API_KEY",), completions=True),
     "mistral": Provider("chat", "https://api.mistral.ai/v1", ("MISTRAL_API_KEY",)),
-    "groq": Provider("chat", "https://api.groq.com/openai/v1", ("GROQ_API_KEY",)),
-    "together": Provider("chat", "https://api.together.xyz/v1", ("TOGETHER_API_KEY",), completions=True),
+    "groq": Provider("chat", "https://api.groq.com/openai/v1", ("GROQ_API_KEY",), "GROQ_BASE_URL", "/openai/v1"),
+    "together": Provider(
+        "chat", "https://api.together.xyz/v1", ("TOGETHER_API_KEY",), "TOGETHER_BASE_URL", completions=True
+    ),
     "deepseek": Provider("chat", "https://api.deepseek.com/v1", ("DEEPSEEK_API_KEY",)),
     "xai": Provider("chat", "https://api.x.ai/v1", ("XAI_API_KEY",)),
     "azure": Provider("chat", "", ("AZURE_OPENAI_API_KEY",), "AZURE_OPENAI_ENDPOINT", "/openai/v1", "azure"),
@@ -86,6 +88,8 @@ class ModelEndpoint(NamedTuple):
     access: Access = "key"
     region: str = ""
     """of AWS"""
+    provider: str = ""
+    """the prefix by which it was named"""
 
 
 def has_provider(model: str, served_at: Any = None, environ: Mapping[str, str] = os.environ) -> bool:
@@ -136,7 +140,8 @@ def endpoint_of(
     if provider.access == "azure":
         return ModelEndpoint(name, api, urls, key_env, (provider.url_env, key_env), hosted=True, access="azure")
     hosted = any(url == provider.base_url and url.startswith("https://") for url in urls)
-    return ModelEndpoint(name, api, urls, key_env, (key_env,) if hosted else (), hosted)
+    prefix = model.removesuffix(name).rstrip("/")
+    return ModelEndpoint(name, api, urls, key_env, (key_env,) if hosted else (), hosted, provider=prefix)
 
 
 def _on_bedrock(name: str, api: Api, address: str, key_env: str, environ: Mapping[str, str]) -> ModelEndpoint:

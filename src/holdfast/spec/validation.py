@@ -70,12 +70,18 @@ def validate_block(
             explanations.setdefault(place, []).append(_explain(item["type"], item["msg"], place, model))
             values[place] = item["input"]
         for place, listed in explanations.items():
+            if all(each.startswith("should ") for each in listed) and _holds_another(place, explanations):
+                continue  # the value has the shape of one member of a union, in which the problem is
             first, *others = dict.fromkeys(listed)  # several for a union of types
             message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
             if first.startswith("should "):
                 message += f", not {_describe(values[place])}"
             problems.append(Problem(document.where((*location, *place)), message))
         return None
+
+
+def _holds_another(place: Location, places: Iterable[Location]) -> bool:
+    return any(len(other) > len(place) and other[: len(place)] == place for other in places)
 
 
 def _written(data: Any, location: Location, kind: str) -> Location:
@@ -97,9 +103,16 @@ def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None
         if isinstance(part, int):
             continue  # an item of a list, whose schema is that of the list
         field = current.model_fields.get(part) if current is not None else None
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        current = next((o for o in options if isinstance(o, type) and issubclass(o, Block)), None)
+        current = next(_blocks(field.annotation), None) if field else None
     return current
+
+
+def _blocks(annotation: Any) -> Iterator[type[Block]]:
+    """Yield the blocks that an annotation names, also inside unions and lists."""
+    if isinstance(annotation, type) and issubclass(annotation, Block):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _blocks(part)
 
 
 def _explain(kind: str, message: str, place: Location, model: type[Block]) -> str:

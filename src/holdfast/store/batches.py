@@ -207,9 +207,14 @@ class BatchStore:
         except FileNotFoundError:
             return False
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the results."""
+        return self._rundir.batches
+
     def results(self, batch: Batch) -> Path:
         """Return the file of a batch's results."""
-        return self._rundir.batches / f"{batch.intent.intent}.jsonl"
+        return self.folder / f"{batch.intent.intent}.jsonl"
 
     def spool(self, intent: str) -> Path:
         """Return a file for the requests of a batch while it is sent, which the next process removes if it is left."""

@@ -13,6 +13,7 @@
 `balancer`  a client for several servers of one model
 `batches`   requests that are answered in batches, and `batch_apis`, the forms of providers
 `batch_client` the client of one model that is asked in batches
+`batch_files` batches as files, for models without a server
 `asking`    who makes a request
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `cores`     the number of cores that the process may use

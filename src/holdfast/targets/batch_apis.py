@@ -1,4 +1,4 @@
-"""The two APIs of batches: OpenAI's, which Azure, Groq, Together and others have too, and Anthropic's.
+"""The two APIs of batches: OpenAI's, which Azure, Groq and others have too, Together with changes, and Anthropic's.
 
 Both take many requests at once, each with a `custom_id`, answer them within a day, and return a file with a line for
 each. The `custom_id` is that of the request, `<trial's key>-<request's digest>`, with the first digits of the intent
@@ -84,6 +84,8 @@ class BatchApi:
     most_bytes: ClassVar[int] = 200_000_000
     uploads: ClassVar[bool] = True
     """requests are uploaded as a file first"""
+    verb: ClassVar[str] = "submitted"
+    """what was done to a batch that is under way"""
     head: ClassVar[bytes] = b""
     between: ClassVar[bytes] = b"\n"
     tail: ClassVar[bytes] = b"\n"
@@ -117,6 +119,10 @@ class BatchApi:
     async def submit(self, file: Path, uploaded: str | None, intent: str) -> str:
         """Submit a batch, and return its id."""
         raise NotImplementedError
+
+    def advice(self, batch: str) -> str:
+        """Return what the user has to do for a batch that is under way; empty if nothing."""
+        return ""
 
     async def look(self, batch: str) -> Look:
         """Return the state of a batch."""
@@ -169,11 +175,11 @@ class OpenAIBatches(BatchApi):
 
     async def upload(self, file: Path, intent: str) -> str:
         """Upload the file, and wait until the provider has read it."""
-        fields, path = {"purpose": "batch"}, "/files"
-        if self._at_together:
-            fields, path = {"purpose": "batch-api", "file_name": f"holdfast-{intent}.jsonl"}, "/files/upload"
+        return await self._upload(file, f"holdfast-{intent}.jsonl", "/files", {"purpose": "batch"})
+
+    async def _upload(self, file: Path, name: str, path: str, fields: dict[str, str]) -> str:
         with file.open("rb") as content:
-            data, content_type = self._client.form(fields, content, f"holdfast-{intent}.jsonl")
+            data, content_type = self._client.form(fields, content, name)
             async with self._client.call("POST", self._base + path, data, content_type) as response:
                 stored = self._client.parse(await response.read())
         deadline = time.monotonic() + _FILE_SECONDS
@@ -182,19 +188,12 @@ class OpenAIBatches(BatchApi):
             stored = await self._json("GET", f"{self._base}/files/{stored['id']}")
         return str(stored["id"])
 
-    @property
-    def _at_together(self) -> bool:
-        return (urlsplit(self._base).hostname or "").endswith(("together.xyz", "together.ai"))
-
     async def submit(self, file: Path, uploaded: str | None, intent: str) -> str:
         """Create the batch, with the intent in its metadata."""
-        body: dict[str, Any] = {
-            "input_file_id": uploaded,
-            "endpoint": f"/v1{self._path}",
-            "completion_window": "24h",
-        }
-        if not self._at_together:
-            body["metadata"] = {"holdfast": intent}
+        return await self._create(uploaded, metadata={"holdfast": intent})
+
+    async def _create(self, uploaded: str | None, **more: Any) -> str:
+        body = {"input_file_id": uploaded, "endpoint": f"/v1{self._path}", "completion_window": "24h", **more}
         return self._look(await self._json("POST", f"{self._base}/batches", body)).id
 
     async def look(self, batch: str) -> Look:
@@ -203,7 +202,7 @@ class OpenAIBatches(BatchApi):
 
     def _look(self, answer: Any) -> Look:
         try:
-            batch = answer.get("job", answer)
+            batch = answer.get("job", answer)  # as Together wraps a batch that it has created
             status = str(batch["status"]).lower()
             counts = batch.get("request_counts") or {}
             files = [batch.get("output_file_id"), batch.get("error_file_id")]
@@ -212,7 +211,7 @@ class OpenAIBatches(BatchApi):
                 status=status,
                 done=int(counts.get("completed") or 0) + int(counts.get("failed") or 0),
                 total=int(counts.get("total") or 0),
-                ended=status in ("completed", "failed", "expired", "cancelled"),
+                ended=status in ("completed", "failed", "expired", "cancelled", "canceled"),
                 files=tuple(f"{self._base}/files/{file}/content" for file in files if file),
                 problem=_problem(batch) if status == "failed" else None,
             )
@@ -235,7 +234,7 @@ class OpenAIBatches(BatchApi):
         while query:
             page = await self._json("GET", f"{self._base}/batches{query}")
             batches = page if isinstance(page, list) else page.get("data") or []
-            for each in batches:
+            for each in sorted(batches, key=lambda batch: _seconds(batch.get("created_at")), reverse=True):
                 yield each
             more = isinstance(page, dict) and page.get("has_more") and batches
             query = f"?limit=100&after={batches[-1]['id']}" if more else ""
@@ -255,10 +254,35 @@ class OpenAIBatches(BatchApi):
                 status, body = int(response.get("status_code") or 200), response.get("body")
                 if status < 300:
                     return BatchResult(custom_id, body)
-                return BatchResult(custom_id, error=self._client.refusal(status, msgspec.json.encode(body)))
+                whole = isinstance(error, dict) and "error" in error
+                reason = body or (error if whole else {"error": error})  # vLLM has no body there
+                return BatchResult(custom_id, error=self._client.refusal(status, msgspec.json.encode(reason)))
             return BatchResult(custom_id, error=self._client.refusal(500, msgspec.json.encode({"error": error})))
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
             return None
+
+
+class TogetherBatches(OpenAIBatches):
+    """Together's variant: another way to upload, no metadata, and progress as a share."""
+
+    most_bytes: ClassVar[int] = 100_000_000
+
+    def line(self, custom_id: str, body: bytes) -> bytes:
+        """Return the request with its id."""
+        return b'{"custom_id":"%b","body":%b}' % (custom_id.encode(), body)
+
+    async def upload(self, file: Path, intent: str) -> str:
+        """Upload the file for this purpose, which has a name of its own."""
+        name = f"holdfast-{intent}.jsonl"
+        return await self._upload(file, name, "/files/upload", {"purpose": "batch-api", "file_name": name})
+
+    async def submit(self, file: Path, uploaded: str | None, intent: str) -> str:
+        """Create the batch, which is found again by its file."""
+        return await self._create(uploaded)
+
+    def _look(self, answer: Any) -> Look:
+        look = super()._look(answer)
+        return look._replace(done=round(answer.get("job", answer).get("progress") or 0), total=100)
 
 
 def _problem(batch: dict[str, Any]) -> BatchProblem:
@@ -412,4 +436,7 @@ _APIS: Final[dict[Api, type[BatchApi]]] = {
 
 def batch_api_of(endpoint: ModelEndpoint) -> type[BatchApi] | None:
     """Return the API of batches where a model is asked; None if there is none."""
+    host = urlsplit(endpoint.urls[0]).hostname or ""
+    if endpoint.provider == "together" or host.endswith(("together.xyz", "together.ai")):
+        return TogetherBatches if endpoint.api in ("chat", "completions") else None
     return None if endpoint.access in ("aws", "gcp") else _APIS.get(endpoint.api)

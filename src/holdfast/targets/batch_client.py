@@ -14,16 +14,18 @@ from holdfast.errors import AttemptError
 from holdfast.spec.redact import shown_url
 from holdfast.targets.asking import ASKER
 from holdfast.targets.batch_apis import batch_api_of
+from holdfast.targets.batch_files import ACCOUNT, FileBatches
 from holdfast.targets.batches import AGAIN, BatchRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.spec.providers import ModelEndpoint
-    from holdfast.spec.schema import BatchBlock
+    from holdfast.spec.target_schema import BatchBlock
     from holdfast.store.batches import Batch
     from holdfast.store.lines import LineRef
     from holdfast.targets.asking import Asker
+    from holdfast.targets.batch_apis import BatchApi
     from holdfast.targets.batches import Batches, Flight
     from holdfast.targets.client import Client
 
@@ -35,16 +37,20 @@ class BatchClient:
         self, hub: Batches, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
     ) -> None:
         """`block` is None for a model that is asked live, in a run that has batches from before."""
-        api = batch_api_of(endpoint)
-        assert api is not None
         self._hub = hub
         self._client = client
         self._block = block
         self.where = where
-        self.api = api(client, endpoint.urls[0], path)
-        key = os.environ.get(endpoint.key_env, "")
-        self.server = shown_url(endpoint.urls[0])
-        self.account = f"{self.server}|{sha256(key.encode()).hexdigest()[:12]}"
+        self.api: BatchApi
+        if block is not None and block.via == "files":
+            self.api, self.account = FileBatches(client, hub.folder, path), ACCOUNT
+        else:
+            api = batch_api_of(endpoint)
+            assert api is not None
+            self.api = api(client, endpoint.urls[0], path)
+            key = os.environ.get(endpoint.key_env, "")
+            self.account = f"{shown_url(endpoint.urls[0])}|{sha256(key.encode()).hexdigest()[:12]}"
+        self.server = self.account.rpartition("|")[0]
         self.unsent: dict[str, BatchRequest] = {}
         self.not_before = 0.0
         self.failures = 0

@@ -38,6 +38,7 @@ from holdfast.store.batches import (
 )
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.targets.batch_apis import BatchProblem, Look, glance
+from holdfast.targets.batch_files import ACCOUNT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,8 +86,17 @@ class Flight:
         self.refused: Fault | None = None
 
     def __str__(self) -> str:
-        done = f"{self.look.done:,}" if self.look else "?"
-        return f"{self.batch.name}: {done} of {len(self.batch.intent.requests):,} done"
+        return f"{self.batch.name}: {self.progress}"
+
+    @property
+    def progress(self) -> str:
+        """How far the batch is, in words."""
+        count = len(self.batch.intent.requests)
+        if self.look is None:
+            return f"? of {count:,} done"
+        if self.look.total in (0, count):
+            return f"{self.look.done:,} of {count:,} done"
+        return f"{self.look.done / self.look.total:.0%} of {count:,} done"
 
     def schedule(self) -> None:
         """Ask again later: soon at first, ever more rarely while nothing changes."""
@@ -146,6 +156,11 @@ class Batches:
         self.busy: set[str] = set()
         """requests that are being made"""
         self._trouble_shown = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the results, and of batches that are files."""
+        return self._store.folder
 
     def join(self, client: BatchClient) -> None:
         """Add a client, once it is open."""
@@ -221,13 +236,16 @@ class Batches:
     def _refuse(self, flight: Flight, reason: str) -> Fault:
         batch = flight.batch
         server, _, key = batch.intent.account.rpartition("|")
-        flight.refused = Fault(
-            "rejected",
-            f"batch {batch.name} ({len(batch.intent.requests):,} requests) was submitted to {server} with the key "
-            f"{key}, and this account does not see it{reason}",
-            remedy="Set that key and server again to collect the batch. To give the batch up, and pay for its requests "
-            "once more: holdfast batches RUN --abandon",
+        about = f"batch {batch.name} ({len(batch.intent.requests):,} requests)"
+        message = f"{about} was submitted to {server} with the key {key}, and this account does not see it{reason}"
+        remedy = (
+            "Set that key and server again to collect the batch. To give the batch up, and pay for its requests once "
+            "more: holdfast batches RUN --abandon"
         )
+        if batch.intent.account == ACCOUNT:
+            message = f"{about} was written to a file, whose answers are still to come"
+            remedy = "Set `batch: {via: files}` again to collect it. To give it up: holdfast batches RUN --abandon"
+        flight.refused = Fault("rejected", message, remedy=remedy)
         flight.fail(flight.refused)
         return flight.refused
 
@@ -341,7 +359,8 @@ class Batches:
         await self._store.write(BatchSubmitted(number, batch, now()))
         client.failures = 0
         count = len(flight.batch.intent.requests)
-        self._notice(f"submitted batch {batch} with {count:,} request{'s' * (count != 1)} of {client.where}")
+        about = f"{count:,} request{'s' * (count != 1)} of {client.where}"
+        self._notice(f"{api.verb} batch {batch} with {about}{api.advice(batch)}")
 
     async def _give_up(self, client: BatchClient, flight: Flight, error: AttemptError | Fault) -> None:
         """Abandon a batch that the provider did not accept. Its requests are submitted again later, or fail."""
@@ -390,6 +409,30 @@ class Batches:
             self._trouble_shown = True
             self._notice(f"cannot ask about batches; trying again: {error.message}")
 
+    async def look(self) -> dict[str, str]:
+        """Ask once about all batches under way, and store the results of those that have ended.
+
+        Nothing is submitted, cancelled or given up. Return what is known of each, by intent. The caller has the run to
+        itself, so no other process is about to submit one of these batches.
+        """
+        return {intent: await self._state(flight) for intent, flight in list(self._flights.items())}
+
+    async def _state(self, flight: Flight) -> str:
+        batch, client = flight.batch, flight.client
+        if client is None:
+            return "not visible to this account"
+        try:
+            if batch.id is None and client.account == batch.intent.account:
+                await self._find(flight, client)
+            if batch.id is None:
+                return "not found at the provider, which may not show it yet"
+            look = await self._ask(flight, client)
+            if look.ended and look.files:
+                await self._collect(flight, client, look)
+        except (AttemptError, Fault) as error:
+            return f"unknown: {error.message}"
+        return flight.progress if look.problem is None else f"{look.status}: {look.problem.message}"
+
     async def _settle(self, flight: Flight, client: BatchClient) -> None:
         """Find out what became of a batch without an id."""
         batch = flight.batch
@@ -405,27 +448,38 @@ class Batches:
         if flight.doubt_until is None:
             fresh = time.time() - max(batch.sent, batch.intent.time) < _STALE_SECONDS
             flight.doubt_until = time.monotonic() + (_doubt_seconds() if fresh else 0.0)
+        sighting = await self._find(flight, client)
+        if not sighting and time.monotonic() >= flight.doubt_until:
+            await self._abandon(flight, "the provider has no such batch")
+
+    async def _find(self, flight: Flight, client: BatchClient) -> bool:
+        """Look for a batch without an id at the provider; return whether it is there, or may be."""
+        batch = flight.batch
         others = {each.id for each in self._store.batches.values() if each.id is not None}
         sighting = await client.api.find(batch, others)
         if isinstance(sighting, Look):
             await self._store.write(BatchSubmitted(batch.intent.intent, sighting.id, now(), adopted=True))
             self._notice(f"batch {sighting.id} was submitted before the last process ended")
-        elif not sighting and time.monotonic() >= flight.doubt_until:
-            await self._abandon(flight, "the provider has no such batch")
+        return bool(sighting)
 
     async def _abandon(self, flight: Flight, why: str) -> None:
         await self._store.write(BatchAbandoned(flight.batch.intent.intent, why, now(), flight.batch.id))
         self._remove(flight)
         flight.release()
 
-    async def _poll(self, flight: Flight, client: BatchClient) -> None:
-        batch = flight.batch
-        assert batch.id is not None
-        look = await client.api.look(batch.id)
+    async def _ask(self, flight: Flight, client: BatchClient) -> Look:
+        assert flight.batch.id is not None
+        look = await client.api.look(flight.batch.id)
         self._trouble_shown = False
         if flight.look is not None and look.done != flight.look.done:
             flight.since = time.monotonic()
         flight.look = look
+        return look
+
+    async def _poll(self, flight: Flight, client: BatchClient) -> None:
+        batch = flight.batch
+        assert batch.id is not None
+        look = await self._ask(flight, client)
         if look.ended and look.problem is not None and not look.files:
             await self._refused_whole(flight, client, look.problem)
         elif look.ended:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from holdfast.spec.providers import endpoint_of
-from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.spec.schema import is_embedded
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.targets.embedded import PARALLEL
 
 if TYPE_CHECKING:

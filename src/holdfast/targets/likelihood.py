@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from holdfast.spec.origin import Origin
-    from holdfast.spec.schema import ModelTarget
+    from holdfast.spec.target_schema import ModelTarget
     from holdfast.targets.likelihood_forms import Characters, Form, Score, Tokens
     from holdfast.targets.model_server import ModelServer
     from holdfast.targets.prices import Prices

@@ -17,7 +17,8 @@ from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
-from holdfast.spec.schema import ModelTarget, ResponderBlock, is_embedded
+from holdfast.spec.schema import ResponderBlock, is_embedded
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
@@ -66,7 +67,7 @@ class Model(Target):
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
             check_embedded(block.model, where)
-        else:
+        elif block.batch is None or block.batch.via == "api":
             self._check_endpoint(where)
         if block.batch is not None:
             self._check_batch(where)
@@ -155,6 +156,9 @@ class Model(Target):
         problem = None
         if is_embedded(self.block.model):
             problem = "the embedded model has no batches"
+        elif self.block.batch is not None and self.block.batch.via == "files":
+            if self.endpoint.api != "chat":
+                problem = f"files of batches are for the chat API, not {self.endpoint.api!r}"
         elif batch_api_of(self.endpoint) is None:
             problem = f"batches of {self.block.model} are not supported (API {self.endpoint.api!r})"
         elif len(self.endpoint.urls) > 1:
@@ -205,7 +209,8 @@ class Model(Target):
         from holdfast.targets.batch_apis import batch_api_of
         from holdfast.targets.batch_client import BatchClient
 
-        if batch_api_of(self.endpoint) is None:
+        in_files = self.block.batch is not None and self.block.batch.via == "files"
+        if not in_files and batch_api_of(self.endpoint) is None:
             return None
         return BatchClient(self._batches, self._client, self.endpoint, path, self.block.batch, self._asked_by)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.load import Eval
-    from holdfast.spec.schema import ToolBlock
+    from holdfast.spec.target_schema import ToolBlock
     from holdfast.targets.mcp import McpServer
     from holdfast.targets.types import Calls, Message, PastCall, ReplayPolicy, Turn
 

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from aiohttp import web
 
+from holdfast.data.media import PICTURES, media_type_of
 from holdfast.display.format import byte_count
 from holdfast.errors import UsageError
 from holdfast.report.overview import Overview, changes_since
@@ -42,7 +43,7 @@ _WINDOW: Final = 200
 _DOWNLOAD: Final = 20_000_000
 """bytes of a line or a file beyond which it is not shown, but downloaded"""
 _SAFE: Final = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
-"""headers of bytes that a model or a tool wrote: text or a download, whatever they contain"""
+"""headers of bytes that a model or a tool wrote: text, a picture or a download, whatever they contain"""
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,13 +204,14 @@ class _Bytes(msgspec.Struct, frozen=True):
 
 
 async def _respond_bytes(site: Site, request: web.Request, make: Callable[[], _Bytes]) -> web.Response:
-    """Answer bytes as plain text where they are a text of moderate length, else as a download."""
+    """Answer bytes as plain text where they are a text of moderate length, as a picture, or as a download."""
     content = await site.in_thread(make)
     is_text = len(content.data) <= _DOWNLOAD and b"\0" not in content.data and _is_utf8(content.data)
+    kind = "text/plain; charset=utf-8" if is_text else media_type_of(content.data)
     headers = dict(_SAFE)
-    if not is_text or "download" in request.query:
+    if not (is_text or kind in PICTURES) or "download" in request.query:
+        kind = "application/octet-stream" if not is_text else kind
         headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(content.name, safe='')}"
-    kind = "text/plain; charset=utf-8" if is_text else "application/octet-stream"
     return web.Response(body=content.data, headers={**headers, "Content-Type": kind})
 
 

@@ -14,7 +14,8 @@ from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.providers import OPENAI, endpoint_of
 from holdfast.spec.redact import looks_secret
-from holdfast.spec.schema import ModelTarget, ResponderBlock, is_embedded, urls_of
+from holdfast.spec.schema import ResponderBlock, is_embedded, urls_of
+from holdfast.spec.target_schema import ModelTarget
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

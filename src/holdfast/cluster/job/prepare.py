@@ -22,7 +22,8 @@ from holdfast.errors import HoldfastError, RunHeld
 from holdfast.plan.history import accept_drift
 from holdfast.plan.identity import identify
 from holdfast.report.outcome import Outcome
-from holdfast.spec.schema import ModelTarget, one_or_all
+from holdfast.spec.schema import one_or_all
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.claims import newest_round
 from holdfast.store.run_lock import live_workers
 from holdfast.store.rundir import RunDir

@@ -17,7 +17,8 @@ from holdfast.cluster.remote.bundle import dataset_paths
 from holdfast.cluster.remote.transport import SourceFile
 from holdfast.errors import ClusterError
 from holdfast.graders.build import grader_class
-from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.spec.schema import is_embedded
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.targets.build import target_class
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.export.names import unique_names
 from holdfast.formats.nat.steps import nat_steps
-from holdfast.spec.schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.durable import keep_backup, make_directory, replacing, slug
 
 if TYPE_CHECKING:

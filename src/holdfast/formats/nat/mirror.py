@@ -19,7 +19,7 @@ from holdfast.export.live import LiveExporter
 from holdfast.formats.nat.export import NatFolder, workflow_line, write_nat
 from holdfast.formats.nat.schema import NatOutput
 from holdfast.graders.build import grader_places
-from holdfast.spec.schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.durable import replacing
 from holdfast.store.index import read_output, read_output_head, read_steps
 from holdfast.store.lines import LineRef, scan

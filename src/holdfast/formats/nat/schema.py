@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from holdfast.spec.grader_schema import GraderBlock
-from holdfast.spec.schema import LiveExport, TargetBlock, refuse_secret_paths
+from holdfast.spec.schema import LiveExport, refuse_secret_paths
+from holdfast.spec.target_schema import TargetBlock
 
 
 class NatTarget(TargetBlock):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from holdfast.spec.schema import TargetBlock
+from holdfast.spec.target_schema import TargetBlock
 from holdfast.store.records import Usage
 from holdfast.targets.types import Reply, Target
 

@@ -1,0 +1,85 @@
+"""Collect the batches of a run that waits for them, without working on the run.
+
+Results of batches that have ended are stored. The next process that works on the run finds them there, and makes
+outputs and grades of them. Nothing is submitted, and nothing is paid for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.graders.build import grader_places
+from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.load import eval_of_run
+from holdfast.spec.target_schema import ModelTarget
+from holdfast.store.batches import BatchStore, waiting_batches
+from holdfast.store.run_lock import hold
+from holdfast.targets.batches import Batches
+from holdfast.targets.model import Model
+from holdfast.targets.prices import Prices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from holdfast.spec.load import Eval
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import RunDir
+
+
+class Collected(NamedTuple):
+    """What was learned about the batches of a run."""
+
+    states: dict[str, str]
+    """by intent: how far each batch is that was under way"""
+    news: list[str]
+    """batches that were collected or found, in words"""
+
+
+def collect_batches(rundir: RunDir, manifest: Manifest, notice: Callable[[str], None]) -> Collected:
+    """Ask the providers about a run's batches, and store the results of those that have ended.
+
+    `notice` is told why it takes long, where a process that died has left its lease.
+
+    Raises RunHeld where another process works on the run, which collects them itself, and ConfigError where a model
+    cannot be asked.
+    """
+    places = {batch.intent.where for batch in waiting_batches(rundir)}
+    spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)
+    models = dict(_models(spec, places))
+    lease = hold(rundir, notice=notice)
+    try:
+        news: list[str] = []
+        hub = Batches(
+            BatchStore(rundir, rundir.path),
+            notice=news.append,
+            held=lease.still_held,
+            idle=lambda: False,
+            stopping=lambda: True,
+            stop=lambda _: None,
+            wait=False,
+            live_limit=1,
+        )
+        return Collected(asyncio.run(_look(hub, models)), news)
+    finally:
+        lease.release()
+
+
+def _models(spec: Eval, places: Collection[str]) -> Iterator[tuple[str, Model]]:
+    """Yield the models that have asked for batches, by the place from which they did."""
+    if "target" in places and isinstance(spec.target, ModelTarget):
+        yield "target", Model(spec.target, Prices(spec.target.model, spec.prices), where="target")
+    for place in grader_places(spec):
+        block = place.block
+        if block.name in places and isinstance(block, PromptGrader) and isinstance(block.model, str):
+            yield block.name, Model.of(block, Prices(block.model, spec.prices), f"graders.{block.name}")
+
+
+async def _look(hub: Batches, models: dict[str, Model]) -> dict[str, str]:
+    async with AsyncExitStack() as stack:
+        for where, model in models.items():
+            model.use_batches(hub, where)
+            await stack.enter_async_context(model)
+        hub.open()
+        return await hub.look()

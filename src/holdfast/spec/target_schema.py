@@ -1,0 +1,392 @@
+"""Models of the target's block: one per kind of target, with tools, batches and likelihoods."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+
+from holdfast.spec.redact import bare_url
+from holdfast.spec.schema import Api, BaseUrl, Block, Formula, FunctionName, ReasoningHistory, Seconds
+
+
+class McpBlock(Block):
+    """A server of tools: a program that is started, or a URL."""
+
+    command: list[str] = []
+    """Program and arguments of a server on standard input and output. It is started in the trial's workspace, else
+    in the eval file's folder."""
+    url: str | None = Field(default=None, pattern=r"^(https?://|\$\{\w+\})")
+    """Address of a server over HTTP. May name environment variables as `${NAME}`."""
+    env: dict[str, str] = {}
+    """Environment variables for the program. Values may name environment variables as `${NAME}`."""
+    headers: dict[str, str] = {}
+    """HTTP headers for the URL. Values may name environment variables as `${NAME}`."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("must be either a `command` or a `url`")
+        for name, value in self.env.items():
+            if re.search(r"KEY|TOKEN|SECRET|PASSWORD", name.upper()) and "${" not in value:
+                raise ValueError(f"keys are not written into files: {name}: ${{{name}}} takes it from the environment")
+        return self
+
+
+class ScriptedResponse(Block):
+    """A response of a scripted tool to the calls that match. Without any `match` key it matches every call."""
+
+    match: dict[str, Any] = {}
+    """Match calls with exactly these arguments."""
+    match_regex: dict[str, str] = {}
+    """Match calls by a pattern (RE2) for each named argument. A value that is not text is matched as JSON."""
+    match_schema: dict[str, Any] = {}
+    """Match calls whose arguments fit this JSON Schema."""
+    result: Any = None
+    """Result to return. A value that is not text is returned as JSON."""
+    error: str | None = None
+    """Error to return instead of a result."""
+
+
+class ScriptedTool(Block):
+    """A tool that answers from a script: the first response that matches a call."""
+
+    name: str = Field(min_length=1)
+    """Name of the tool, as the model sees it."""
+    description: str = ""
+    """Description of the tool, as the model sees it."""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    """JSON Schema of the arguments, as the model sees it. Default: no arguments."""
+    responses: list[ScriptedResponse] = Field(min_length=1)
+    """Responses to choose from. The first one that matches a call is used; a call that matches none gets an error."""
+
+
+class ToolBlock(Block):
+    """Something a model may call: a Python function, a scripted tool, or the tools of an MCP server."""
+
+    python: FunctionName | None = None
+    """Function to call, as `file.py:function` or `package.module:function`. Its signature and docstring describe it
+    to the model."""
+    mcp: McpBlock | None = None
+    """MCP server whose tools the model may call. Needs `pip install mcp`."""
+    scripted: ScriptedTool | None = None
+    """Tool that answers from a script instead of running code."""
+    only: list[str] = []
+    """Names of the MCP server's tools to offer. Default: all."""
+    per: Literal["trial", "run"] = "trial"
+    """Lifetime of an MCP server: one for each `trial`, or one that the whole `run` shares."""
+    replay: Literal["record", "never", "again"] = "record"
+    """How a recorded call is handled after a crash: answered from the record (`record`), the same but never repeated
+    if it was cut off (`never`, for side effects), or run again to restore the tool's state (`again`)."""
+    version: str | None = None
+    """Change this when the tool answers differently from now on."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if [self.python, self.mcp, self.scripted].count(None) != 2:
+            raise ValueError("must be either a `python` function, an `mcp` server or a `scripted` tool")
+        if self.only and self.mcp is None:
+            raise ValueError("`only` picks among the tools of an mcp server")
+        return self
+
+
+class StateBlock(Block):
+    """Functions that save an agent's own state after each turn, and restore it after a crash."""
+
+    save: FunctionName
+    """Function called after each turn with `context`. It returns the state as JSON."""
+    restore: FunctionName
+    """Function called with `state` and `context` before a turn, when the previous turn failed or ran in another
+    process."""
+
+
+class TargetBlock(Block):
+    """The base of every target's keys."""
+
+    multi_call: ClassVar[bool] = False
+    """a reply may take several model or tool calls, which are recorded one by one"""
+
+    _kind: str = PrivateAttr(default="")
+
+    @property
+    def kind(self) -> str:
+        """The kind of target: the key that built-in kinds are written with, or a plug-in's name."""
+        return self._kind
+
+    def with_kind(self, kind: str) -> Self:
+        """Set the kind, once the block is read."""
+        self._kind = kind
+        return self
+
+    @property
+    def reports_cost(self) -> bool:
+        """False where neither replies nor the models' prices tell what a reply costs."""
+        return True
+
+    @property
+    def takes_files(self) -> bool:
+        """True where messages may hold images, audio and other files."""
+        return False
+
+    @property
+    def label(self) -> str:
+        """The target's name in tables and directory names."""
+        return self.kind
+
+
+class LikelihoodBlock(Block):
+    """How a model is asked for likelihoods, in evals with `continuations`."""
+
+    form: Literal["auto", "echo", "sglang", "llama.cpp"] = "auto"
+    """Request to send: `echo` is that of vLLM, NIM and other servers whose completions return the log-probabilities
+    of the prompt, `sglang` and `llama.cpp` are those servers' own. `auto` finds out which one the server answers."""
+    truncate: Literal["never", "left"] = "never"
+    """Treatment of a row that is longer than the model's context: `never` cut it, so that its trial is an error,
+    or cut it on the `left`, as lm-eval does."""
+    max_length: int | None = Field(default=None, ge=2)
+    """Maximum number of tokens of context and continuation together. Default: what the server says."""
+    prefix: int | str | None = None
+    """Token before a continuation whose context is empty, by its id or its text. Default: the tokenizer's BOS, else
+    its EOS."""
+
+
+class BatchBlock(Block):
+    """How requests are made in batches, which providers answer within a day at a lower price."""
+
+    max_wait: Seconds | None = None
+    """Longest time to wait for a batch, such as `6h`. It is then cancelled, and keeps what it has answered. Default: as
+    long as the provider takes, which is at most a day."""
+    then: Literal["batch", "live"] = "batch"
+    """How to ask again for what a batch has not answered in time: in the next `batch`, or `live`, at the normal
+    price."""
+    size: int | None = Field(default=None, ge=1)
+    """Maximum number of requests in a batch. Default: that of the provider, 50,000 or 100,000."""
+    via: Literal["api", "files"] = "api"
+    """How batches are handed over: to the provider by its `api`, or as `files` that you have answered with
+    `vllm run-batch`."""
+
+    @model_validator(mode="after")
+    def _files_have_no_server(self) -> Self:
+        if self.via == "files" and self.then == "live":
+            raise ValueError("`then: live` needs a server: remove it, or `via: files`")
+        return self
+
+
+def _as_batch(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
+InBatches = Annotated[BatchBlock | None, BeforeValidator(_as_batch)]
+"""`true`, `false` or the settings of batches"""
+
+
+class ModelTarget(TargetBlock):
+    """A model behind an API, or the embedded one."""
+
+    model: str = Field(min_length=1)
+    """Name of the model, with its provider's prefix where no `base_url` is given: see [models](models.md).
+    `local/smollm2-135m` is the embedded model, which Holdfast starts on this machine and stops with the run."""
+    base_url: BaseUrl | None = None
+    """URL of the API, or a list of URLs that serve the same model. `${NAME}` takes one URL, or several separated by
+    commas, from the environment. Default: that of the model's provider; for names without a provider
+    `$OPENAI_BASE_URL`, else OpenAI's API."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key. Keys are never written into files. Default: the provider's usual
+    one; `OPENAI_API_KEY` for names without a provider."""
+    api: Api | None = None
+    """Which API to call: `chat`, `responses`, `messages`, `gemini` or `completions`. Default: the provider's; `chat`
+    for names without a provider."""
+    params: dict[str, Any] = {}
+    """Parameters sent with each request, such as `temperature`, `max_tokens`, `stop` or `seed`."""
+    params_from: Formula | None = None
+    """Expression over the row that returns further parameters for the requests of that row, as a mapping. They take
+    precedence over `params`."""
+    stream: bool = False
+    """Stream the reply and record the time to its first token."""
+    batch: InBatches = None
+    """Make requests in [batches](batches.md), at a lower price and within a day: `true`, or a mapping. Not part of the
+    key."""
+    reasoning_history: ReasoningHistory = "auto"
+    """Which of its earlier reasoning the model gets back: what its API asks for (`auto`), `all`, that of the current
+    turn (`last`), or `none`. Part of the key."""
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="schema")
+    """JSON Schema of the replies, which the model is asked to follow: a mapping, or a `.json` file in the eval file's
+    folder. Part of the key. The grader [`json_schema`](graders-text.md#json_schema) checks what came of it."""
+    identity: Literal["name", "url"] = "name"
+    """What identifies the model: its `name` alone, or its name together with the `url`, so that another `base_url`
+    counts as another model."""
+    version: str | None = None
+    """Change this when the same name answers differently from now on."""
+    tools: list[ToolBlock] = []
+    """Tools the model may call: see [agents and tools](agents.md)."""
+    max_steps: int = Field(default=20, ge=1)
+    """Maximum number of model calls in one turn, for models with tools."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """Tokenizer of the model, for [likelihoods](likelihood.md) from servers that do not tokenize: a `tokenizer.json`
+    or its folder, relative to the eval file, or a name on the Hugging Face hub. Needs `pip install tokenizers`."""
+    likelihood: LikelihoodBlock = LikelihoodBlock()
+    """How to ask for [likelihoods](likelihood.md), in evals with `continuations`."""
+
+    @model_validator(mode="after")
+    def _tools_need_chat(self) -> Self:
+        if self.tools and self.api == "completions":
+            raise ValueError("a model cannot call tools with `api: completions`")
+        if self.batch is not None and self.stream:
+            raise ValueError("replies of a batch cannot be streamed: remove `stream` or `batch`")
+        if self.json_schema is not None and self.api == "completions":
+            raise ValueError("a model cannot be asked for JSON by a `schema` with `api: completions`")
+        return self
+
+    @property
+    def takes_files(self) -> bool:
+        """True unless the model completes plain text."""
+        return self.api != "completions"
+
+    @property
+    def label(self) -> str:
+        """The model's name."""
+        return self.model
+
+
+SESSION = "<session>.py:"
+"""stands before the name of a function that was typed into a notebook or an interpreter, and is in no file"""
+
+
+class PythonTarget(TargetBlock):
+    """A Python function, `file.py:function`, relative to the eval file."""
+
+    python: FunctionName
+    """Function, class or object to call, as `file.py:name` relative to the eval file, or as `package.module:name`."""
+    params: dict[str, Any] = {}
+    """Values passed to the function as `context.params`."""
+    version: str | None = None
+    """Change this when the function answers differently for a reason its source does not show."""
+    base_url: BaseUrl | None = None
+    """Where `context.model` and `context.base_url` send requests: a URL or a list of URLs. Default: that of the model's
+    provider; for requests to `context.base_url`, the provider whose API they use."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key. Default: that of the provider, such as `OPENAI_API_KEY`."""
+    ignore: list[str] = []
+    """Fields of requests to `context.base_url` that differ on every start, such as `metadata` or `input[].id`. A
+    recorded call is found without them."""
+    tools: list[ToolBlock] = []
+    """Tools that `context.tool` can call by name."""
+    state: StateBlock | None = None
+    """Functions that save and restore the agent's own memory between turns."""
+
+    multi_call: ClassVar[bool] = True
+
+    @property
+    def takes_files(self) -> bool:
+        """True: `context.read` returns their content."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """The file's name and the function, however the path is spelled."""
+        return Path(self.python).name.removeprefix(SESSION)
+
+
+class HttpTarget(TargetBlock):
+    """A workflow behind HTTP: JSON is posted, the answer picked from what comes back."""
+
+    http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
+    """URL to post to. May name environment variables as `${NAME}`."""
+    request: dict[str, Any]
+    """Body of the request. Strings in it are templates with `prompt`, `messages`, `trial` and the row's fields. A text
+    that is a single `{{ expression }}` keeps the type of its value."""
+    response: str = "@"
+    """[JMESPath](https://jmespath.org) of the answer in the reply, or in each event of a stream. Default: the whole
+    reply."""
+    stream_end: str | None = Field(default=None, min_length=1)
+    """Data or name of the event that ends a stream. `close` accepts the end of the connection. Default: `[DONE]`, or
+    the last chunk of the transfer."""
+    headers: dict[str, str] = {}
+    """HTTP headers. Values may name environment variables, as in `"Bearer ${TOKEN}"`."""
+    version: str | None = None
+    """Change this when the workflow answers differently from now on."""
+
+    templates: ClassVar[tuple[str, ...]] = ("request",)
+
+    @property
+    def reports_cost(self) -> bool:
+        """False: nothing is known of the models behind the URL."""
+        return False
+
+    @property
+    def label(self) -> str:
+        """The URL without credentials and query."""
+        return bare_url(self.http)
+
+
+class CommandTarget(TargetBlock):
+    """A program; its standard output is the answer."""
+
+    command: list[str] = Field(min_length=1)
+    """Program and arguments. Each is a template with `prompt` and the row's fields."""
+    stdin: str | None = None
+    """Template of the text the program reads from standard input. Default: nothing."""
+    env: str | None = None
+    """Expression over the row that returns further environment variables, as a mapping of names to texts."""
+    working_directory: str | None = None
+    """Template of the folder in the workspace to start in. Default: the workspace itself."""
+    path: list[str] = []
+    """Folders of the workspace to search for programs first."""
+    version: str | None = None
+    """Change this when the program answers differently for a reason its files do not show."""
+    proxy: bool = True
+    """Set `OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL` and `GOOGLE_GEMINI_BASE_URL` for the program, so that its model calls
+    are recorded, counted and replayed."""
+    base_url: BaseUrl | None = None
+    """Where the proxy sends the program's model calls: a URL or a list of URLs. Default: the provider whose API the
+    program uses, at `$OPENAI_BASE_URL`, `$ANTHROPIC_BASE_URL` or `$GOOGLE_GEMINI_BASE_URL` where they are set."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key. The proxy sends it; the program needs none. Default:
+    `OPENAI_API_KEY`, `ANTHROPIC_API_KEY` or `GEMINI_API_KEY`, by the API."""
+    ignore: list[str] = []
+    """Fields of the program's requests that differ on every start, such as `metadata` or `input[].id`. A recorded call
+    is found without them."""
+
+    templates: ClassVar[tuple[str, ...]] = ("command", "stdin", "working_directory")
+    multi_call: ClassVar[bool] = True
+
+    @property
+    def reports_cost(self) -> bool:
+        """True if the program's model calls go through the proxy."""
+        return self.proxy
+
+    @property
+    def label(self) -> str:
+        """The program's name."""
+        return Path(self.command[0]).name
+
+
+class AgentTarget(TargetBlock):
+    """An agent that is installed as a program: Claude Code, or Codex."""
+
+    agent: Literal["claude-code", "codex"]
+    """The agent: `claude-code` or `codex`. It runs in the trial's workspace, without asking for permissions."""
+    model: str = Field(min_length=1)
+    """Name of the model, as the agent knows it."""
+    args: list[str] = []
+    """Further arguments of the program. Each is a template with `prompt` and the row's fields."""
+    program: str | None = None
+    """The program, as a path relative to the eval file, or as a name on the PATH. Default: `claude` or `codex`."""
+    version: str | None = None
+    """The version of the agent, which is part of the key. Another one that is installed is refused. Default: the one
+    that is installed."""
+    base_url: BaseUrl | None = None
+    """Where the agent's model calls are sent: a URL or a list of URLs. Default: `$ANTHROPIC_BASE_URL` or
+    `$OPENAI_BASE_URL`, else the provider."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key. Default: `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`."""
+    ignore: list[str] = []
+    """Fields of the agent's requests that differ on every start, beside those that are known to."""
+
+    templates: ClassVar[tuple[str, ...]] = ("args",)
+    multi_call: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        """The agent and its model."""
+        return f"{self.agent}-{self.model}"
