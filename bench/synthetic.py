@@ -19,8 +19,8 @@ from holdfast.canonical import digest
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
-from holdfast.store.index import Moment
 from holdfast.store.records import Grade, Output, Timing, Usage, to_line
+from holdfast.store.refs import Moment
 
 if TYPE_CHECKING:
     from holdfast.plan.plan import Slot
@@ -33,8 +33,19 @@ RARE = " ".join(("needle", "stack"))
 """in one reply of 100,000"""
 
 
-def write_run(folder: Path, trials: int, *, report: bool = True) -> RunDir:
-    """Write an eval, its dataset and a run of it; without `report`, one that is not finished."""
+def write_run(
+    folder: Path,
+    trials: int,
+    *,
+    report: bool = True,
+    judge: bool = True,
+    missing: int = 0,
+    base_url: str = "http://127.0.0.1:9/v1",
+) -> RunDir:
+    """Write an eval, its dataset and a run of it; without `report`, one that is not finished.
+
+    Without `judge` there is one grader. The outputs and grades of the last rows are `missing`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "data.jsonl").open("w") as file:
         for number in range(trials):
@@ -44,29 +55,29 @@ def write_run(folder: Path, trials: int, *, report: bool = True) -> RunDir:
         "schemaVersion": "1.0",
         "name": "bench",
         "dataset": {"path": "data.jsonl"},
-        "target": {"model": "none", "base_url": "http://127.0.0.1:9/v1"},
+        "target": {"model": "none", "base_url": base_url},
         "prompt": "{{ question }}",
         "graders": [
             {"type": "exact", "name": "correct"},
             {"type": "prompt", "name": "judge", "model": "none", "prompt": "Rate: {{ output }}", "threshold": 0.5},
-        ],
+        ][: 2 if judge else 1],
         "by": ["level"],
     }
     (folder / "bench.yaml").write_text(json.dumps(spec))
     identity = identify(load_eval(folder / "bench.yaml"))
     rundir = identity.directory(folder / "runs")
     rundir.write_manifest(new_manifest(identity))
-    _write_journals(identity, rundir)
+    _write_journals(identity, rundir, trials - missing)
     if report:
         index = rundir.load(repair=False)
         write_report(identity, rundir, index)
     return rundir
 
 
-def _write_journals(identity, rundir) -> None:
+def _write_journals(identity, rundir, count: int) -> None:
     rng = random.Random(12)
     slots: tuple[Slot, ...] = identity.work.slots
-    order = list(range(identity.survey.count))
+    order = list(range(count))
     order.sort(key=lambda number: number + rng.random() * 64)
     outputs = (rundir.path / "outputs.jsonl").open("wb", buffering=1 << 20)
     grades = (rundir.path / "grades.jsonl").open("wb", buffering=1 << 20)
@@ -74,7 +85,7 @@ def _write_journals(identity, rundir) -> None:
         for place, number in enumerate(order):
             output = _output(identity, number, place, rng)
             outputs.write(to_line(output))
-            for name, slot in zip(("correct", "judge"), slots, strict=True):
+            for name, slot in zip(("correct", "judge"), slots, strict=False):
                 grades.write(to_line(_grade(output, name, slot, rng)))
 
 

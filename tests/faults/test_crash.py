@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from holdfast.store.index_cache import IndexCache
+from holdfast.store.rundir import RunDir
 from tests.support.breaking import (
     assert_each_once,
     assert_same_numbers,
@@ -241,3 +243,39 @@ def test_the_embedded_model_dies_with_a_killed_run(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert not psutil.wait_procs(children, timeout=300)[1]
+
+
+def test_a_run_with_a_cached_index_killed_again_and_again_ends_like_one_without(
+    tmp_path: Path, provider: Server
+) -> None:
+    keys: dict[str, Any] = {"rows": 120, "limits": {"concurrency": CONCURRENCY}}
+    calm = uninterrupted(tmp_path / "calm", provider, **keys)
+    provider.control(latency=0.02)
+    eval_file = write_eval(tmp_path, provider.base_url, **keys)
+    cached = {"HOLDFAST_INDEX_BYTES": "1"}
+    for life in range(1, 7):
+        process = start("eval", eval_file, cwd=tmp_path, env=cached)
+        wait_for(lambda p=process, goal=16 * life: provider.requests >= goal or p.poll() is not None, "requests")
+        process.kill()
+        process.communicate()
+    holdfast("eval", eval_file, cwd=tmp_path, env=cached)
+    run = run_dir(tmp_path)
+    assert (run / ".index" / "journals").exists() and (run / ".index" / "done").exists()
+    assert provider.requests <= 120 + 6 * CONCURRENCY
+    assert_each_once(run, 120)
+    assert_same_numbers(run, calm)
+
+
+def test_a_run_that_ends_with_errors_leaves_a_cached_index(tmp_path: Path, provider: Server) -> None:
+    keys: dict[str, Any] = {"rows": 40, "limits": {"concurrency": CONCURRENCY, "retries": 0}}
+    eval_file = write_eval(tmp_path, provider.base_url, **keys)
+    cached = {"HOLDFAST_INDEX_BYTES": "1"}
+    provider.control(fail={"500": 0.3})
+    holdfast("eval", eval_file, cwd=tmp_path, env=cached, check=3)
+    rundir = RunDir(run_dir(tmp_path))
+    reader = IndexCache(rundir).load(durable=False)
+    assert reader is not None and reader.new_bytes == 0
+    assert dict(reader.index.outputs) == dict(rundir.load(repair=False, verify=True).outputs)
+    provider.control(fail={})
+    holdfast("eval", eval_file, cwd=tmp_path, env=cached)
+    assert_each_once(rundir.path, 40)

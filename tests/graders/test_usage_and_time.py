@@ -13,8 +13,8 @@ import holdfast
 from holdfast.plan.keys import grade_key
 from holdfast.plan.plan import Slot
 from holdfast.report.run_view import RunView
-from holdfast.store.index import Moment
 from holdfast.store.lines import seal
+from holdfast.store.refs import Moment
 from holdfast.store.rundir import RunDir
 from tests.support.running import lines
 

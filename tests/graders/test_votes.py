@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError
 from holdfast.plan.votes import combine_scores, combine_votes
 from holdfast.report.agreement import AgreementTally
 from holdfast.report.verdicts import Judged
-from holdfast.store.index import VerdictRef
+from holdfast.store.refs import VerdictRef
 from tests.support.judges import Judges, Refuse, judges
 from tests.support.running import holdfast as run_command
 from tests.support.running import lines, start

@@ -411,4 +411,4 @@ def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path: Path) 
 
 def test_an_index_of_nothing_is_empty(tmp_path: Path) -> None:
     index = load_index(RunDir(tmp_path / "nowhere").journals, repair=None)
-    assert (index.outputs, index.verdicts, index.damage) == ({}, {}, [])
+    assert not index.outputs and not index.verdicts and not index.damage

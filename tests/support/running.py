@@ -109,9 +109,14 @@ def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return an environment without variables of the user that could matter."""
+    """Return an environment without variables of the user that could matter.
+
+    `HOLDFAST_INDEX_BYTES` stays, so that any test can be run with cached indexes of small runs.
+    """
     prefixes = ("HOLDFAST_", "OPENAI_", "WANDB_", "MLFLOW_")
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith(prefixes) or key == "HOLDFAST_INDEX_BYTES"
+    }
     return {**inherited, "HOLDFAST_HOME": str(HOME), **more}
 
 

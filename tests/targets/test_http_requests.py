@@ -121,7 +121,7 @@ def test_only_requests_whose_values_were_once_sent_as_texts_have_another_key(
     values = {**texts, "request_values": "JSON"}
     work = work_digest(identity.contents.conversation, values if typed else texts)
     (sample,) = identity.dataset
-    assert next(identity.work.keys(identity.survey)) == generation_key(sample.digest, 1, work)
+    assert next(identity.work.keys(identity.survey))[1] == generation_key(sample.digest, 1, work)
 
 
 TEXTS = [{"id": f"t{number}", "q": "two", "n": str(number), "expected": "two"} for number in range(4)]

@@ -14,8 +14,8 @@ from holdfast.plan.identity import identify, new_manifest
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
 from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.store.index import Moment
 from holdfast.store.records import ErrorRecord, Grade, Mark, Output, Timing, Usage, to_line
+from holdfast.store.refs import Moment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -209,7 +209,7 @@ class JournaledRun:
         identity = identify(load_eval(self.write_eval(threshold)))
         assert identity.id == self.identity.id
         index = self.rundir.load(repair=False)
-        index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
+        identity.work.drop_unfit(index)
         write_report(identity, self.rundir, index)
 
     def _key(self, sample: int, trial: int) -> str:

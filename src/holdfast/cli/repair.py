@@ -63,7 +63,7 @@ def _directory(run: str, runs_dir: Path | None) -> Path:
 
 def _verify(rundir: RunDir) -> tuple[list[str], Index]:
     broken = _broken_manifest(rundir)
-    index = rundir.load(repair=False)
+    index = rundir.load(repair=False, verify=True)
     return [*([broken] if broken else []), *_missing(rundir, index)], index
 
 
@@ -106,7 +106,7 @@ def _repair(rundir: RunDir) -> tuple[list[str], Index]:
     lease = hold(rundir)
     try:
         broken = _broken_manifest(rundir)  # first: what a later version wrote is not ours to repair
-        index = rundir.load(repair=True)
+        index = rundir.load(repair=True, verify=True)
         if broken:
             rundir.set_manifest_aside()
         missing = _missing(rundir, index) if not broken else []

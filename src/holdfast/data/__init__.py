@@ -2,6 +2,7 @@
 
 `readers`  one generator per file format
 `dataset`  selection (where, shuffle, offset, limit), ids, digests, and the survey made before a run
+`survey_cache`  stores surveys of large datasets
 `messages` the messages of a row, and the files in them
 `media`    the kind of a file by its first bytes
 `panels`   the graders that apply to each row

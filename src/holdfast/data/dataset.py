@@ -50,6 +50,8 @@ _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 _MOST_SHAPES = 100_000
 _MOST_KEPT: Final = 4 << 20
 """bytes of rows that the survey keeps in memory, so that they are read once"""
+_PARTS: Final = 64
+"""parts in which ids are compared"""
 _MARGIN: Final = 1 << 20
 """bytes before the likely place of a row where the search for it begins"""
 
@@ -82,9 +84,14 @@ RowCheck = Callable[[Sample, Panel], Iterable[tuple["Location", str]]]
 class Ids:
     """The ids of samples, one after the other in one piece of memory."""
 
-    def __init__(self) -> None:
-        self._text = bytearray()
-        self._ends = array("Q")
+    def __init__(self, text: bytes = b"", ends: array[int] | None = None) -> None:
+        """`text` and `ends` are those of `packed`."""
+        self._text = bytearray(text)
+        self._ends = array("Q") if ends is None else ends
+
+    def packed(self) -> tuple[bytearray, array[int]]:
+        """Return the ids as one text, and where each ends."""
+        return self._text, self._ends
 
     def add(self, name: str) -> None:
         """Append an id."""
@@ -204,6 +211,16 @@ class Dataset:
         assert self._block is not None
         return b"" if self._block.limit_by is None else encode_sorted(row.get(self._block.limit_by))
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that rows are read from; none for rows in the eval file or on the hub."""
+        return [] if self._block is None or self._hub_path() is not None else self._files(self._block.path)
+
+    @property
+    def names_files(self) -> bool:
+        """True if rows may name files, whose contents are part of their digests."""
+        return self._messages is not None
+
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Return sizes and times of the files. While these stay equal, so do the rows."""
         if self._block is None or self._hub_path() is not None:
@@ -220,7 +237,7 @@ class Dataset:
         `stale` is passed to `Conditions`; `check` yields what is wrong with a row, and where in the eval file.
         """
         digests, typed = bytearray(), bytearray()
-        ids, id_digests = Ids(), array("Q")
+        ids, id_digests = Ids(), [array("Q") for _ in range(_PARTS)]
         kept: list[Sample] | None = []
         stamp = self.stamp()
         checks, conditions = _TemplateChecks(self._eval, check), Conditions(self._eval, stale)
@@ -234,7 +251,8 @@ class Dataset:
                     kept = None
             digests += bytes.fromhex(sample.digest[7:])
             ids.add(sample.id)
-            id_digests.append(xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass")))
+            id_digest = xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass"))
+            id_digests[id_digest % _PARTS].append(id_digest)
             panel = conditions.panel_for(sample.fields)
             panels.add(panel)
             shape = tuple(sample.fields), panel
@@ -248,7 +266,7 @@ class Dataset:
             raise DataError(", ".join(self.source), self._why_empty())
         checks.conclude()
         groupings.conclude(checks.fields)
-        if len(set(id_digests)) < count:
+        if any(len(set(part)) < len(part) for part in id_digests):  # a set of all would take 100 bytes for each
             self._name_duplicate()
         self._kept, self._kept_stamp = kept, stamp
         return Survey(

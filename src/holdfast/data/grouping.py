@@ -31,6 +31,17 @@ class Grouping:
         self._numbers: dict[str, int] = {}
         self._rows = array("I")
 
+    @classmethod
+    def unpacked(cls, values: list[str], rows: array[int]) -> Grouping:
+        """Restore a grouping from its values and what `packed` returned."""
+        grouping = cls()
+        grouping._numbers, grouping._rows = {value: number for number, value in enumerate(values)}, rows
+        return grouping
+
+    def packed(self) -> array[int]:
+        """Return the number of the value of each row."""
+        return self._rows
+
     def __len__(self) -> int:
         """Return the number of different values."""
         return len(self._numbers)

@@ -5,12 +5,14 @@ A grader that does not apply to a row costs that row nothing: no line, no pendin
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from holdfast.canonical import digest, digest_bytes
 from holdfast.spec.template import RENDER_ERRORS, expression
 
 if TYPE_CHECKING:
@@ -117,6 +119,18 @@ class Panels:
         self._kinds = [everyone]
         self._rows = array("I")
 
+    @classmethod
+    def unpacked(cls, kinds: list[Panel], rows: array[int]) -> Panels:
+        """Restore panels from what `packed` returned."""
+        panels = cls(kinds[0])
+        panels._kinds, panels._rows = kinds, rows
+        panels._numbers = {kind: number for number, kind in enumerate(kinds)}
+        return panels
+
+    def packed(self) -> tuple[list[Panel], array[int]]:
+        """Return the different panels, that of all graders first, and the number of the panel of each row."""
+        return self._kinds, self._rows
+
     def add(self, panel: Panel) -> None:
         """Add the panel of the next row."""
         number = self._numbers.setdefault(panel, len(self._kinds))
@@ -127,6 +141,11 @@ class Panels:
     def panel_at(self, position: int) -> Panel:
         """Return the panel of the row at a position."""
         return self._kinds[self._rows[position]]
+
+    def fingerprint(self) -> str:
+        """Return a digest of all rows' panels."""
+        kinds = [[kind.graders, sorted(kind.unsure), sorted(kind.reread)] for kind in self._kinds]
+        return digest([kinds, digest_bytes(self._rows.tobytes()), sys.byteorder])
 
     @property
     def mean(self) -> float:

@@ -23,8 +23,8 @@ from holdfast.plan.plan import find_verdict
 from holdfast.plan.votes import combine_votes
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.slow import Slow
-from holdfast.store.index import Moment
 from holdfast.store.records import Grade, GradeStatus
+from holdfast.store.refs import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from holdfast.engine.retry import Retrier
     from holdfast.graders.types import Case, InstantGrader, Verdict, WaitingGrader
     from holdfast.plan.plan import PendingTrial, Work
-    from holdfast.store.index import Index, OutputRef, VerdictRef
+    from holdfast.store.index import Index
+    from holdfast.store.refs import OutputRef, VerdictRef
 
 
 class Grading:

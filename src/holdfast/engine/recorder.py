@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import UnsetType
 
 from holdfast.graders.build import place_name
-from holdfast.store.index import OutputRef, VerdictRef, moments
 from holdfast.store.records import to_line
+from holdfast.store.refs import OutputRef, VerdictRef, moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,9 +27,10 @@ from holdfast.engine.log import RunLog
 from holdfast.engine.loop import run_loop
 from holdfast.engine.parameters import check_parameters
 from holdfast.engine.unseen import unseen_code
-from holdfast.errors import Fault, HoldfastError, ResultsError, VersionError
+from holdfast.errors import Fault, HoldfastError, Interrupted, ResultsError, VersionError
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import build_graders
+from holdfast.plan.done import read_done, write_done
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
@@ -195,7 +196,17 @@ class Session(msgspec.Struct):
 
         from holdfast.engine.outcome import conclude  # after the work: starting it needs no reports
 
-        return conclude(self, remaining, reason, started)
+        outcome = conclude(self, remaining, reason, started)
+        if outcome.metrics is None and not isinstance(reason, Interrupted):
+            self._cache_index()
+        return outcome
+
+    def _cache_index(self) -> None:
+        """Cache the index of a large run that is not finished, so that the next start is not late."""
+        self.index = Index()  # two indexes of a large run take too much memory
+        with suppress(OSError):
+            for damage in self.rundir.cache_index():
+                self.notice(str(damage))
 
 
 def show_notice(display: Display, log: RunLog, message: str) -> None:
@@ -288,8 +299,7 @@ def open_session(
         lease = acquire(rundir, notice, lost.set)
     except OSError as error:
         raise _unusable(rundir, error) from error
-    loaded: Loaded | None = None
-    forgotten = False
+    new = forgotten = False
     try:
         if (outcome := _finished_outcome(identity, rundir, options)) is not None:
             yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
@@ -298,9 +308,11 @@ def open_session(
             loaded = load(identity, options, notice)
         except OSError as error:
             raise _unusable(rundir, error) from error
-        yield session(parts, lease, loaded)
+        new, run = loaded.new, session(parts, lease, loaded)
+        del loaded  # the session drops its index at the end
+        yield run
     except HoldfastError:
-        forgotten = loaded is not None and loaded.new and rundir.forget_if_never_begun()
+        forgotten = new and rundir.forget_if_never_begun()
         raise
     finally:
         lease.release()
@@ -382,7 +394,7 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
         if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
             notice("lines are missing from this finished run's journals; doing that work again")
     index = rundir.load(repair=True)
-    index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
+    identity.work.drop_unfit(index)
     for damage in index.damage:
         notice(str(damage))
     if options.again:
@@ -390,7 +402,14 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     others = [] if manifest.fresh else other_runs(identity, rundir, options.runs_dir)
     if options.outputs_of is not None:
         others.insert(0, options.outputs_of)
-    borrowed, plan = plan_with_reuse(identity, index, options.runs_dir, others, grades=not options.again)
+    known_done = b"" if options.again else read_done(identity, rundir, index)
+    borrowed, plan = plan_with_reuse(
+        identity, index, options.runs_dir, others, grades=not options.again, known_done=known_done
+    )
+    if not options.again and plan.done != known_done:
+        write_done(identity, rundir, index, plan.done)
+    index.outputs.reserve(plan.total)
+    index.verdicts.reserve(plan.total * len(identity.work.slots))
     if borrowed:
         adopt(borrowed, rundir, index)
     return Loaded(index, plan, new)

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from holdfast.engine.retry import Retrier
     from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
-    from holdfast.store.index import OutputRef
     from holdfast.store.records import Mark, Usage
+    from holdfast.store.refs import OutputRef
     from holdfast.targets.types import Turn
 
 

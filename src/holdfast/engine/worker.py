@@ -189,7 +189,7 @@ def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Cal
         notice(f"{worker}: {damage}")
     follower = Follower(rundir, index, skip_worker=worker)
     follower.refresh()
-    index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
+    identity.work.drop_unfit(index)
     return Loaded(index, make_plan(identity.survey, identity.work, index), follower=follower)
 
 

@@ -3,6 +3,7 @@
 `identity` identifies a run: everything that its keys are made of
 `keys`     computes the keys of trials and grades
 `plan`     counts and lists what is finished, to grade and to run
+`done`     stores which trials of a large run are finished
 `votes`    combines the votes of several judges
 `history`  finds earlier runs that can lend, and what has changed since the nearest one
 `reuse`    borrows outputs and grades of other runs

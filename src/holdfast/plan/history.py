@@ -16,7 +16,7 @@ from holdfast.errors import UsageError
 from holdfast.plan.changes import RowChanges, identity_changes
 from holdfast.plan.keys import run_id
 from holdfast.plan.plan import Work, make_plan
-from holdfast.plan.reuse import Borrowed, borrow
+from holdfast.plan.reuse import Borrowed, Lender, borrow
 from holdfast.store.catalog import brief_runs
 from holdfast.store.lines import scan
 from holdfast.store.manifest import Drift
@@ -74,9 +74,17 @@ def _nearness(identity: RunIdentity, brief: Brief) -> tuple[bool, int, int, str]
 
 
 def plan_with_reuse(
-    identity: RunIdentity, index: Index, runs_dir: Path, others: Iterable[OtherRun], *, grades: bool = True
+    identity: RunIdentity,
+    index: Index,
+    runs_dir: Path,
+    others: Iterable[OtherRun],
+    *,
+    grades: bool = True,
+    known_done: bytes = b"",
 ) -> tuple[Borrowed, Plan]:
     """Return the records to borrow, without verdicts unless `grades`, and the plan with its reasons.
+
+    `known_done` is that of `make_plan`.
 
     A run that kept outputs in spite of drift answers new rows with other code under the same keys, so it lends only to
     runs that did the same.
@@ -92,9 +100,10 @@ def plan_with_reuse(
             if manifest.fingerprints.work in identity.work.digests and (identity.drift or not manifest.drift)
         ],
         grades=grades,
+        known_done=known_done,
     )
-    plan = make_plan(identity.survey, identity.work, index, borrowed)
-    if index.outputs or plan.complete:
+    plan = make_plan(identity.survey, identity.work, index, borrowed, known_done)
+    if (index.outputs and borrowed.shared is None) or plan.complete:
         return borrowed, plan
     named_alike = [run for run in candidates if run[1].name == identity.spec.name]
     if not named_alike:
@@ -103,7 +112,10 @@ def plan_with_reuse(
     nearest = max(
         named_alike, key=lambda run: (plan.lenders.get(run_label(run[0], runs_dir), 0), _likeness(identity, run))
     )
-    return borrowed, replace(plan, reasons=tuple(_reasons(identity, *nearest)))
+    shared = borrowed.shared
+    if shared is not None and shared.name != run_label(nearest[0], runs_dir):
+        shared = None
+    return borrowed, replace(plan, reasons=tuple(_reasons(identity, *nearest, shared)))
 
 
 def _likeness(identity: RunIdentity, run: OtherRun) -> int:
@@ -119,12 +131,32 @@ def run_label(rundir: RunDir, runs_dir: Path) -> str:
     return path.relative_to(runs_dir).as_posix() if path.is_relative_to(runs_dir) else str(path)
 
 
-def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> list[str]:
+def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest, shared: Lender | None) -> list[str]:
     same_rows = manifest.fingerprints.dataset == identity.survey.digest
     reasons = identity_changes(manifest.identity, identity.contents, same_rows=same_rows)
     if not same_rows:
-        reasons.append(_row_changes(identity, rundir, manifest))
+        reasons.append(
+            _row_changes(identity, rundir, manifest) if shared is None else _changes_since(shared, identity, manifest)
+        )
     return reasons
+
+
+def _changes_since(shared: Lender, identity: RunIdentity, manifest: Manifest) -> str:
+    """Describe how the rows changed since a run whose journals are shared: only rows that differ are looked at."""
+    first = (_first.decode(line.read()) for line in shared.unwanted.values())
+    gone = {each.sample for each in first if each.trial == 1}
+    missing = set(shared.missing) if gone else set()
+    rows = enumerate(identity.dataset.rows()) if gone else ()
+    changed = sum(identity.dataset.sample(row).id in gone for position, row in rows if position in missing)
+    changes = RowChanges(len(shared.missing) - changed, changed, len(gone) - changed)
+    return _describe(changes, unfinished=shared.recorded < manifest.dataset.count * manifest.trials)
+
+
+def _describe(changes: RowChanges, *, unfinished: bool) -> str:
+    """Describe how the rows changed since a run. Outputs that an unfinished run lacks say nothing about its rows."""
+    if unfinished:
+        return str(RowChanges(0, changes.changed, 0)) or "other rows chosen, or not all were run"
+    return str(changes) or "rows in another order"
 
 
 def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
@@ -146,9 +178,7 @@ def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> s
             new += 1
         elif key not in work.keys_of(sample.digest, 1, typed=sample.typed):
             changed += 1
-    if unfinished:  # missing outputs say nothing about the rows
-        return str(RowChanges(0, changed, 0)) or "other rows chosen, or not all were run"
-    return str(RowChanges(new, changed, len(earlier))) or "rows in another order"
+    return _describe(RowChanges(new, changed, len(earlier)), unfinished=unfinished)
 
 
 def accept_drift(identity: RunIdentity, rundir: RunDir, runs_dir: Path) -> RunIdentity:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from holdfast.graders.build import GraderPlace
     from holdfast.spec.load import Eval
     from holdfast.store.manifest import Drift
+
+
+_LARGE: Final = 2 << 20
+"""bytes of a dataset's files from which on its survey is stored"""
 
 
 class RunIdentity(msgspec.Struct, frozen=True, dict=True):
@@ -89,7 +93,7 @@ def identify(spec: Eval) -> RunIdentity:
     if (files := workspace_identity(spec)) is not None:
         conversation["workspace"] = files
     places = [(place, grader_identity(place, spec)) for place in grader_places(spec)]
-    stamp, survey = dataset.stamp(), dataset.survey(stale_rows(spec), row_check(spec))
+    stamp, survey = dataset.stamp(), _survey(spec, dataset)
     slots, identities = _slots(places, survey)
     texts, values = work_digests(conversation, target)
     if survey.typed:  # a run of its own: an earlier one is finished with answers to requests that held texts
@@ -113,6 +117,15 @@ def identify(spec: Eval) -> RunIdentity:
         identities |= {name: {**identities[name], "reread": True} for name in reread}
     identity = Identity(conversation=conversation, target=target, graders=identities, trials=spec.trials)
     return RunIdentity(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
+
+
+def _survey(spec: Eval, dataset: Dataset) -> Survey:
+    stale, check = stale_rows(spec), row_check(spec)
+    if stale or sum(size for size, _ in dataset.stamp()) < _LARGE:
+        return dataset.survey(stale, check)
+    from holdfast.data.survey_cache import survey_dataset
+
+    return survey_dataset(spec, dataset, check)
 
 
 def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel
     from holdfast.plan.reuse import Borrowed
     from holdfast.spec.grader_schema import Combine, Measure
-    from holdfast.store.index import Index, Moment, OutputRef, VerdictRef
+    from holdfast.store.index import Index
     from holdfast.store.manifest import Manifest
     from holdfast.store.records import GradeStatus
+    from holdfast.store.refs import Moment, OutputRef, VerdictRef
 
 
 class Slot(NamedTuple):
@@ -114,21 +115,20 @@ class Work(msgspec.Struct, frozen=True):
         keys = new, generation_key(sample, trial, self.typed_digest)
         return next((key for holder in recorded for key in keys if key in holder), new)
 
-    def keys(self, survey: Survey, *recorded: Container[str]) -> Iterator[str]:
-        """Yield the keys of all trials, as `key` returns them."""
-        for sample, trial, typed in self._trials(survey):
-            yield self.key(sample, trial, *recorded, typed=typed)
+    def keys(self, survey: Survey, *recorded: Container[str], done: bytes = b"") -> Iterator[tuple[int, str]]:
+        """Yield the numbers of all trials, except those that are done, with their keys, as `key` returns them."""
+        for number, sample, trial, typed in self._trials(survey, done):
+            yield number, self.key(sample, trial, *recorded, typed=typed)
 
-    def all_keys(self, survey: Survey) -> Iterator[tuple[str, ...]]:
-        """Yield all keys under which outputs count, trial by trial."""
-        for sample, trial, typed in self._trials(survey):
-            yield self.keys_of(sample, trial, typed=typed)
+    def all_keys(self, survey: Survey, done: bytes = b"") -> Iterator[tuple[int, tuple[str, ...]]]:
+        """Yield the numbers of trials that are not done, with all keys under which their outputs count."""
+        for number, sample, trial, typed in self._trials(survey, done):
+            yield number, self.keys_of(sample, trial, typed=typed)
 
-    def _trials(self, survey: Survey) -> Iterator[tuple[str, int, bool]]:
-        for position in range(survey.count):
-            sample, typed = "sha256:" + survey.digest_at(position).hex(), survey.is_typed(position)
-            for trial in range(1, self.trials + 1):
-                yield sample, trial, typed
+    def _trials(self, survey: Survey, done: bytes) -> Iterator[tuple[int, str, int, bool]]:
+        for number in _places_of(0, done) if done else range(survey.count * self.trials):
+            position, trial = divmod(number, self.trials)
+            yield number, "sha256:" + survey.digest_at(position).hex(), trial + 1, survey.is_typed(position)
 
     def grade_keys(self, key: str, ref: OutputRef, number: int, panel: Panel) -> tuple[str, ...]:
         """Return the keys of a slot's verdict on an output; none if the conversation ended before the slot's turn."""
@@ -189,6 +189,12 @@ class Work(msgspec.Struct, frozen=True):
         strict = panel is not None and self._stops_revised(turn, panel)
         return not strict and ref.stopped_by == self._stop_digest(turn, revised=False)
 
+    def drop_unfit(self, index: Index) -> None:
+        """Remove the outputs of a run that are not valid any more, so that their trials run again."""
+        for key, ref in index.outputs.stopped():
+            if not self.fits(ref):
+                del index.outputs[key]
+
     def _stops_revised(self, turn: int, panel: Panel) -> bool:
         """Return True if a grader that may end a conversation reads a row differently than in earlier versions."""
         return any(number in panel.reread and slot.revised is not None for number, slot in self._stopping(turn))
@@ -206,6 +212,13 @@ class Work(msgspec.Struct, frozen=True):
 
     def _stopping(self, turn: int) -> Iterator[tuple[int, Slot]]:
         return ((number, slot) for number, slot in enumerate(self.slots) if slot.stops and slot.turn == turn)
+
+
+def _places_of(value: int, data: bytes) -> Iterator[int]:
+    place = data.find(value)
+    while place >= 0:
+        yield place
+        place = data.find(value, place + 1)
 
 
 def verdict_key(keys: tuple[str, ...], recorded: Mapping[str, VerdictRef]) -> str | None:
@@ -283,16 +296,22 @@ class Plan(msgspec.Struct, frozen=True):
         return f"{trials}: {counts}{why}" + (f"; {borrowed}" if borrowed else "")
 
 
-def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | None = None) -> Plan:
-    """Count the trials that are finished here, finished in other runs, and not finished."""
-    finished = reused = to_grade = 0
+def make_plan(
+    survey: Survey, work: Work, index: Index, borrowed: Borrowed | None = None, known_done: bytes = b""
+) -> Plan:
+    """Count the trials that are finished here, finished in other runs, and not finished.
+
+    `known_done` is `Plan.done` of an earlier plan with the same work, if no record has been replaced since.
+    """
+    finished, reused, to_grade = known_done.count(1), 0, 0
     borrowed_outputs = borrowed.outputs if borrowed else {}
     verdicts: Mapping[str, VerdictRef] = index.verdicts
     if borrowed:
         verdicts = ChainMap(borrowed.verdicts, index.verdicts)
-    done = bytearray(survey.count * work.trials if index.outputs else 0)
+    done = bytearray(known_done or bytes(survey.count * work.trials if index.outputs else 0))
     if index.outputs or borrowed_outputs:
-        for number, key in enumerate(work.keys(survey, index.outputs, borrowed_outputs, *index.begun)):
+        holders = index.outputs, borrowed_outputs, *index.begun
+        for number, key in work.keys(survey, *holders, done=known_done):
             own_output = index.outputs.get(key)
             ref = own_output or borrowed_outputs.get(key)
             if ref is None:
@@ -305,10 +324,12 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
                 to_grade += 1
             else:
                 reused += 1
+    if borrowed is not None and borrowed.shared is not None:
+        finished, reused = 0, finished + reused  # the outputs of a new run are all those of the lender
     total = survey.count * work.trials
     to_run = total - finished - reused - to_grade
     lenders = dict(borrowed.runs) if borrowed else {}
-    begun = min(to_run, len(index.steps.keys() - index.outputs.keys()))
+    begun = min(to_run, sum(key not in index.outputs for key in index.steps))
     return Plan(survey.count, work.trials, finished, to_grade, to_run, reused, lenders, begun=begun, done=bytes(done))
 
 
@@ -317,22 +338,18 @@ def pending_trials(
 ) -> Iterator[PendingTrial]:
     """Yield the unfinished trials in the dataset's order, reading its files as they are needed.
 
-    `done` is that of the plan: trials that are finished by it are not looked up again.
+    `done` is that of the plan: trials that are finished by it are not looked up again. Raises Fault if a row of another
+    trial is not that of the survey.
     """
     whole = b"\x01" * work.trials
-    for position, sample in check_samples(dataset, survey):
+    position = -1
+    for position, row in enumerate(dataset.rows()):
         if done[position * work.trials : (position + 1) * work.trials] == whole:
             continue
+        sample = check_sample(dataset.sample(row), survey, position)
         for trial in range(1, work.trials + 1):
             if (pending := find_pending(sample, trial, survey.panels.panel_at(position), work, index)) is not None:
                 yield pending
-
-
-def check_samples(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sample]]:
-    """Yield the samples with their positions; raise Fault if they are not those of the survey."""
-    position = -1
-    for position, sample in enumerate(dataset):
-        yield position, check_sample(sample, survey, position)
     if position + 1 != survey.count:
         raise dataset_changed("it has fewer rows now")
 
@@ -342,6 +359,15 @@ def check_sample(sample: Sample, survey: Survey, position: int) -> Sample:
     if bytes.fromhex(sample.digest[7:]) != survey.digest_at(position):
         raise dataset_changed(sample.where)
     return sample
+
+
+def check_rows(dataset: Dataset, survey: Survey) -> None:
+    """Raise Fault if the rows of a dataset are not those of its survey."""
+    position = -1
+    for position, sample in enumerate(dataset):
+        check_sample(sample, survey, position)
+    if position + 1 != survey.count:
+        raise dataset_changed("it has fewer rows now")
 
 
 def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> PendingTrial | None:
@@ -354,7 +380,7 @@ def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: In
 
 def unfinished_trials(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:
     """Yield the numbers of unfinished trials in the dataset's order; without `grades`, only those without an output."""
-    for number, key in enumerate(work.keys(survey, index.outputs, *index.begun)):
+    for number, key in work.keys(survey, index.outputs, *index.begun):
         ref = index.outputs.get(key)
         if ref is None or (
             grades and work.missing(key, ref, index.verdicts, survey.panels.panel_at(number // work.trials))

@@ -1,33 +1,49 @@
 """Reuse of outputs and grades of other runs, by their keys.
 
-Only runs with the same conversation and target can have them, as their manifests show. Their journals are searched for
-the missing keys, nearest run first, until no key is missing. Matching lines are copied into the new run with a note of
-their source, so that the other run may be deleted.
+Only runs with the same conversation and target can have them, as their manifests show. A new run that needs nearly all
+outputs of a large one shares its journals (`store.shared`). Then journals are searched for the keys that are still
+missing, nearest run first, until no key is missing. Matching lines are copied into the new run with a note of their
+source. Either way the other run may be deleted.
 """
 
 from __future__ import annotations
 
 import os
+from array import array
 from collections import Counter
 from contextlib import ExitStack, suppress
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from holdfast.errors import UsageError
 from holdfast.plan.plan import find_verdict
 from holdfast.store.blobs import Blobs
-from holdfast.store.index import OutputRef, VerdictRef, read_grade_head, read_output_head
+from holdfast.store.catalog import is_running
+from holdfast.store.durable import make_directory
+from holdfast.store.index import read_grade_head, read_output_head
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, is_sound, scan_raw, with_source
+from holdfast.store.shared import (
+    StaleJournalError,
+    journal_size,
+    lender_of,
+    run_of,
+    share,
+    shared_folder,
+    unwanted_keys,
+    write_unwanted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Set
-    from pathlib import Path
 
     from holdfast.data.dataset import Survey
     from holdfast.data.panels import Panel
     from holdfast.plan.plan import Work
     from holdfast.store.index import Index
+    from holdfast.store.refs import OutputRef, VerdictRef
     from holdfast.store.rundir import RunDir
 
 _KEY: Final = slice(8, 47)
@@ -35,11 +51,32 @@ _KEY: Final = slice(8, 47)
 _GRADE_KEY: Final = slice(62, 101)
 """position of a grade's key: after `","grade_key":"`"""
 _CHUNK: Final = 8 << 20
+SHARED_BYTES: Final = 1 << 20
+"""bytes of outputs from which on a run's journals are shared; fewer are copied"""
+_SHARED_PART: Final = 0.95
+"""part of a run's outputs that has to be wanted, so that the others are not worth mentioning"""
+
+
+class Lender(msgspec.Struct, frozen=True):
+    """A run whose journals a new run shares."""
+
+    name: str
+    recorded: int
+    """how many outputs it has"""
+    outputs: int
+    """how many of them are of this run"""
+    journals: list[tuple[str, Path, int]]
+    """kind, file, and how many bytes count"""
+    missing: array[int]
+    """positions of samples whose first trial it has not"""
+    unwanted: dict[str, LineRef]
+    """its outputs that are not of this run, by key"""
 
 
 class Borrowed(msgspec.Struct):
     """Records of other runs that are valid here."""
 
+    shared: Lender | None = None
     outputs: dict[str, OutputRef] = {}
     verdicts: dict[str, VerdictRef] = {}
     lenders: dict[str, str] = {}
@@ -52,25 +89,43 @@ class Borrowed(msgspec.Struct):
     @property
     def runs(self) -> Counter[str]:
         """Number of outputs by run."""
-        return Counter(self.lenders[key] for key in self.outputs)
+        runs = Counter(self.lenders[key] for key in self.outputs)
+        if self.shared is not None:
+            runs[self.shared.name] += self.shared.outputs
+        return runs
 
     def __bool__(self) -> bool:
-        return bool(self.outputs or self.verdicts or self.steps)
+        return bool(self.shared or self.outputs or self.verdicts or self.steps)
 
 
 def borrow(
-    survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str, RunDir]], *, grades: bool = True
+    survey: Survey,
+    work: Work,
+    index: Index,
+    lenders: Iterable[tuple[str, RunDir]],
+    *,
+    grades: bool = True,
+    known_done: bytes = b"",
 ) -> Borrowed:
-    """Find missing outputs and grades in other runs, which are given by name in the order of preference."""
+    """Find missing outputs and grades in other runs, which are given by name in the order of preference.
+
+    `known_done` is that of `make_plan`: these trials need nothing.
+    """
     borrowed = Borrowed()
     lenders = list(lenders)
+    if not index.outputs and (shareable := _find_shareable(survey, work, lenders)) is not None:
+        borrowed.shared, lent = shareable
+        index.outputs = lent.outputs
+        if grades:
+            index.verdicts = lent.verdicts
+        lenders = [each for each in lenders if each[0] != borrowed.shared.name]
     if not lenders:
         return borrowed  # without computing all keys of a large run
     missing: dict[str, Panel] = {}
     missing_grades: set[str] = set()
     twins: dict[str, str] = {}
     """by key: the other key of the same output or grade, where there are two"""
-    for number, keys in enumerate(work.all_keys(survey)):
+    for number, keys in work.all_keys(survey, known_done):
         panel = survey.panels.panel_at(number // work.trials)
         own_key = next((key for key in keys if key in index.outputs), None)
         if own_key is None:
@@ -112,6 +167,37 @@ def borrow(
     return borrowed
 
 
+def _find_shareable(survey: Survey, work: Work, lenders: Iterable[tuple[str, RunDir]]) -> tuple[Lender, Index] | None:
+    """Find a large run nearly all of whose outputs are of this run; return it with its index, without the others."""
+    for name, rundir in lenders:
+        sizes = {(kind, path): journal_size(path) for kind in ("grades", "outputs") for path in rundir.journals(kind)}
+        if sum(size for (kind, _), size in sizes.items() if kind == "outputs") < SHARED_BYTES:
+            continue
+        index = rundir.load(repair=False)
+        if is_running(rundir) or index.outputs.stopped():
+            continue  # a writer may cut off what it cannot sync; of conversations that ended early, not all may fit
+        outputs = index.outputs
+        marks, missing, usable, recorded = bytearray(outputs.row_count), array("Q"), 0, len(outputs)
+        for number, keys in work.all_keys(survey):
+            rows = [row for key in keys if (row := outputs.row_of(key)) >= 0]
+            for row in rows:
+                marks[row] = 1
+            usable += bool(rows)
+            if not rows and number % work.trials == 0:
+                missing.append(number // work.trials)
+        if usable < _SHARED_PART * recorded:
+            continue
+        unwanted = {key: outputs[key].line for key in outputs if not marks[outputs.row_of(key)]}
+        for key in unwanted:
+            del outputs[key]
+        for spot in index.damage:
+            if spot.torn:
+                sizes.update({each: spot.offset for each in sizes if each[1] == spot.path})
+        journals = [(kind, path, size) for (kind, path), size in sizes.items() if size]
+        return Lender(name, recorded, usable, journals, missing, unwanted), index
+    return None
+
+
 def _note_twins(twins: dict[str, str], keys: tuple[str, ...]) -> None:
     if len(keys) == 2:
         twins |= {keys[0]: keys[1], keys[1]: keys[0]}
@@ -129,12 +215,13 @@ def _missing_grade_keys(
 
 
 def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
-    """Copy borrowed records durably into a run's journals, and into its index. The caller holds the run's lease."""
+    """Bring borrowed records durably into a run's journals, and into its index. The caller holds the run's lease."""
+    if borrowed.shared is not None:
+        _share(borrowed.shared, rundir, index)
     lines = {key: ref.line for key, ref in borrowed.outputs.items()}
     for lender in {line.path for line in (*lines.values(), *(line for _, _, line in borrowed.steps))}:
         # Whole folders: which files a line names is known only by decoding it, and contents are shared anyway.
-        run = lender.parent.parent.parent if lender.parent.parent.name == "workers" else lender.parent
-        Blobs(rundir.files).take_from(run / "files")
+        Blobs(rundir.files).take_from(run_of(lender) / "files")
     for key, line in _copy(lines, borrowed.lenders, rundir.path / "outputs.jsonl"):
         index.outputs[key] = borrowed.outputs[key]._replace(line=line)
     calls = {f"{number}": line for number, (_, _, line) in enumerate(borrowed.steps)}
@@ -143,6 +230,25 @@ def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
         index.steps.setdefault(borrowed.steps[int(number)][1], []).append(line)
     for key, _ in _copy(borrowed.grades, borrowed.lenders, rundir.path / "grades.jsonl"):
         index.verdicts[key] = borrowed.verdicts[key]
+
+
+def _share(shared: Lender, rundir: RunDir, index: Index) -> None:
+    """Share the journals of another run. Outputs come last: until they are there, nothing counts as shared."""
+    places: dict[Path, Path] = {}
+    for number, (kind, journal, length) in enumerate(shared.journals):
+        folder = shared_folder(rundir.path, lender_of(journal) or shared.name)
+        try:
+            if kind == "outputs":
+                write_unwanted(folder, {*shared.unwanted, *unwanted_keys(journal)})
+            make_directory(folder)
+            places[journal] = share(journal, length, kind, number, folder)
+        except (FileNotFoundError, StaleJournalError) as error:
+            raise UsageError(
+                f"{shared.name}, whose outputs this run reuses, has just been removed or changed",
+                remedy="Run the same command again.",
+            ) from error
+        Blobs(rundir.files).take_from(run_of(journal) / "files")
+    index.outputs.use_files([places.get(path, path) for path in index.outputs.files])
 
 
 def _hits(path: Path, place: slice, missing: Set[str]) -> Iterator[tuple[int, bytes]]:

@@ -9,8 +9,8 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING
 
-from holdfast.store.index import VerdictRef
 from holdfast.store.records import apply_threshold
+from holdfast.store.refs import VerdictRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.plan.identity import RunIdentity
-    from holdfast.store.index import ErrorHead, Index, OutputRef
+    from holdfast.store.index import ErrorHead, Index
+    from holdfast.store.refs import OutputRef
     from holdfast.store.rundir import RunDir
 
 _MOST_BYTES: Final = 64_000_000

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.graders.build import grader_places
-from holdfast.plan.plan import check_samples, verdict_key
+from holdfast.plan.plan import check_rows, verdict_key
 from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
 from holdfast.report.breakdown import RowsTally
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.verdicts import Judged
     from holdfast.spec.benchmark_tasks import BenchmarkTasks, TaskMetric
-    from holdfast.store.index import Index, OutputRef
+    from holdfast.store.index import Index
     from holdfast.store.metrics import BenchmarkMetrics
+    from holdfast.store.refs import OutputRef
     from holdfast.store.rundir import RunDir
 
 
@@ -48,8 +49,7 @@ def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metri
     benchmark = benchmark_tasks(identified.spec.document.data)
     scores = None if benchmark is None else _BenchmarkScores(identified, index, rundir, benchmark)
     if identified.dataset.stamp() != identified.stamp:
-        for _ in check_samples(identified.dataset, identified.survey):
-            pass  # raises where it finds another row
+        check_rows(identified.dataset, identified.survey)
     report = _Report(identified, index, scores)
     with replacing(rundir.results) as file:
         head = {"schemaVersion": SCHEMA_VERSION, "run": identified.id, "eval": identified.spec.name}

@@ -28,8 +28,6 @@ from holdfast.spec.load import eval_of_run
 from holdfast.store.index import (
     Entry,
     Index,
-    OutputRef,
-    VerdictRef,
     keep_output,
     keep_verdict,
     read_grade_head,
@@ -39,9 +37,11 @@ from holdfast.store.index import (
 )
 from holdfast.store.lines import LineRef, count_lines, first_line_since, is_sound, scan, search
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
+from holdfast.store.shared import lender_of, unwanted_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
+    from pathlib import Path
 
     from holdfast.data.dataset import Sample
     from holdfast.report.verdicts import JudgedOutput
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics, Rule, TrialResult
     from holdfast.store.records import Step
+    from holdfast.store.refs import OutputRef, VerdictRef
     from holdfast.store.rundir import RunDir
 
 _grade = msgspec.json.Decoder(Grade)
@@ -110,8 +111,8 @@ class RowRef(NamedTuple):
 class _Records(NamedTuple):
     """The journals of a run."""
 
-    outputs: dict[str, OutputRef]
-    verdicts: dict[str, VerdictRef]
+    outputs: Mapping[str, OutputRef]
+    verdicts: MutableMapping[str, VerdictRef]
     grades: dict[str, Grade]
     """by grade key, as are the verdicts"""
 
@@ -183,16 +184,16 @@ class RunView:
     @cached_property
     def _records(self) -> _Records:
         index = self.rundir.load(repair=False)
-        outputs = {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
-        lines = (line.data for path in self.rundir.journals("grades") for line in scan(path) if line.sound)
-        return self._with_grades(outputs, index.verdicts, lines)
+        self.work.drop_unfit(index)
+        journals = list(self.rundir.journals("grades"))
+        grades = (_read_grade(path, line.data) for path in journals for line in scan(path) if line.sound)
+        return self._with_grades(index.outputs, index.verdicts, grades)
 
     def _with_grades(
-        self, outputs: dict[str, OutputRef], verdicts: dict[str, VerdictRef], lines: Iterable[bytes]
+        self, outputs: Mapping[str, OutputRef], verdicts: MutableMapping[str, VerdictRef], recorded: Iterable[Grade]
     ) -> _Records:
         grades: dict[str, Grade] = {}
-        for line in lines:
-            grade = _grade.decode(line)
+        for grade in recorded:
             earlier = grades.get(grade.grade_key)
             if earlier is None or (earlier.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
                 grades[grade.grade_key] = grade
@@ -238,7 +239,7 @@ class RunView:
 
         def keep(line: LineRef, data: bytes) -> None:
             head = read_output_head(data)
-            if head is not None and _named(data) == (sample, number):
+            if head is not None and _named(data) == (sample, number) and head.key not in unwanted_keys(line.path):
                 keep_output(index, Entry(line, head))
 
         if at is not None and is_sound(data := at.read()):
@@ -252,7 +253,7 @@ class RunView:
 
     def _records_of(self, key: str, ref: OutputRef, panel: Panel | None) -> _Records:
         """Read the verdicts on an output; with its panel only as many as there are, if none was given twice."""
-        index, lines = Index(), []
+        index, grades = Index(), list[Grade]()
         enough = panel is not None and not panel.reread and self.graded_once
         for path in self.rundir.journals("grades"):
             start = first_line_since(path, ref.started, _graded_at) if enough else 0
@@ -261,10 +262,10 @@ class RunView:
                 if head is None:
                     continue
                 keep_verdict(index, head)
-                lines.append(line.data)
+                grades.append(_read_grade(path, line.data))
                 if enough and panel is not None and not self.work.missing(key, ref, index.verdicts, panel):
-                    return self._with_grades({key: ref}, index.verdicts, lines)
-        return self._with_grades({key: ref}, index.verdicts, lines)
+                    return self._with_grades({key: ref}, index.verdicts, grades)
+        return self._with_grades({key: ref}, index.verdicts, grades)
 
     @cached_property
     def graded_once(self) -> bool:
@@ -344,7 +345,7 @@ class RunView:
         }
         grades: dict[str, Grade] = {}
         for line in self._lines_of("grades", key):
-            grade = _grade.decode(line.read())
+            grade = _read_grade(line.path, line.read())
             if (place := places.get((grade.grader, grade.turn))) is None:
                 continue
             earlier = grades.get(place.name)
@@ -410,7 +411,7 @@ class RunView:
         key: str,
         ref: OutputRef,
         row_panel: Panel | None,
-        verdicts: dict[str, VerdictRef] | None = None,
+        verdicts: MutableMapping[str, VerdictRef] | None = None,
     ) -> tuple[Panel, JudgedOutput]:
         """Join an output with its verdicts: those of the run, or the given ones, by grade key.
 
@@ -489,6 +490,11 @@ def _combined(votes: list[Grade], score: float | None) -> Grade:
         seconds=sum(vote.seconds for vote in votes),
         usage=None,
     )
+
+
+def _read_grade(path: Path, line: bytes) -> Grade:
+    grade, lender = _grade.decode(line), lender_of(path)
+    return grade if lender is None or grade.source else msgspec.structs.replace(grade, source=lender)
 
 
 def _named(line: bytes) -> tuple[str, int]:

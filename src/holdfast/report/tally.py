@@ -25,7 +25,7 @@ class Tally:
 
     def __init__(self, trials: int) -> None:
         self._trials = trials
-        self._sums, self._counts = array("d"), array("L")
+        self._sums, self._counts = array("d"), array("I")
         self._proportion = True
         self._pass_at = [0.0] * trials
         self._pass_all = [0.0] * trials

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.plan import Work
     from holdfast.spec.load import Eval
-    from holdfast.store.index import OutputRef, VerdictRef
+    from holdfast.store.refs import OutputRef, VerdictRef
 
 
 class Judged(NamedTuple):

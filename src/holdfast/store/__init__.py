@@ -7,12 +7,17 @@
 `journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
 `index`      the content of the journals, read once when a run is opened
+`index_table`  its outputs and verdicts, packed
+`cache_file`  files of caches, under a digest
+`index_cache`  stores the index of a large run, so that only what was appended is read again
+`refs`       an output and a verdict, as the index refers to them
 `tail`       follows the journals of other workers
 `lease`      the right to write a run, with a heartbeat
 `run_lock`   locks a run for one process or for several workers; lists and stops them
 `processes`  identifies processes on this machine
 `slurm_jobs` asks Slurm whether the jobs that hold leases have ended
 `claims`     assigns trials to workers
+`shared`     journals that a run shares with the run that it borrows from
 `batches`    the ledger of batches, and their results
 `blobs`      stores the files of trials by content
 `rundir`     the directory as a whole

@@ -16,6 +16,7 @@ from holdfast.store.catalog_cache import CatalogCache, stamp_of
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan, scan_raw
 from holdfast.store.rundir import ARCHIVE, RunDir
+from holdfast.store.shared import unwanted_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -266,7 +267,8 @@ def _count_outputs(rundir: RunDir) -> int:
     keys: set[bytes] = set()  # two workers may have written an output for the same trial
     with suppress(OSError):
         for path in (first, *others):
-            keys.update(line[:_KEY_END] for _, line in scan_raw(path))
+            unwanted = {b'{"key":"%b' % key.encode() for key in unwanted_keys(path)}
+            keys.update(start for _, line in scan_raw(path) if (start := line[:_KEY_END]) not in unwanted)
     return len(keys)
 
 

@@ -1,6 +1,6 @@
 """Index of a run directory, read once when the run is opened and updated as the run goes on.
 
-Transcripts stay on disk: the index holds the place and usage of each output, and its verdicts.
+Transcripts stay on disk: the index holds the place and usage of each output, and its verdicts, in packed tables.
 """
 
 from __future__ import annotations
@@ -9,67 +9,24 @@ import os
 from array import array
 from contextlib import suppress
 from heapq import merge
+from math import fsum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.store.durable import drop_cache, make_directory, replacing, sync
-from holdfast.store.lines import LineRef, scan
+from holdfast.errors import Fault
+from holdfast.store.durable import make_directory, replacing
+from holdfast.store.index_table import OutputTable, VerdictTable
+from holdfast.store.lines import LineRef, is_sound, read_blocks, scan
 from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
+from holdfast.store.refs import OutputRef, VerdictRef, moments
+from holdfast.store.shared import journal_size, lender_of, run_of, settle, unwanted_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
-
-class Moment(NamedTuple):
-    """The state of a conversation after a turn or at its end, as far as grade keys depend on it."""
-
-    digest: str
-    tokens: int | None
-    seconds: float
-
-
-class OutputRef(NamedTuple):
-    """A finished trial: the place of its line, and the values that grading needs."""
-
-    line: LineRef
-    digest: str
-    usage: Usage
-    seconds: float
-    marks: tuple[Moment, ...] = ()
-    """the ends of the turns, if recorded"""
-    stopped_by: str | None = None
-    started: float = 0.0
-
-    def at(self, turn: int | None) -> Moment | None:
-        """Return the state after a turn, or at the end; None if the conversation ended earlier."""
-        if turn is None or (turn == 1 and not self.marks):
-            return Moment(self.digest, self.usage.tokens, self.seconds)
-        return self.marks[turn - 1] if turn <= len(self.marks) else None
-
-
-def moments(marks: Iterable[Mark], usage: Usage, seconds: float) -> tuple[Moment, ...]:
-    """Convert marks for the index. Marks of early versions lack usage and time; those of the whole output are used."""
-    return tuple(
-        Moment(
-            mark.digest,
-            (usage if isinstance(mark.usage, msgspec.UnsetType) else mark.usage).tokens,
-            seconds if isinstance(mark.seconds, msgspec.UnsetType) else mark.seconds,
-        )
-        for mark in marks
-    )
-
-
-class VerdictRef(NamedTuple):
-    """The verdict of a grade."""
-
-    status: GradeStatus
-    score: float | None
-    usage: Usage | None
-    time: float = 0.0
-    counts: tuple[int, ...] | None = None
-    """numbers to be summed over the run, of graders with run-wide metrics"""
+    from holdfast.store.index_table import PackedTable
 
 
 class Damage(NamedTuple):
@@ -86,8 +43,19 @@ class Damage(NamedTuple):
         """Human-readable description."""
         return "an unfinished last line" if self.torn else "a damaged line"
 
+    @property
+    def lender(self) -> str | None:
+        """The run whose file it is, if it is shared."""
+        return lender_of(self.path)
+
     def __str__(self) -> str:
+        if self.lender is not None:
+            return f"{self.lender}: {self.what} at byte {self.offset} of its journal; its work counts as not done here"
         return f"{self.path.name}: {self.what} at byte {self.offset} was set aside; its work counts as not done"
+
+
+_FEWEST_PERIODS: Final = 1 << 14
+"""periods of work from which on they are merged now and then"""
 
 
 class Spent(msgspec.Struct):
@@ -102,6 +70,8 @@ class Spent(msgspec.Struct):
     """number of trials and grades that do not report their tokens"""
     _starts: array[float] = msgspec.field(default_factory=lambda: array("d"))
     _ends: array[float] = msgspec.field(default_factory=lambda: array("d"))
+    """periods of work, merged where they overlap as far as the next limit"""
+    _merge_at: int = _FEWEST_PERIODS
 
     def add(self, usage: Usage, times: int = 1) -> None:
         """Add the usage of a trial or grade."""
@@ -122,6 +92,8 @@ class Spent(msgspec.Struct):
         """Add a period of work; periods may overlap and come in any order."""
         self._starts.append(started)
         self._ends.append(ended)
+        if len(self._starts) >= self._merge_at:
+            self.periods()
 
     def add_grade(self, usage: Usage | None, time: float, seconds: float) -> None:
         """Add a grade: the usage of its judge, and its time if noticeable."""
@@ -133,18 +105,26 @@ class Spent(msgspec.Struct):
     @property
     def seconds(self) -> float:
         """Wall time with work in flight, without the pauses between processes."""
-        total, busy_until = 0.0, 0.0
+        return fsum(ended - started for started, ended in self.periods())
+
+    def periods(self) -> list[tuple[float, float]]:
+        """Return the periods with work in flight, in order and without overlaps. There are few, however long a run."""
+        merged: list[tuple[float, float]] = []
         for started, ended in sorted(zip(self._starts, self._ends, strict=True)):
-            total += max(0.0, ended - max(started, busy_until))
-            busy_until = max(busy_until, ended)
-        return total
+            if merged and started <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(merged[-1][1], ended)
+            elif ended > started:
+                merged.append((started, ended))
+        self._starts, self._ends = (array("d", [period[side] for period in merged]) for side in (0, 1))
+        self._merge_at = max(_FEWEST_PERIODS, 2 * len(merged))
+        return merged
 
 
 class Index(msgspec.Struct):
     """Everything that a resumed run needs from its records."""
 
-    outputs: dict[str, OutputRef] = {}
-    verdicts: dict[str, VerdictRef] = {}
+    outputs: OutputTable = msgspec.field(default_factory=OutputTable)
+    verdicts: VerdictTable = msgspec.field(default_factory=VerdictTable)
     """by grade key"""
     attempts: dict[str, int] = {}
     """failed attempts of the target by generation key"""
@@ -154,11 +134,20 @@ class Index(msgspec.Struct):
     """calls of conversations that have no output yet, by generation key"""
     spent: Spent = msgspec.field(default_factory=Spent)
     damage: list[Damage] = []
+    origin: str = ""
+    """names the cached index of which this one is a continuation; empty if it is none"""
+    new_bytes: int = 0
+    """bytes of journals that the cached index does not cover"""
 
     @property
     def begun(self) -> tuple[Container[str], ...]:
         """Containers of the keys of trials that were begun, those with recorded calls first."""
         return self.steps, self.attempts
+
+    def needs_step(self, key: str) -> bool:
+        """Return True if recorded calls of a conversation may be needed: no output holds them and is final."""
+        output = self.outputs.get(key)
+        return output is None or output.stopped_by is not None
 
 
 class OutputHead(msgspec.Struct):
@@ -199,7 +188,9 @@ class GradeHead(msgspec.Struct):
         return VerdictRef(self.status, self.score, self.usage, self.time, self.counts)
 
 
-class _StepHead(msgspec.Struct):
+class StepHead(msgspec.Struct):
+    """The fields of a recorded call that the index uses."""
+
     key: str
     kind: str
     usage: Usage
@@ -227,7 +218,7 @@ class ErrorHead(msgspec.Struct):
 _output_head = msgspec.json.Decoder(OutputHead)
 _grade_head = msgspec.json.Decoder(GradeHead)
 _error_head = msgspec.json.Decoder(ErrorHead)
-_step_head = msgspec.json.Decoder(_StepHead)
+_step_head = msgspec.json.Decoder(StepHead)
 _output = msgspec.json.Decoder(Output)
 _step = msgspec.json.Decoder(Step)
 
@@ -258,7 +249,22 @@ def read_error_head(line: bytes) -> ErrorHead | None:
 
 def read_output(ref: OutputRef) -> Output:
     """Read the whole record of a reference."""
-    return _output.decode(ref.line.read())
+    output, lender = _output.decode(check_line(ref.line, ref.line.read())), lender_of(ref.line.path)
+    return output if lender is None or output.source else msgspec.structs.replace(output, source=lender)
+
+
+def check_line(line: LineRef, data: bytes) -> bytes:
+    """Return the bytes of a line if they are sound; raise Fault if not.
+
+    Lines that a cached index refers to were verified when the index was made, which may be long ago.
+    """
+    if is_sound(data):
+        return data
+    raise Fault(
+        "disk",
+        f"{line.path}: a damaged line at byte {line.offset}",
+        remedy=f"Set it aside with `holdfast repair {run_of(line.path)}`; the same command then does its work again.",
+    )
 
 
 def read_values(journals: Iterable[Path], graders: Container[str]) -> dict[str, Any]:
@@ -286,7 +292,7 @@ def read_steps(lines: Iterable[LineRef]) -> list[Step]:
     """
     by_file: dict[Path, list[Step]] = {}
     for line in lines:
-        by_file.setdefault(line.path, []).append(_step.decode(line.read()))
+        by_file.setdefault(line.path, []).append(_step.decode(check_line(line, line.read())))
     steps: list[Step] = []
     for step in merge(*by_file.values(), key=lambda step: step.time):
         steps.append(step)
@@ -315,7 +321,7 @@ class TextReader:
         fd = self._fds.get(path)
         if fd is None:
             fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return _output_text.decode(os.pread(fd, length, offset)).output
+        return _output_text.decode(check_line(ref.line, os.pread(fd, length, offset))).output
 
     def close(self) -> None:
         """Close the files."""
@@ -331,20 +337,119 @@ def load_index(files: Callable[[str], Iterable[Path]], *, repair: Path | None, t
     the journals; this needs the run's lease. If it is None, they are skipped. With `tails_only`, only unfinished last
     lines are cut off, so that no line moves.
     """
-    index = Index()
-    for kind in KINDS:
-        for path in files(kind.name):
-            for entry in _entries(path, kind, index, repair is not None):
-                kind.take(index, entry)
-    if repair is None or not index.damage:
-        return index
-    damage = index.damage = [spot for spot in index.damage if spot.torn or not tails_only]
-    for path in {spot.path for spot in damage}:
-        _cut_out(path, [spot for spot in damage if spot.path == path], repair)
-    if not all(spot.torn for spot in damage):
-        index = load_index(files, repair=repair)  # lines moved, so their offsets changed
+    reader = IndexReader()
+    reader.read(files, durable=repair is not None)
+    index = reader.take_steps()
+    if repair is not None and cut_damage(index, repair, tails_only=tails_only):
+        damage = index.damage
+        index = load_index(files, repair=repair)
         index.damage = [*damage, *index.damage]
     return index
+
+
+def cut_damage(index: Index, aside: Path, *, tails_only: bool = False) -> bool:
+    """Move damaged bytes out of the journals; return True if lines moved, so that the index is to be read again."""
+    damage = index.damage = [spot for spot in index.damage if spot.torn or not tails_only]
+    own = [spot for spot in damage if spot.lender is None]
+    for path in {spot.path for spot in own}:
+        _cut_out(path, [spot for spot in own if spot.path == path], aside)
+    if all(spot.torn for spot in own):
+        return False
+    index.damage = own  # what is shared is noticed again
+    return True
+
+
+class Extent(NamedTuple):
+    """How far a journal was read."""
+
+    last: int
+    """where the last line begins"""
+    end: int
+
+
+class AmbiguousOrderError(Exception):
+    """Which line counts depends on lines that were read earlier, in another order than that of the files."""
+
+
+class IndexReader:
+    """Reads journals into an index, from their beginning or behind what the index already holds."""
+
+    def __init__(self, index: Index | None = None) -> None:
+        self.index = Index() if index is None else index
+        self.extents: dict[Path, Extent] = {}
+        """how far each journal was read"""
+        self.steps: list[Entry] = []
+        """calls of conversations that may need them"""
+        self.new_bytes = 0
+        self.replaced = False
+        """a line stands for another one with the same key"""
+
+    def read(self, files: Callable[[str], Iterable[Path]], *, durable: bool) -> None:
+        """Read the journals, except that `take_steps` has to be called for the calls.
+
+        `durable`: read from the medium, not from cached pages. Raises AmbiguousOrderError where the journals have to be
+        read from their beginning.
+        """
+        index, resumed = self.index, bool(self.extents)
+        tables: dict[str, PackedTable[Any]] = {"outputs": index.outputs, "grades": index.verdicts}
+        has_steps = any(path.exists() for path in files("steps"))
+        for kind in KINDS:
+            paths = [path for path in files(kind.name) if path.exists()]
+            # Of equal keys in one file the last counts; with several files, their order and times decide.
+            ambiguous = resumed and (len(paths) > 1 or (kind.name == "outputs" and has_steps))
+            table = tables.get(kind.name)
+            if kind.name == "steps":
+                self.steps = [step for step in self.steps if index.needs_step(step.head.key)]
+            for path in paths:
+                before = self.extents.get(path, Extent(0, 0))
+                for entry in self._entries(path, kind, before, durable=durable):
+                    if table is None:
+                        kind.take(index, entry)
+                        continue
+                    count = len(table)
+                    kind.take(index, entry)
+                    if len(table) == count:
+                        self.replaced = True
+                        if ambiguous:
+                            raise AmbiguousOrderError
+                self.new_bytes += self.extents.get(path, before).end - before.end
+
+    def _entries(self, path: Path, kind: Kind, read: Extent, *, durable: bool) -> Iterator[Entry]:
+        """Yield the sound lines of a journal behind those that were read, except calls, which are kept for later."""
+        if durable:
+            settle(path)
+        decode, last, end = kind.decode_in(path), *read
+        with suppress(FileNotFoundError):
+            size = journal_size(path)  # before reading: another process may finish its last line meanwhile
+            for block in read_blocks(path, end, size):
+                all_sound = block.all_sound()
+                for start, data in zip(block.starts, block.lines(), strict=True):
+                    offset = block.offset + start
+                    if all_sound or is_sound(data):
+                        try:
+                            entry = Entry(LineRef(path, offset, len(data)), decode(data))
+                        except msgspec.DecodeError:
+                            pass  # sound, but not a record of Holdfast
+                        else:
+                            if entry.head is None:
+                                continue
+                            if kind.take is not _take_step:
+                                yield entry
+                            elif self.index.needs_step(entry.head.key):
+                                self.steps.append(entry)
+                            continue
+                    self.index.damage.append(Damage(path, offset, len(data) + 1, torn=False))
+                last, end = block.offset + block.starts[-1], block.offset + block.ends[-1] + 1
+            if end < size:
+                self.index.damage.append(Damage(path, end, size - end, torn=True))
+        if end > read.end:
+            self.extents[path] = Extent(last, end)
+
+    def take_steps(self) -> Index:
+        """Add the calls to the index, which is complete then."""
+        for step in self.steps:
+            _take_step(self.index, step)
+        return self.index
 
 
 class Entry(NamedTuple):
@@ -360,6 +465,20 @@ class Kind(NamedTuple):
     name: str
     decoder: msgspec.json.Decoder[Any]
     take: Callable[[Index, Entry], None]
+
+    def decode_in(self, path: Path) -> Callable[[bytes], Any]:
+        """Return the decoder of lines in a file; it returns None for an output that is not of this run."""
+        lender = lender_of(path)
+        if lender is None:
+            return self.decoder.decode
+        unwanted = unwanted_keys(path) if self.name == "outputs" else frozenset()
+
+        def decode(line: bytes) -> Any:
+            head = self.decoder.decode(line)
+            head.source = head.source or lender
+            return None if unwanted and head.key in unwanted else head
+
+        return decode
 
 
 def _take_output(index: Index, entry: Entry) -> None:
@@ -377,17 +496,18 @@ def keep_output(index: Index, entry: Entry) -> None:
     after it wakes up was begun before that of the worker that took over, and is ignored.
     """
     ref: OutputRef = entry.head.ref(entry.line)
-    earlier = index.outputs.get(entry.head.key)
-    if earlier is None or earlier.line.path == ref.line.path or _order(earlier) < _order(ref):
+    earlier = index.outputs.add(entry.head.key, ref)
+    if earlier is not None and (earlier.line.path == ref.line.path or _order(earlier) < _order(ref)):
         index.outputs[entry.head.key] = ref
 
 
-def _order(ref: OutputRef) -> tuple[float, str]:
-    return ref.started, str(ref.line.path)
+def _order(ref: OutputRef) -> tuple[bool, float, str]:
+    """Return a sort key: what was done in this run comes after what it shares, whatever the clocks said."""
+    return lender_of(ref.line.path) is None, ref.started, str(ref.line.path)
 
 
 def _take_step(index: Index, entry: Entry) -> None:
-    head: _StepHead = entry.head
+    head: StepHead = entry.head
     keep_step(index, entry)
     if head.key not in index.outputs and head.source is None:
         index.spent.add(head.usage)
@@ -396,8 +516,7 @@ def _take_step(index: Index, entry: Entry) -> None:
 
 def keep_step(index: Index, entry: Entry) -> None:
     """Add a call, unless its conversation has an output that no checkpoint cut short."""
-    output = index.outputs.get(entry.head.key)
-    if output is None or output.stopped_by is not None:  # otherwise the output holds the call, and is final
+    if index.needs_step(entry.head.key):
         index.steps.setdefault(entry.head.key, []).append(entry.line)
 
 
@@ -410,8 +529,8 @@ def _take_grade(index: Index, entry: Entry) -> None:
 
 def keep_verdict(index: Index, head: GradeHead) -> None:
     """Add a verdict. Of several verdicts on an output the latest counts, in whichever file it is."""
-    earlier = index.verdicts.get(head.grade_key)
-    if earlier is None or earlier.time <= head.time:
+    earlier = index.verdicts.add(head.grade_key, head.verdict)
+    if earlier is not None and earlier.time <= head.time:
         index.verdicts[head.grade_key] = head.verdict
 
 
@@ -427,37 +546,12 @@ def _take_error(index: Index, entry: Entry) -> None:
         index.grader_attempts[pair] = index.grader_attempts.get(pair, 0) + 1
 
 
-KINDS: Final = (
+KINDS: Final = (  # calls last: outputs tell which of them are needed
     Kind("outputs", _output_head, _take_output),
-    Kind("steps", _step_head, _take_step),
     Kind("grades", _grade_head, _take_grade),
     Kind("errors", _error_head, _take_error),
+    Kind("steps", _step_head, _take_step),
 )
-
-
-def _entries(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[Entry]:
-    if durable:
-        _settle_on_medium(path)
-    decode = kind.decoder.decode
-    for line in scan(path):
-        if line.sound:
-            try:
-                yield Entry(LineRef(path, line.offset, len(line.data)), decode(line.data))
-                continue
-            except msgspec.DecodeError:
-                pass  # sound, but not a record of Holdfast
-        index.damage.append(Damage(path, line.offset, len(line.data) + line.whole, torn=not line.whole))
-
-
-def _settle_on_medium(path: Path) -> None:
-    """Sync what a killed process left in the page cache, then drop the cache, so that reads come from the medium."""
-    with suppress(FileNotFoundError):
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            sync(fd)
-            drop_cache(fd)
-        finally:
-            os.close(fd)
 
 
 def _cut_out(path: Path, damage: list[Damage], aside: Path) -> None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec.json import decode, encode
 from xxhash import xxh3_64_hexdigest
 
+from holdfast.store.shared import end_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -105,6 +107,8 @@ def read_blocks(path: Path, start: int, stop: int) -> Iterator[LineBlock]:
     """Yield the whole lines of a journal file that begin between two offsets, many at once."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        if (end := end_of(path)) is not None:
+            stop = min(stop, end)
         offset, size = max(0, start - 1), _BLOCK  # a line begins at `start` only if a newline is before it
         skip = start > 0
         while offset < stop and (data := os.pread(fd, size, offset)):
@@ -237,7 +241,8 @@ def _opened(path: Path) -> Iterator[_Content]:
         yield _Content(-1, 0)
         return
     try:
-        yield _Content(fd, os.fstat(fd).st_size)
+        size, end = os.fstat(fd).st_size, end_of(path)
+        yield _Content(fd, size if end is None else min(size, end))
     finally:
         os.close(fd)
 
@@ -247,9 +252,11 @@ def _raw(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
         file = path.open("rb", buffering=1 << 20)
     except FileNotFoundError:
         return
-    offset = start
+    offset, end = start, end_of(path)
     with file:
         file.seek(start)
         for raw in file:
+            if end is not None and offset >= end:
+                return
             yield offset, raw
             offset += len(raw)

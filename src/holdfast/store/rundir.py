@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from contextlib import suppress
@@ -9,22 +10,36 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.errors import ManifestError, ResultsError
+from holdfast.errors import ManifestError, ResultsError, UsageError
 from holdfast.store.durable import make_directory, replacing, sync_directory
-from holdfast.store.index import Index, load_index
+from holdfast.store.index import Index, IndexReader, cut_damage, load_index
+from holdfast.store.journal import JOURNALS
 from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.metrics import Metrics, Results, TrialResult
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.shared import FOLDER, journal_size
 from holdfast.versions import check_version, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from holdfast.store.index import Damage
+
 T = TypeVar("T")
 
+INDEX: Final = ".index"
+"""Folder of caches in a run directory."""
 ARCHIVE: Final = "archived"
 """Folder beside the runs of an eval where `--fresh` puts the old ones."""
+
+
+def bytes_to_cache() -> int:
+    """Return the size of the journals from which on the index of a run is cached, and again after as much more."""
+    text = os.environ.get("HOLDFAST_INDEX_BYTES") or str(32 << 20)
+    if text.isdecimal():
+        return int(text)
+    raise UsageError(f"HOLDFAST_INDEX_BYTES is {text!r}; expected a number of bytes")
 
 
 class _Version(msgspec.Struct):
@@ -64,14 +79,15 @@ class RunDir:
     def journals(self, name: str) -> Iterator[Path]:
         """Yield the files of one kind of journal, of all writers."""
         yield self.path / f"{name}.jsonl"
+        yield from sorted(self.path.glob(f"{FOLDER}/*/{name}.*.jsonl"))
         yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
 
     def journal_bytes(self) -> dict[str, int]:
         """Sizes of the journals that a report is made of, summed over all writers, as recorded in `metrics.json`."""
-        return {
-            f"{name}_bytes": sum(path.stat().st_size for path in self.journals(name) if path.exists())
-            for name in ("outputs", "grades")
-        }
+        return {f"{name}_bytes": self._size(name) for name in ("outputs", "grades")}
+
+    def _size(self, name: str) -> int:
+        return sum(map(journal_size, self.journals(name)))
 
     def has_lost_lines(self, metrics: Metrics) -> bool:
         """True if a journal is shorter than it was for the report. Journals only grow, so lines are missing."""
@@ -79,13 +95,43 @@ class RunDir:
         pairs = [(getattr(metrics.timing, name), size) for name, size in sizes.items()]
         return any(before is not None and now < before for before, now in pairs)  # earlier versions recorded no sizes
 
-    def load(self, *, repair: bool) -> Index:
-        """Read the journals; `repair` only while holding the lease."""
+    def load(self, *, repair: bool, verify: bool = False) -> Index:
+        """Read the journals; `repair` only while holding the lease. `verify`: read every line, whatever is cached."""
         if repair:
-            for leftover in (*self.path.glob(".*.tmp"), *self.batches.glob(".*.tmp")):
-                with suppress(OSError):
-                    leftover.unlink()
+            for place in ("", "batches/", f"{FOLDER}/*/"):
+                for leftover in self.path.glob(f"{place}.*.tmp"):
+                    with suppress(OSError):
+                        leftover.unlink()
+        if self._is_large and not verify:
+            return self._load_large(repair=repair)
         return load_index(self.journals, repair=self.aside if repair else None)
+
+    def cache_index(self) -> list[Damage]:
+        """Cache the index of a large run, and return damage that was cut out. The caller holds the lease."""
+        return self._load_large(repair=True).damage if self._is_large else []
+
+    @property
+    def _is_large(self) -> bool:
+        return sum(map(self._size, JOURNALS)) >= bytes_to_cache()
+
+    def _load_large(self, *, repair: bool) -> Index:
+        """Read the cached index of a large run and what was appended since, and cache the index if that was much."""
+        from holdfast.store.index_cache import IndexCache
+
+        cache = IndexCache(self)
+        reader = cache.load(durable=repair)
+        if reader is None:
+            reader = IndexReader()
+            reader.read(self.journals, durable=repair)
+        if repair and reader.index.damage and cut_damage(reader.index, self.aside):
+            index = load_index(self.journals, repair=self.aside)
+            index.damage = [*reader.index.damage, *index.damage]
+            return index
+        if repair and reader.new_bytes >= bytes_to_cache():
+            cache.save(reader)
+        index = reader.take_steps()
+        index.origin, index.new_bytes = cache.origin, reader.new_bytes
+        return index
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Create the directory and write its manifest."""

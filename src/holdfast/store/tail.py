@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.store.index import KINDS, Entry, Index
+from holdfast.store.index import KINDS, Entry, Index, Kind
 from holdfast.store.lines import LineRef, scan
 
 if TYPE_CHECKING:
@@ -35,21 +35,24 @@ class Follower:
 
     def read(self) -> News:
         """Read the new lines. Changes nothing in memory but positions, so that a thread may call it."""
-        return [(kind.name, entry) for kind in KINDS for entry in self._lines(kind.name, kind.decoder)]
+        return [(kind.name, entry) for kind in KINDS for entry in self._lines(kind)]
 
-    def _lines(self, name: str, decoder: msgspec.json.Decoder[object]) -> Iterator[Entry]:
-        for path in self._rundir.journals(name):
+    def _lines(self, kind: Kind) -> Iterator[Entry]:
+        for path in self._rundir.journals(kind.name):
             if self._skip_worker is not None and path.parent.name.partition("+")[0] == self._skip_worker:
                 continue  # also the files that were begun after a failed sync
+            decode = kind.decode_in(path)
             for line in scan(path, self._read_to.get(path, 0)):
                 if not line.whole:
                     break
                 self._read_to[path] = line.offset + len(line.data) + 1
                 if line.sound:
                     try:
-                        yield Entry(LineRef(path, line.offset, len(line.data)), decoder.decode(line.data))
+                        head = decode(line.data)
                     except msgspec.DecodeError:
                         continue
+                    if head is not None:
+                        yield Entry(LineRef(path, line.offset, len(line.data)), head)
 
     def apply(self, news: News) -> None:
         """Add new lines, with their usage, to the index."""

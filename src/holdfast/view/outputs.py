@@ -26,6 +26,7 @@ import msgspec
 
 from holdfast.store.lines import is_sound, read_blocks
 from holdfast.store.records import Timing, Usage  # noqa: TC001 - msgspec reads them
+from holdfast.store.shared import journal_size, lender_of
 from holdfast.view.table import NAN, NUMBERS, TrialTable, join_place, many_key_bytes
 
 if TYPE_CHECKING:
@@ -174,12 +175,13 @@ NO_OUTPUT: Final = bytes(_to_rows({name: [NAN if code in "df" else 0] for name, 
 def _read_chunks(job: _Job, chunks: Iterable[_Chunk]) -> OutputRows:
     outputs = OutputRows()
     for chunk in chunks:
-        for block in read_blocks(Path(job.root, job.files[chunk.file]), chunk.start, chunk.stop):
-            _add_block(outputs, chunk.file, block)
+        path = Path(job.root, job.files[chunk.file])
+        for block in read_blocks(path, chunk.start, chunk.stop):
+            _add_block(outputs, chunk.file, block, lender_of(path) or "")
     return outputs
 
 
-def _add_block(outputs: OutputRows, file: int, block: LineBlock) -> None:
+def _add_block(outputs: OutputRows, file: int, block: LineBlock, lender: str) -> None:
     first = join_place(file, block.offset)
     places = [first + start for start in block.starts]
     lengths = list(map(sub, block.ends, block.starts))
@@ -209,7 +211,7 @@ def _add_block(outputs: OutputRows, file: int, block: LineBlock) -> None:
             "first_token": known([timing.first_token for timing in timings]),
             "started": [timing.started for timing in timings],
             "stop": _codes(outputs.values["stop"], [output.stop for output in every]),
-            "source": _codes(outputs.values["source"], [output.source or "" for output in every]),
+            "source": _codes(outputs.values["source"], [output.source or lender for output in every]),
             "stopped": [0 if output.stopped_by is None else len(output.marks) or 1 for output in every],
             "at": places,
             "length": lengths,
@@ -243,7 +245,7 @@ def reading_outputs(rundir: RunDir) -> Iterator[Callable[[], OutputRows]]:
     has failed, and OSError if a journal cannot be read.
     """
     job = _Job(str(rundir.path), output_files(rundir), [])
-    sizes = [_size(rundir.path / file) for file in job.files]
+    sizes = [journal_size(rundir.path / file) for file in job.files]
     step = max(_CHUNK, sum(sizes) // _MOST_CHUNKS)
     for file, size in enumerate(sizes):
         job.chunks += [_Chunk(file, start, min(size, start + step)) for start in range(0, size, step)]
@@ -276,13 +278,6 @@ def reading_outputs(rundir: RunDir) -> Iterator[Callable[[], OutputRows]]:
 def output_files(rundir: RunDir) -> list[str]:
     """Return the journals of outputs, relative to the run directory."""
     return [str(path.relative_to(rundir.path)) for path in rundir.journals("outputs")]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _start_helper(job: _Job, claims: int) -> subprocess.Popen[bytes]:

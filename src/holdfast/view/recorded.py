@@ -19,19 +19,20 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.data.dataset import Dataset
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError
-from holdfast.store.index import Entry, GradeHead, Index, VerdictRef, keep_output, keep_verdict, read_error_head
+from holdfast.store.index import Entry, GradeHead, Index, keep_output, keep_verdict, read_error_head
 from holdfast.store.lines import LineRef, is_sound, scan, scan_raw
+from holdfast.store.shared import journal_size, lender_of, unwanted_keys
 from holdfast.view.facts import LastFailures, output_facts, set_failure, set_missing, set_output, set_verdicts
 from holdfast.view.table import CODES, TrialTable, key_bytes, key_text, status_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, MutableMapping
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
     from holdfast.report.run_view import RunView
-    from holdfast.store.index import OutputRef
     from holdfast.store.lines import Line
+    from holdfast.store.refs import OutputRef, VerdictRef
 
 _BATCH: Final = 2048
 """lines of a journal that are read before it is the turn of another journal"""
@@ -111,6 +112,7 @@ class JournalReader:
         """verdicts on outputs that are not completely judged, by key"""
         self._refs: dict[int, OutputRef] = {}
         self._failures = LastFailures()
+        self._unwanted: dict[Path, frozenset[str]] = {}
         self._touched: dict[int, None] = {}
         """rows that have to be judged again"""
         self._unusual: set[bytes] = set()
@@ -205,7 +207,7 @@ class JournalReader:
             for path in rundir.journals(kind):
                 file = str(path.relative_to(self._root))
                 try:
-                    stat = path.stat()
+                    stat, size = path.stat(), journal_size(path)
                 except FileNotFoundError:
                     continue
                 present.add(file)
@@ -213,9 +215,9 @@ class JournalReader:
                 if mark is None:
                     mark = self._marks[file] = JournalMark(file, stat.st_ino)
                     self.notes.journals.append(mark)
-                elif mark.inode != stat.st_ino or stat.st_size < mark.read or _checksum(path, mark) != mark.checksum:
+                elif mark.inode != stat.st_ino or size < mark.read or _checksum(path, mark) != mark.checksum:
                     raise StaleColumnsError
-                journals.append((mark, stat.st_size, path))
+                journals.append((mark, size, path))
         if self._marks.keys() - present:
             raise StaleColumnsError
         return journals
@@ -235,7 +237,7 @@ class JournalReader:
             reader = min(readers, key=_Reader.share)
             batch = list(islice(lines[reader.path], _BATCH))
             if batch:
-                yield reader.path.name.removesuffix(".jsonl"), reader.path, [line for line in batch if line.sound]
+                yield reader.path.name.partition(".")[0], reader.path, [line for line in batch if line.sound]
                 progress(min(1.0, (sum(each.read for each in self._marks.values()) - begun) / total))
             else:
                 readers.remove(reader)
@@ -258,6 +260,10 @@ class JournalReader:
 
     def _take_output(self, path: Path, file: str, line: Line) -> None:
         facts = output_facts.decode(line.data)
+        if (lender := lender_of(path)) is not None:
+            facts.source = facts.source or lender
+            if facts.key in self._unwanted_in(path):
+                return
         key, table = key_bytes(facts.key), self.table
         row = self._rows.get(key)
         if key in self._loose or (row is not None and (table["at"][row] or not self._has_all_verdicts(row, key))):
@@ -274,6 +280,12 @@ class JournalReader:
         set_output(table, row, facts, ref.line, file)
         self._refs[row] = ref
         self._touched[row] = None
+
+    def _unwanted_in(self, path: Path) -> frozenset[str]:
+        """Return the keys in a shared journal that are not of this run."""
+        if path not in self._unwanted:
+            self._unwanted[path] = unwanted_keys(path)
+        return self._unwanted[path]
 
     def _take_grade(self, line: Line) -> None:
         head = _grade.decode(line.data)
@@ -328,7 +340,7 @@ class JournalReader:
         line = LineRef(self._root / file, offset, self.table["length"][row])
         return output_facts.decode(line.read()).ref(line)
 
-    def _set_verdicts(self, row: int, key: bytes, ref: OutputRef, verdicts: dict[str, VerdictRef]) -> None:
+    def _set_verdicts(self, row: int, key: bytes, ref: OutputRef, verdicts: MutableMapping[str, VerdictRef]) -> None:
         table, text = self.table, key_text(key)
         failure = self._failures.of_graders.get(text)
         judged = self._view.judge(text, ref, self._panels[table["panel"][row]], verdicts)[1]
@@ -342,6 +354,7 @@ class JournalReader:
         index, facts = Index(), {}
         for path, offset, data in self._lines_of_unusual("outputs"):
             line, each = LineRef(path, offset, len(data)), output_facts.decode(data)
+            each.source = each.source or lender_of(path)
             keep_output(index, Entry(line, each))
             facts[line] = each
         for _, _, data in self._lines_of_unusual("grades"):

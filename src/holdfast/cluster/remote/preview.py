@@ -137,6 +137,6 @@ class RunPreviews:
 
 _COUNT: Final = """
 test -e "$1/manifest.json" || { echo none 0; exit 0; }
-count=$(cat -- "$1/outputs.jsonl" "$1"/workers/*/outputs.jsonl 2>/dev/null | wc -l)
+count=$(cat -- "$1/outputs.jsonl" "$1"/workers/*/outputs.jsonl "$1"/shared/*/outputs.*.jsonl 2>/dev/null | wc -l)
 test -e "$1/metrics.json" && echo "finished $count" || echo "begun $count"
 """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Work
     from holdfast.report.run_view import RunView
-    from holdfast.store.index import OutputRef
+    from holdfast.store.refs import OutputRef
     from holdfast.store.rundir import RunDir
 
 _LOOK_SECONDS: Final = 0.25

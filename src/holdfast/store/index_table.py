@@ -1,0 +1,341 @@
+"""Outputs and verdicts of a run in memory: mappings like `dict`, in about 90 bytes an output and 65 a verdict.
+
+Each row is packed into a fixed number of bytes, and a table of row numbers with open addressing finds it by its key. A
+key is a digest, of which the row holds the 16 bytes. What few rows have (marks of turns, counts, unusual usage) is in a
+dict beside them. NaN reads as None, as in a journal line.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import ItemsView, Iterator, MutableMapping, ValuesView
+from hashlib import sha256
+from math import isnan, nan
+from struct import Struct
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_args
+
+from msgspec import UNSET
+
+from holdfast.store.lines import LineRef
+from holdfast.store.records import GradeStatus, Usage
+from holdfast.store.refs import Moment, OutputRef, VerdictRef
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Ref = TypeVar("Ref")
+
+_TAG: Final = "sha256:"
+_DIGEST_LENGTH: Final = len(_TAG) + 32
+_KEY: Final = 16
+"""bytes of a key, with which each row begins"""
+_UNKNOWN: Final = 0xFFFFFFFF
+"""stands for None among numbers of tokens and requests"""
+_FILE_SHIFT: Final = 48
+_FEWEST_SLOTS: Final = 8
+_STATUSES: Final[tuple[GradeStatus, ...]] = get_args(GradeStatus)
+_CODES: Final = {status: code for code, status in enumerate(_STATUSES)}
+
+
+def pack_digest(text: str) -> bytes | None:
+    """Return the 16 bytes of a digest as Holdfast writes it; None for any other text."""
+    if len(text) != _DIGEST_LENGTH or text[:7] != _TAG or not text.islower():
+        return None
+    try:
+        raw = bytes.fromhex(text[7:])
+    except ValueError:
+        return None
+    return raw if len(raw) == 16 else None  # else there is a space among the digits
+
+
+_Spot = tuple[bytes, int, int, bool]
+"""bytes of a key, its row or -1, its slot, and whether it is no digest. A named tuple would take longer to make"""
+
+
+class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
+    """A mapping from keys to packed rows, in the order in which the keys were added."""
+
+    _layout: ClassVar[Struct]
+    """the fields of a row behind its key"""
+
+    def __init__(self) -> None:
+        self._width = _KEY + self._layout.size
+        self._homes = Struct(f"<Q{self._width - 8}x")
+        """reads where each row's key belongs"""
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self.rows = bytearray()
+        self.slots = array("I", bytes(4 * _FEWEST_SLOTS))
+        """row numbers from 1, at or behind the place that a key's first bytes name; 0 is a free slot"""
+        self.odd_keys: dict[int, str] = {}
+        """by row: keys that are not digests. Their rows hold a digest of the key"""
+        self.holes: set[int] = set()
+        """rows whose keys were removed"""
+        self.rare: dict[int, Any] = {}
+        """by row: what does not fit into it"""
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows, with those whose keys were removed."""
+        return len(self.rows) // self._width
+
+    def __len__(self) -> int:
+        return self.row_count - len(self.holes)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._find(key)[1] >= 0
+
+    def __getitem__(self, key: str) -> Ref:
+        row = self._find(key)[1]
+        if row < 0:
+            raise KeyError(key)
+        return self._unpack(row)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return what a key stands for, or the default."""
+        row = self._find(key)[1]
+        return default if row < 0 else self._unpack(row)
+
+    def __setitem__(self, key: str, ref: Ref) -> None:
+        spot = self._find(key)
+        row = spot[1]
+        if row < 0:
+            self._append(key, spot, ref)
+            return
+        values, rare = self._pack(ref)
+        self._layout.pack_into(self.rows, row * self._width + _KEY, *values)
+        if rare is not None:
+            self.rare[row] = rare
+        else:
+            self.rare.pop(row, None)
+
+    def add(self, key: str, ref: Ref) -> Ref | None:
+        """Add a key, unless it is there: then return what it stands for, and change nothing."""
+        spot = self._find(key)
+        if spot[1] >= 0:
+            return self._unpack(spot[1])
+        self._append(key, spot, ref)
+        return None
+
+    def _append(self, key: str, spot: _Spot, ref: Ref) -> None:
+        raw, _, slot, odd = spot
+        values, rare = self._pack(ref)
+        row = len(self.rows) // self._width
+        self.rows += raw
+        self.rows += self._layout.pack(*values)
+        if odd:
+            self.odd_keys[row] = key
+        self.slots[slot] = row + 1
+        if 3 * (row + 1) > 2 * len(self.slots):
+            self.reserve(2 * (row + 1))
+        if rare is not None:
+            self.rare[row] = rare
+
+    def __delitem__(self, key: str) -> None:
+        _, row, free, _ = self._find(key)
+        if row < 0:
+            raise KeyError(key)
+        slots, mask = self.slots, len(self.slots) - 1
+        place = (free + 1) & mask
+        while entry := slots[place]:  # move rows that were pushed behind the slot that becomes free
+            (home,) = self._homes.unpack_from(self.rows, (entry - 1) * self._width)
+            if (place - home) & mask >= (place - free) & mask:
+                slots[free], free = entry, place
+            place = (place + 1) & mask
+        slots[free] = 0
+        self.holes.add(row)
+        self.rare.pop(row, None)
+        self.odd_keys.pop(row, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._key_at, self._live_rows())
+
+    def items(self) -> ItemsView[str, Ref]:
+        """Return the keys with what they stand for."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[Ref]:
+        """Return what the keys stand for."""
+        return _Values(self)
+
+    def refs(self) -> Iterator[Ref]:
+        """Yield what the keys stand for, row by row: faster than looking up one key after the other."""
+        return map(self._unpack, self._live_rows())
+
+    def row_of(self, key: str) -> int:
+        """Return the number of a key's row, or -1."""
+        return self._find(key)[1]
+
+    def reserve(self, count: int) -> None:
+        """Make room for a number of keys, so that adding them moves none."""
+        size = _FEWEST_SLOTS
+        while 2 * size < 3 * count:
+            size *= 2
+        if size <= len(self.slots):
+            return
+        self.slots = slots = array("I", bytes(4 * size))
+        mask, holes = size - 1, self.holes
+        for row, (home,) in enumerate(self._homes.iter_unpack(self.rows)):
+            if row not in holes:
+                place = home & mask
+                while slots[place]:
+                    place = (place + 1) & mask
+                slots[place] = row + 1
+
+    def _live_rows(self) -> Iterator[int]:
+        rows = iter(range(self.row_count))
+        return (row for row in rows if row not in self.holes) if self.holes else rows
+
+    def _key_bytes(self, row: int) -> bytes:
+        start = row * self._width
+        return bytes(self.rows[start : start + _KEY])
+
+    def _key_at(self, row: int) -> str:
+        odd = self.odd_keys.get(row) if self.odd_keys else None
+        return _TAG + self._key_bytes(row).hex() if odd is None else odd
+
+    def _find(self, key: str) -> _Spot:
+        raw = pack_digest(key)
+        odd = raw is None
+        if raw is None:
+            raw = sha256(b"odd " + key.encode("utf-8", "surrogatepass")).digest()[:_KEY]
+        rows, slots, width, mask = self.rows, self.slots, self._width, len(self.slots) - 1
+        place = int.from_bytes(raw[:8], "little") & mask
+        while entry := slots[place]:
+            start = (entry - 1) * width
+            if rows[start : start + _KEY] == raw and (not odd or self.odd_keys.get(entry - 1) == key):
+                return raw, entry - 1, place, odd
+            place = (place + 1) & mask
+        return raw, -1, place, odd
+
+    def _pack(self, ref: Ref) -> tuple[tuple[Any, ...], Any]:
+        """Return the fields of a row, and what does not fit into it, else None."""
+        raise NotImplementedError
+
+    def _unpack(self, row: int) -> Ref:
+        raise NotImplementedError
+
+    def _fields(self, row: int) -> tuple[Any, ...]:
+        return self._layout.unpack_from(self.rows, row * self._width + _KEY)
+
+
+class _Items(ItemsView[str, Ref]):
+    _mapping: PackedTable[Ref]
+
+    def __iter__(self) -> Iterator[tuple[str, Ref]]:
+        return zip(self._mapping, self._mapping.refs(), strict=True)
+
+
+class _Values(ValuesView[Ref]):
+    _mapping: PackedTable[Ref]
+
+    def __iter__(self) -> Iterator[Ref]:
+        return self._mapping.refs()
+
+
+def _packs(usage: Usage) -> bool:
+    """Return True if the numbers of a usage fit into a row."""
+    incoming, outgoing, requests = usage.input_tokens, usage.output_tokens, usage.requests
+    return (
+        usage.cache_read_tokens is UNSET
+        and usage.cache_write_tokens is UNSET
+        and usage.reasoning_tokens is UNSET
+        and (incoming is None or 0 <= incoming < _UNKNOWN)
+        and (outgoing is None or 0 <= outgoing < _UNKNOWN)
+        and 0 <= requests < _UNKNOWN
+    )
+
+
+def _number(value: int | None) -> int:
+    return _UNKNOWN if value is None else value
+
+
+def _usage(incoming: int, outgoing: int, requests: int, cost: float) -> Usage:
+    return Usage(
+        None if incoming == _UNKNOWN else incoming,
+        None if outgoing == _UNKNOWN else outgoing,
+        requests,
+        None if cost != cost else cost,
+    )
+
+
+_NO_NUMBERS: Final = (_UNKNOWN, _UNKNOWN, _UNKNOWN, nan)
+
+
+def _pack_usage(usage: Usage) -> tuple[int, int, int, float]:
+    cost = usage.cost
+    return _number(usage.input_tokens), _number(usage.output_tokens), usage.requests, nan if cost is None else cost
+
+
+RareOutput = tuple[str | None, Usage | None, tuple[Moment, ...], str | None]
+"""digest and usage where they do not fit into a row, marks of turns, and the checkpoint that ended the conversation"""
+RareVerdict = tuple[Usage | None, tuple[int, ...] | None]
+"""usage where it does not fit into a row, and counts"""
+
+
+class OutputTable(PackedTable[OutputRef]):
+    """The outputs of a run by their generation keys."""
+
+    _layout = Struct("<16sQIIIIddd")
+
+    def clear(self) -> None:
+        """Remove everything."""
+        super().clear()
+        self.files: list[Path] = []
+        """journals that the lines are in"""
+        self._numbers: dict[Path, int] = {}
+
+    def use_files(self, files: list[Path]) -> None:
+        """Set the journals that the file numbers of rows stand for."""
+        self.files, self._numbers = files, {path: number for number, path in enumerate(files)}
+
+    def stopped(self) -> list[tuple[str, OutputRef]]:
+        """Return the outputs that a checkpoint ended."""
+        refs = [(self._key_at(row), self._unpack(row)) for row in self.rare]
+        return [(key, ref) for key, ref in refs if ref.stopped_by is not None]
+
+    def _pack(self, ref: OutputRef) -> tuple[tuple[Any, ...], Any]:
+        (path, offset, length), digest, usage, seconds, marks, stopped_by, started = ref
+        file = self._numbers.get(path)
+        if file is None:
+            file = self._numbers[path] = len(self.files)
+            self.files.append(path)
+        raw = pack_digest(digest)
+        fits = _packs(usage)
+        numbers = _pack_usage(usage) if fits else _NO_NUMBERS
+        rare = None
+        if raw is None or not fits or marks or stopped_by is not None:
+            rare = None if raw else digest, None if fits else usage, marks, stopped_by
+        return (raw or bytes(16), file << _FILE_SHIFT | offset, length, *numbers, seconds, started), rare
+
+    def _unpack(self, row: int) -> OutputRef:
+        digest, place, length, incoming, outgoing, requests, cost, seconds, started = self._fields(row)
+        line = LineRef(self.files[place >> _FILE_SHIFT], place & ((1 << _FILE_SHIFT) - 1), length)
+        text, usage, marks, stopped_by = _TAG + digest.hex(), None, (), None
+        if self.rare and (rare := self.rare.get(row)) is not None:
+            odd, usage, marks, stopped_by = rare
+            text = text if odd is None else odd
+        usage = usage or _usage(incoming, outgoing, requests, cost)
+        return OutputRef(line, text, usage, seconds, marks, stopped_by, started)
+
+
+class VerdictTable(PackedTable[VerdictRef]):
+    """The verdicts of a run by their grade keys."""
+
+    _layout = Struct("<BIIIddd")
+
+    def _pack(self, ref: VerdictRef) -> tuple[tuple[Any, ...], Any]:
+        status, score, usage, time, counts = ref
+        fits = usage is None or _packs(usage)
+        numbers = _NO_NUMBERS if usage is None or not fits else _pack_usage(usage)
+        rare = None if fits and counts is None else (None if fits else usage, counts)
+        return (_CODES[status], *numbers, nan if score is None else score, time), rare
+
+    def _unpack(self, row: int) -> VerdictRef:
+        status, incoming, outgoing, requests, cost, score, time = self._fields(row)
+        usage, counts = self.rare.get(row, (None, None)) if self.rare else (None, None)
+        if usage is None and requests != _UNKNOWN:
+            usage = _usage(incoming, outgoing, requests, cost)
+        return VerdictRef(_STATUSES[status], None if isnan(score) else score, usage, time, counts)

@@ -1,0 +1,125 @@
+"""Journals that a run shares with the run that it borrows from: hard links, so that reuse costs no bytes.
+
+    shared/<lender>/outputs.0.523456.jsonl   the lender's first file of outputs, of which 523,456 bytes count
+    shared/<lender>/unwanted.json            keys of outputs in these files that are not of this run
+
+What counts is in the name, so no crash can separate the two. A link keeps the bytes whatever happens to the lender:
+it may be removed, archived or repaired, which replaces its files, and whatever it appends comes behind the bytes that
+count. Only a lender that nobody writes is shared, since a writer may cut off what it could not sync.
+
+Shared files are never written or cut: they are the lender's, too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from holdfast.store.durable import drop_cache, make_directory, replacing, sync, sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+FOLDER: Final = "shared"
+_NAME: Final = re.compile(r"[a-z]+\.\d+\.(\d+)\.jsonl")
+_UNWANTED: Final = "unwanted.json"
+_CHUNK: Final = 4 << 20
+_CANNOT_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+"""reasons to copy instead: another file system, somebody else's file, too many links, no links at all"""
+
+
+class StaleJournalError(OSError):
+    """A journal of another run became shorter while it was being shared."""
+
+
+def end_of(path: Path) -> int | None:
+    """Return how many bytes of a shared journal count; None for a run's own journal, which counts as a whole."""
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
+def lender_of(path: Path) -> str | None:
+    """Return the run that did the work in a shared journal; None for a run's own journal."""
+    return None if end_of(path) is None else unquote(path.parent.name)
+
+
+def run_of(journal: Path) -> Path:
+    """Return the run directory of a journal."""
+    inner = journal.parent.parent
+    return inner.parent if inner.name in ("workers", FOLDER) else journal.parent
+
+
+def journal_size(path: Path) -> int:
+    """Return how many bytes of a journal count; 0 for a missing file."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    end = end_of(path)
+    return size if end is None else min(size, end)
+
+
+def unwanted_keys(path: Path) -> frozenset[str]:
+    """Return the keys of outputs in a journal that are not of this run."""
+    if end_of(path) is None:
+        return frozenset()
+    try:
+        return frozenset(msgspec.json.decode((path.parent / _UNWANTED).read_bytes(), type=list[str]))
+    except FileNotFoundError:
+        return frozenset()
+
+
+def write_unwanted(folder: Path, keys: Iterable[str]) -> None:
+    """Record, before a journal is shared, which of its outputs are not of this run."""
+    make_directory(folder)
+    unwanted = sorted(keys)
+    if unwanted:
+        with replacing(folder / _UNWANTED) as file:
+            file.write(msgspec.json.encode(unwanted))
+
+
+def shared_folder(run: Path, lender: str) -> Path:
+    """Return the folder for the journals of a lender."""
+    return run / FOLDER / quote(lender, safe=" ")
+
+
+def share(journal: Path, length: int, kind: str, number: int, folder: Path) -> Path:
+    """Link the first bytes of another run's journal durably, or copy them where that is impossible; return the place.
+
+    Raises FileNotFoundError if the journal is gone, and StaleJournalError if it is shorter by now.
+    """
+    place = folder / f"{kind}.{number}.{length}.jsonl"
+    with suppress(FileNotFoundError):
+        place.unlink()  # left by a process that was killed before it had shared everything
+    try:
+        os.link(journal, place)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        with journal.open("rb") as source, replacing(place) as copy:
+            while (left := length - copy.tell()) and (data := source.read(min(left, _CHUNK))):
+                copy.write(data)
+    settle(place)
+    if journal_size(place) < length:
+        place.unlink()
+        raise StaleJournalError(f"{journal} has become shorter")
+    sync_directory(folder)
+    return place
+
+
+def settle(path: Path) -> None:
+    """Sync what a killed process left in the page cache, then drop the cache, so that reads come from the medium."""
+    with suppress(FileNotFoundError):
+        fd = os.open(path, (os.O_RDWR if end_of(path) is None else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            sync(fd)
+            drop_cache(fd)
+        finally:
+            os.close(fd)

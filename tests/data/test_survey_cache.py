@@ -1,0 +1,169 @@
+"""A stored survey is the survey that reading the dataset gives, or it is ignored."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.plan import identity
+from holdfast.plan.identity import identify
+from holdfast.spec.load import load_eval
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.data.dataset import Survey
+
+ROWS = [{"id": f"s{number}", "q": f"{number} + 1", "level": "ab"[number % 2], "expected": "1"} for number in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, and every survey is stored."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(identity, "_LARGE", 1)
+    return tmp_path / "home"
+
+
+def write(folder: Path, rows: list[dict[str, Any]] = ROWS, **keys: Any) -> Path:
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = {
+        "name": "stored",
+        "dataset": {"path": "data.jsonl"},
+        "target": {"model": "m", "base_url": "http://127.0.0.1:9/v1"},
+        "prompt": "{{ q }}",
+        "graders": [
+            {"type": "exact", "name": "always"},
+            {"type": "exact", "name": "some", "expected": "{{ q }}", "where": "level == 'a'"},
+        ],
+        "by": ["level"],
+        **keys,
+    }
+    (folder / "eval.yaml").write_text(json.dumps(spec))
+    return folder / "eval.yaml"
+
+
+def stored(home: Path) -> list[Path]:
+    return sorted((home / "surveys").iterdir()) if (home / "surveys").exists() else []
+
+
+def content(survey: Survey) -> dict[str, Any]:
+    return {
+        "count": survey.count,
+        "digest": survey.digest,
+        "digests": survey.digests,
+        "panels": [survey.panels.panel_at(position) for position in range(survey.count)],
+        "rows": survey.panels.rows(),
+        "shapes": survey.shapes,
+        "typed": survey.typed,
+        "groupings": {
+            field: (grouping.values, [grouping.number_at(position) for position in range(survey.count)])
+            for field, grouping in survey.groupings.items()
+        },
+    }
+
+
+def surveyed(eval_file: Path) -> dict[str, Any]:
+    return content(identify(load_eval(eval_file)).survey)
+
+
+def fresh(eval_file: Path) -> dict[str, Any]:
+    return content(identify(load_eval(eval_file)).dataset.survey())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [None, {"http": "http://127.0.0.1:9", "request": {"q": "{{ q }}", "ids": "{{ [id] }}"}, "response": "$.a"}],
+)
+def test_a_stored_survey_is_equal_and_is_used(tmp_path: Path, home: Path, target: Any) -> None:
+    eval_file = write(tmp_path, **({} if target is None else {"target": target}))
+    first = surveyed(eval_file)
+    assert first == fresh(eval_file)
+    (path,) = stored(home)
+    written = path.stat().st_ino
+    assert surveyed(eval_file) == first and path.stat().st_ino == written
+
+
+def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_path: Path, home: Path) -> None:
+    eval_file = write(tmp_path)
+    first, data = surveyed(eval_file), tmp_path / "data.jsonl"
+    before = data.stat()
+    with data.open("r+b") as file:
+        file.seek(data.read_bytes().index(b"3 + 1"))
+        file.write(b"7")
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert surveyed(eval_file) == fresh(eval_file) != first
+    assert len(stored(home)) == 2
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"prompt": "Say {{ q }}"},
+        {"by": []},
+        {"cluster": "level"},
+        {"dataset": {"path": "data.jsonl", "limit": 3}},
+        {"dataset": {"path": "data.jsonl", "where": "level == 'b'"}},
+        {"dataset": {"path": "data.jsonl", "shuffle": 4}},
+        {"dataset": {"path": "data.jsonl", "id": "q"}},
+        {"graders": [{"type": "exact", "name": "always", "where": "level == 'b'"}]},
+        {"follow_ups": ["And {{ level }}?"]},
+    ],
+)
+def test_what_an_eval_says_of_rows_makes_another_survey(tmp_path: Path, home: Path, keys: dict[str, Any]) -> None:
+    surveyed(write(tmp_path))
+    eval_file = write(tmp_path, **keys)
+    assert surveyed(eval_file) == fresh(eval_file)
+    assert len(stored(home)) == 2
+
+
+def test_a_stored_survey_with_any_byte_changed_is_ignored(tmp_path: Path, home: Path) -> None:
+    eval_file = write(tmp_path)
+    expected = surveyed(eval_file)
+    (path,) = stored(home)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 5):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :])
+        assert surveyed(eval_file) == expected
+        assert path.read_bytes() == whole, "it was stored again"
+        path.write_bytes(whole[:place])
+        assert surveyed(eval_file) == expected
+
+
+def test_nothing_is_stored_for_rows_that_name_files(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    rows = [{"id": "a", "q": "x", "level": "a", "picture": "a.png", "expected": "1"}]
+    parts = [{"text": "{{ q }}"}, {"image": "{{ picture }}"}]
+    eval_file = write(tmp_path, rows, prompt=None, messages=[{"role": "user", "content": parts}])
+    first = surveyed(eval_file)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nother")
+    assert surveyed(eval_file) != first
+    assert not stored(home)
+
+
+def test_nothing_is_stored_where_code_of_the_user_decides(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "mine.py").write_text("def check(output, expected):\n    return output == expected\n")
+    surveyed(write(tmp_path, graders=[{"type": "python", "function": "mine.py:check"}]))
+    assert not stored(home)
+
+
+def test_the_surveys_that_were_used_last_are_kept(tmp_path: Path, home: Path) -> None:
+    for number in range(10):
+        surveyed(write(tmp_path, prompt=f"{number} {{{{ q }}}}"))
+    assert len(stored(home)) == 8
+
+
+def test_a_home_that_cannot_be_written_is_no_failure(tmp_path: Path, home: Path) -> None:
+    home.write_text("a file in the way")
+    eval_file = write(tmp_path)
+    assert surveyed(eval_file) == fresh(eval_file)
+
+
+def test_small_datasets_are_surveyed_each_time(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("HOLDFAST_HOME", str(home))
+    surveyed(write(tmp_path))
+    assert not stored(home)

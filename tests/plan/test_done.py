@@ -1,0 +1,139 @@
+"""Which trials are finished is stored with the cached index; the plan is the one that reading everything gives."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.plan.done import read_done, write_done
+from holdfast.plan.identity import identify, new_manifest
+from holdfast.plan.plan import make_plan
+from holdfast.spec.load import load_eval
+from holdfast.store.records import Grade, Timing, to_line
+from tests.support.specs import output_of
+
+if TYPE_CHECKING:
+    from holdfast.plan.identity import RunIdentity
+    from holdfast.store.rundir import RunDir
+
+SAMPLES, TRIALS = 3, 2
+
+
+def make_run(folder: Path, **keys: Any) -> tuple[RunIdentity, RunDir]:
+    rows = [{"id": f"s{number}", "q": f"{number}", "expected": "1", "hard": number == 2} for number in range(SAMPLES)]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = {
+        "name": "done",
+        "dataset": {"path": "data.jsonl"},
+        "target": {"model": "m", "base_url": "http://127.0.0.1:9/v1"},
+        "prompt": "{{ q }}",
+        "trials": TRIALS,
+        "graders": [{"type": "exact", "name": "a"}, {"type": "exact", "name": "b", "where": "hard"}],
+        **keys,
+    }
+    (folder / "eval.yaml").write_text(json.dumps(spec))
+    identity = identify(load_eval(folder / "eval.yaml"))
+    rundir = identity.directory(folder / "runs")
+    rundir.write_manifest(new_manifest(identity))
+    return identity, rundir
+
+
+def append(rundir: RunDir, name: str, record: Any) -> None:
+    with (rundir.path / f"{name}.jsonl").open("ab") as file:
+        file.write(to_line(record))
+
+
+def output(identity: RunIdentity, number: int, digest: int = 0) -> Any:
+    position, trial = divmod(number, TRIALS)
+    key = identity.work.key("sha256:" + identity.survey.digest_at(position).hex(), trial + 1, typed=False)
+    return output_of("x", key=key, digest=f"sha256:{digest:032x}", timing=Timing(1.0, 1.0))
+
+
+def grade(identity: RunIdentity, number: int, grader: int, status: Any, digest: int = 0) -> Any:
+    of = output(identity, number, digest)
+    key = identity.work.slots[grader].keys(of.key, _moment(of))[0]
+    return Grade(of.key, key, "s", 1, "ab"[grader], "exact", None, status, 1.0, 1.0, "", None, 0.0, None, 2.0)
+
+
+def _moment(record: Any) -> Any:
+    from holdfast.store.refs import Moment
+
+    return Moment(record.digest, None, 1.0)
+
+
+numbers = st.integers(0, SAMPLES * TRIALS - 1)
+records = st.one_of(
+    st.tuples(st.just("outputs"), numbers, st.integers(0, 1)),
+    st.tuples(st.just("grades"), numbers, st.integers(0, 1), st.sampled_from(["passed", "passed", "error"])),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.lists(records, max_size=10), st.booleans()), min_size=1, max_size=4))
+def test_a_plan_with_what_is_known_is_the_plan_without(sessions: Any) -> None:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_INDEX_BYTES", "1")
+        identity, rundir = make_run(Path(name))
+        for lines, holds_the_lease in sessions:
+            for kind, number, *values in lines:
+                if kind == "outputs":
+                    append(rundir, kind, output(identity, number, *values))
+                else:
+                    append(rundir, kind, grade(identity, number, *values))
+            index = rundir.load(repair=holds_the_lease)
+            known = read_done(identity, rundir, index)
+            plan = make_plan(identity.survey, identity.work, index, known_done=known)
+            assert plan == make_plan(identity.survey, identity.work, rundir.load(repair=False, verify=True))
+            if holds_the_lease:
+                write_done(identity, rundir, index, plan.done)
+
+
+def finish(identity: RunIdentity, rundir: RunDir, numbers: range) -> None:
+    for number in numbers:
+        append(rundir, "outputs", output(identity, number))
+        for grader in (0, 1):
+            append(rundir, "grades", grade(identity, number, grader, "passed"))
+
+
+def test_it_is_used_for_the_same_rows_and_graders_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
+    identity, rundir = make_run(tmp_path)
+    finish(identity, rundir, range(4))
+    index = rundir.load(repair=True)
+    plan = make_plan(identity.survey, identity.work, index)
+    write_done(identity, rundir, index, plan.done)
+    assert read_done(identity, rundir, index) == plan.done == bytes([1, 1, 1, 1, 0, 0])
+    again = rundir.load(repair=False)
+    assert read_done(identity, rundir, again) == plan.done
+    for keys in (
+        {"graders": [{"type": "exact", "name": "a"}]},
+        {"trials": 3},
+        {"dataset": {"path": "data.jsonl", "limit": 2}},
+    ):
+        other, _ = make_run(tmp_path, **keys)
+        assert read_done(other, rundir, again) == b""
+    with (rundir.path / ".index" / "done").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x01")
+    assert read_done(identity, rundir, again) == b"", "a damaged one is not used"
+
+
+def test_journals_that_lost_lines_since_are_planned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
+    identity, rundir = make_run(tmp_path)
+    finish(identity, rundir, range(6))
+    index = rundir.load(repair=True)
+    write_done(identity, rundir, index, make_plan(identity.survey, identity.work, index).done)
+    path = rundir.path / "outputs.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    with path.open("r+b") as file:
+        file.truncate(len(b"".join(lines[:-1])))
+    index = rundir.load(repair=False)
+    plan = make_plan(identity.survey, identity.work, index, known_done=read_done(identity, rundir, index))
+    assert (plan.finished, plan.to_run) == (5, 1)

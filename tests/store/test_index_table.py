@@ -1,0 +1,140 @@
+"""The packed tables of an index behave like the dicts that they stand for."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from holdfast.store.index import Spent
+from holdfast.store.index_table import OutputTable, VerdictTable, pack_digest
+from holdfast.store.lines import LineRef
+from holdfast.store.records import Usage
+from holdfast.store.refs import Moment, OutputRef, VerdictRef
+
+digests = st.binary(min_size=16, max_size=16).map(lambda raw: f"sha256:{raw.hex()}")
+few_digests = st.integers(0, 12).map(lambda number: f"sha256:{number << 64:032x}")
+"""keys whose slots are all the same, so that they push each other on"""
+odd_texts = st.sampled_from(
+    ["", "k", "sha256:", f"sha256:{'AB' * 16}", f"sha256:{'ab ' * 10}ab", f"sha256:{'zz' * 16}", "md5:" + "a" * 35, "ü"]
+)
+keys = digests | few_digests | odd_texts
+counts = st.none() | st.integers(0, 9) | st.sampled_from([0xFFFFFFFE, 0xFFFFFFFF, 2**40, -1])
+reported = st.just(UNSET) | st.integers(0, 5)
+floats = st.floats(allow_nan=False)
+usages = st.builds(
+    Usage, counts, counts, counts.filter(lambda n: n is not None), st.none() | floats, reported, reported, reported
+)
+lines = st.builds(
+    LineRef,
+    st.sampled_from([Path("outputs.jsonl"), Path("workers/a/outputs.jsonl"), Path("workers/b/outputs.jsonl")]),
+    st.integers(0, 2**47),
+    st.integers(0, 2**32 - 1),
+)
+marks = st.lists(st.builds(Moment, digests | odd_texts, counts, floats), max_size=2).map(tuple)
+outputs = st.builds(
+    OutputRef, lines, digests | odd_texts, usages, floats, marks, st.none() | digests | odd_texts, floats
+)
+verdicts = st.builds(
+    VerdictRef,
+    st.sampled_from(["passed", "failed", "error", "skipped", "not_reached"]),
+    st.none() | floats,
+    st.none() | usages,
+    floats,
+    st.none() | st.lists(st.integers(), max_size=3).map(tuple),
+)
+
+
+def operations(values: Any) -> Any:
+    """Random sequences of what is done with an index."""
+    return st.lists(
+        st.tuples(st.sampled_from(["set", "set", "set", "add", "delete", "clear", "reserve"]), keys, values),
+        max_size=40,
+    )
+
+
+def assert_alike(table: Any, plain: dict[str, Any], asked: list[str]) -> None:
+    assert len(table) == len(plain) and bool(table) == bool(plain)
+    assert list(table) == list(plain) and list(table.keys()) == list(plain)
+    assert list(table.items()) == list(plain.items())
+    assert list(table.values()) == list(plain.values())
+    assert table == plain
+    for key in asked:
+        assert (key in table) == (key in plain)
+        assert table.get(key) == plain.get(key)
+        if key not in plain:
+            with pytest.raises(KeyError):
+                table[key]
+
+
+def apply(table: Any, steps: Any) -> None:
+    plain: dict[str, Any] = {}
+    for what, key, value in steps:
+        if what == "set":
+            table[key] = plain[key] = value
+        elif what == "add":
+            assert table.add(key, value) == plain.get(key)
+            plain.setdefault(key, value)
+        elif what == "delete":
+            if key in plain:
+                del table[key], plain[key]
+            else:
+                with pytest.raises(KeyError):
+                    del table[key]
+        elif what == "reserve":
+            table.reserve(len(key) * 10)
+        elif len(key) % 3 == 0:
+            table.clear()
+            plain.clear()
+    assert_alike(table, plain, [key for _, key, _ in steps])
+
+
+@given(operations(outputs))
+def test_outputs_behave_like_a_dict(steps: Any) -> None:
+    table = OutputTable()
+    apply(table, steps)
+    assert dict(table.stopped()) == {key: ref for key, ref in table.items() if ref.stopped_by is not None}
+
+
+@given(operations(verdicts))
+def test_verdicts_behave_like_a_dict(steps: Any) -> None:
+    apply(VerdictTable(), steps)
+
+
+def test_numbers_that_are_not_numbers_read_as_unknown_as_they_do_from_a_journal() -> None:
+    table = VerdictTable()
+    table["k"] = VerdictRef("passed", math.nan, Usage(1, 1, 1, math.nan))
+    assert table["k"] == VerdictRef("passed", None, Usage(1, 1, 1, None))
+
+
+@given(digests)
+def test_a_digest_is_packed_and_no_other_spelling_of_it(text: str) -> None:
+    assert (pack_digest(text) or b"").hex() == text[7:]
+    assert pack_digest(text.upper()) is pack_digest(text[:-2] + "  ") is pack_digest(text + "00") is None
+
+
+def test_an_output_takes_at_most_110_bytes_and_a_verdict_80() -> None:
+    outputs, verdicts = OutputTable(), VerdictTable()
+    line, usage = LineRef(Path("outputs.jsonl"), 1 << 30, 1600), Usage(50, 60, 1, 0.001)
+    for number in range(10_000):
+        key = f"sha256:{hash((number, 1)) % 2**128:032x}"
+        outputs[key] = OutputRef(line, key, usage, 1.0, started=2.0)
+        verdicts[key] = VerdictRef("passed", 1.0, usage, 3.0)
+    for table, most in ((outputs, 110), (verdicts, 80)):
+        assert not table.rare
+        assert (len(table.rows) + 4 * len(table.slots)) / len(table) <= most
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=30), st.integers(1, 8))
+def test_time_at_work_is_the_union_of_all_periods_in_any_order(periods: list[tuple[int, int]], merge_at: int) -> None:
+    spent = Spent(_merge_at=merge_at)
+    for start, length in periods:
+        spent.add_time(float(start), float(start + length))
+    busy = {second for start, length in periods for second in range(start, start + length)}
+    assert spent.seconds == len(busy)
+    assert spent.periods() == Spent(_starts=spent._starts, _ends=spent._ends).periods()
