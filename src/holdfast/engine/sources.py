@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _AHEAD: Final = 8
 """the next chunk is claimed when fewer trials than this are ready"""
 _LOOK_SECONDS: Final = min(0.5, LEASE_SECONDS / 10)
+_LONGEST_PAUSE: Final = 4 * _LOOK_SECONDS
+"""between two looks for a chunk"""
 _FOLLOW_SECONDS: Final = 10.0
 """how often a worker reads what the others have spent, for budgets"""
 
@@ -143,12 +145,13 @@ class Chunks(Supply):
 
     async def _fetch(self) -> None:
         try:
-            self._found_none = False
+            self._found_none, pause = False, _LOOK_SECONDS
             while not self._over and not await self._claim_one():
                 self._found_none = True
                 self._woken.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)
+                    await asyncio.wait_for(self._woken.wait(), pause)
+                pause = min(_LONGEST_PAUSE, 1.5 * pause)
         except (Fault, DataError) as error:
             self._failure = error
         except OSError as error:
@@ -166,7 +169,7 @@ class Chunks(Supply):
         while True:
             claim = await asyncio.to_thread(self._claims.take)
             if claim is None:
-                self._over = await asyncio.to_thread(lambda: self._claims.all_done)
+                self._over = self._claims.over
                 return False
             chunk, begun_before = claim
             self._open[chunk] = 0  # claimed, so it is given back if the worker has to stop now

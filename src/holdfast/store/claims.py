@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from holdfast.errors import Fault, UsageError
 from holdfast.store.durable import make_directory, replacing, sync_directory
@@ -36,6 +37,8 @@ MOST_TRIALS: Final = 256
 """maximum number of trials in a chunk"""
 CHUNKS_EACH: Final = 8
 """chunks per worker if there are few trials, so that the last worker does not keep the others waiting for long"""
+_ASKED_AT_ONCE: Final = 8
+"""workers whose lease is looked at in one search for a chunk: a thousand would take longer than the work"""
 _WORKER = re.compile(r"[\w-][\w.-]{0,79}", re.ASCII)
 
 
@@ -121,6 +124,10 @@ class Claims:
         # Claims of an earlier process with this id. Read once, at the start: later they are claims of this process.
         self._leftovers = [chunk for chunk, state in self._states().items() if state == f"by.{worker}"]
         self._watched: dict[str, RunLease] = {}
+        self._turn = xxh3_64_intdigest(worker.encode())
+        """where the next look at other workers begins: each begins somewhere else"""
+        self.over = False
+        """all chunks were done when `take` looked last"""
 
     def take(self) -> tuple[int, bool] | None:
         """Claim a chunk; return its number and whether a part of it may be done, or None if no chunk is free.
@@ -131,11 +138,14 @@ class Claims:
         if self._leftovers:
             return int(self._leftovers.pop(0)), True
         states = self._states()
+        self.over = self._are_done(states)
         for chunk, state in states.items():
             if state in ("free", "left") and self._move(chunk, state, f"by.{self._worker}"):
                 return int(chunk), state == "left"
-        owners = {state[3:] for state in states.values() if state.startswith("by.")} - {self._worker}
-        for owner in sorted(owners):
+        owners = sorted({state[3:] for state in states.values() if state.startswith("by.")} - {self._worker})
+        for _ in range(min(_ASKED_AT_ONCE, len(owners))):
+            self._turn += 1
+            owner = owners[self._turn % len(owners)]
             if self._inherit(owner, [chunk for chunk, state in states.items() if state == f"by.{owner}"]):
                 return self.take()
         return None
@@ -173,8 +183,11 @@ class Claims:
     @property
     def all_done(self) -> bool:
         """True if all chunks are done."""
+        return self._are_done(self._states())
+
+    def _are_done(self, states: dict[str, str]) -> bool:
         # Counted, since a name that is being changed may be missing from a listing.
-        return sum(state == "done" for state in self._states().values()) == self._count
+        return sum(state == "done" for state in states.values()) == self._count
 
     def _states(self) -> dict[str, str]:
         """Return the state of each chunk by its number, in order."""
