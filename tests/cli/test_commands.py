@@ -143,8 +143,8 @@ class TestItself:
         others = {"aiohttp", "datasets", "holdfast.cluster", "holdfast.formats.waza.read", "mlflow", "wandb"}
         assert imported & others == set()
 
-    @pytest.mark.parametrize(("length", "reads"), [(10, 1), (3 << 20, 2)], ids=["small", "large"])
-    def test_a_run_reads_its_dataset_once_to_plan_and_again_only_if_it_is_large(
+    @pytest.mark.parametrize(("length", "reads"), [(10, 1), (3 << 20, 3)], ids=["small", "large"])
+    def test_a_small_dataset_is_read_once_and_a_large_one_to_digest_it_to_survey_it_and_to_run_it(
         self, tmp_path: Path, length: int, reads: int
     ) -> None:
         rows = [{"id": name, "question": name * length, "expected": name} for name in ("a", "b")]

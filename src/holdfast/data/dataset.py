@@ -171,8 +171,21 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield the samples: once as the survey has read them, if they are few, and else from the files again."""
+        kept = self._take_kept()
+        return self._read() if kept is None else iter(kept)
+
+    def pick(self, is_needed: Callable[[int], bool]) -> Iterator[Sample | None]:
+        """Yield the samples as iterating does, but None for positions that are not needed, which saves making these."""
+        kept = self._take_kept()
+        if kept is not None:
+            yield from (sample if is_needed(position) else None for position, sample in enumerate(kept))
+        else:
+            for position, row in enumerate(self.rows()):
+                yield self.sample(row) if is_needed(position) else None
+
+    def _take_kept(self) -> list[Sample] | None:
         kept, self._kept = self._kept, None
-        return self._read() if kept is None or self.stamp() != self._kept_stamp else iter(kept)
+        return kept if kept is not None and self.stamp() == self._kept_stamp else None
 
     def _read(self) -> Iterator[Sample]:
         self._read_bytes = 0

@@ -343,10 +343,11 @@ def pending_trials(
     """
     whole = b"\x01" * work.trials
     position = -1
-    for position, row in enumerate(dataset.rows()):
-        if done[position * work.trials : (position + 1) * work.trials] == whole:
+    needed = dataset.pick(lambda each: done[each * work.trials : (each + 1) * work.trials] != whole)
+    for position, sample in enumerate(needed):
+        if sample is None:
             continue
-        sample = check_sample(dataset.sample(row), survey, position)
+        check_sample(sample, survey, position)
         for trial in range(1, work.trials + 1):
             if (pending := find_pending(sample, trial, survey.panels.panel_at(position), work, index)) is not None:
                 yield pending

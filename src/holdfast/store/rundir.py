@@ -12,8 +12,7 @@ import msgspec
 
 from holdfast.errors import ManifestError, ResultsError, UsageError
 from holdfast.store.durable import make_directory, replacing, sync_directory
-from holdfast.store.index import Index, IndexReader, cut_damage, load_index
-from holdfast.store.journal import JOURNALS
+from holdfast.store.index import KINDS, Index, IndexReader, cut_damage, load_index
 from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.metrics import Metrics, Results, TrialResult
 from holdfast.store.records import SCHEMA_VERSION
@@ -112,7 +111,7 @@ class RunDir:
 
     @property
     def _is_large(self) -> bool:
-        return sum(map(self._size, JOURNALS)) >= bytes_to_cache()
+        return sum(self._size(kind.name) for kind in KINDS) >= bytes_to_cache()
 
     def _load_large(self, *, repair: bool) -> Index:
         """Read the cached index of a large run and what was appended since, and cache the index if that was much."""

@@ -328,11 +328,11 @@ def used_by_another_job(port: int) -> Iterator[None]:
             process.stop()
 
 
-def test_a_derived_command_gets_the_next_free_port(site: Site) -> None:
+def test_a_command_with_the_variable_of_the_port_gets_the_next_free_one(site: Site) -> None:
     port = free_port(2)
     read_port = "os.environ['HOLDFAST_PORT'] = sys.argv[sys.argv.index('--port') + 1]"
     served = deployment(site.folder, code=read_port, port=port)
-    served |= {"type": "vllm", "base_command": served.pop("command"), "hf_model_handle": "org/model"}
+    served["command"] += " --port $HOLDFAST_PORT"
     site.write(None, deployment=served, execution={"workers": 2})
     with used_by_another_job(port):
         invocation = site.submit()
