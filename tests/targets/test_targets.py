@@ -18,7 +18,7 @@ from holdfast.spec.providers import PROVIDERS
 from holdfast.spec.schema import Price
 from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices
-from tests.support.running import environment, lines, server
+from tests.support.running import environment, lines, server, wait_for
 from tests.support.running import holdfast as run_command
 from tests.support.specs import write_spec
 from tests.support.workflow import Answer, workflow
@@ -560,9 +560,16 @@ class TestCommand:
             "print(child.pid)"
         )
         run = self.run(tmp_path, {"command": ["./agent"]})
-        for entry in outputs(run).values():
-            pid = int(entry["output"])
-            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        pids = [int(entry["output"]) for entry in outputs(run).values()]
+        wait_for(lambda: all(map(has_ended, pids)), "the end of processes that were killed")
+
+
+def has_ended(pid: int) -> bool:
+    """True if a process is gone, or only waits for its parent to notice."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 SECRET = "sk-very-secret-0123456789abcdef"
