@@ -25,7 +25,8 @@ from tests.support.running import holdfast, wait_for, write_eval
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-IMAGE = "localhost/holdfast-test:1"
+IMAGE = f"localhost/holdfast-test:{os.getpid()}"
+"""of this process: others that run tests remove theirs, with its containers"""
 
 RUNTIME = """#!/usr/bin/env python3
 # runc without resource limits, which a sandbox may forbid to set.
@@ -108,8 +109,8 @@ counts.write("COLOUR " + " ".join(seen)); counts.flush()
 
 
 def containers(engine: tuple[str, dict[str, str]]) -> list[str]:
-    """The containers of Holdfast, also those that have ended."""
-    argv = [engine[0], "ps", "--all", "--filter=name=holdfast-", "--format={{.Names}}"]
+    """The containers of the image, also those that have ended."""
+    argv = [engine[0], "ps", "--all", f"--filter=ancestor={IMAGE}", "--format={{.Names}}"]
     done = subprocess.run(argv, env={**os.environ, **engine[1]}, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
