@@ -34,7 +34,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class First(NamedTuple):
-    """What a command took to its first request."""
+    """Time and CPU that a command used until its first request."""
 
     wall: float
     cpu: float
@@ -87,7 +87,7 @@ class Large:
 
 
 def opening(large: Large) -> Iterator[Figure]:
-    """Measure what it takes to go on with a run, and to find that there is nothing to do."""
+    """Measure resuming a run, and starting one that is finished."""
     rows = f"{large.rows:,} trials"
     what = f"{MISSING} of {rows} missing: start to first request"
     cold = large.first_request()

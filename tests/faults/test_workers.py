@@ -510,6 +510,21 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_pa
 
 
 class TestClaims:
+    def test_a_search_looks_at_few_leases_and_in_turn_at_all(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        owners = [f"w{number}" for number in range(40)]
+        for number, owner in enumerate(owners):
+            (tmp_path / f"{number:05}.by.{owner}").touch()
+        asked: list[str] = []
+        monkeypatch.setattr(RunLease, "take_if_dead", lambda lease: asked.append(lease._path.parent.name))
+        claims = Claims(tmp_path, len(owners), "idle", RunDir(tmp_path / "run"))
+        assert claims.take() is None
+        assert len(asked) == 8
+        for _ in range(4):
+            assert claims.take() is None
+        assert sorted(asked) == sorted(owners)
+
     @given(pending=st.sets(st.integers(0, 5000)), workers=st.integers(1, 40))
     def test_chunks_hold_every_trial_left_once_and_in_order(self, pending: set[int], workers: int) -> None:
         chunks = cut(sorted(pending), workers)

@@ -251,6 +251,28 @@ def test_a_damaged_line_is_done_again_and_left_to_its_owner(folder: Folder) -> N
     assert "a damaged line" in holdfast("repair", lender, cwd=folder.path).stdout
 
 
+def test_a_damaged_line_that_a_cached_index_names_is_done_again_after_a_repair(folder: Folder) -> None:
+    cached = {"HOLDFAST_INDEX_BYTES": "1"}
+    folder.write([*questions(), "question, new"])
+    for _ in range(2):  # the second command caches the index
+        holdfast("eval", "e.yaml", cwd=folder.path, env=cached)
+        (folder.runs[-1] / "metrics.json").unlink()
+    run = folder.runs[-1]
+    assert (run / ".index" / "journals").exists()
+    shared = next(path for path in shared_files(run) if path.name.startswith("outputs"))
+    data = bytearray(shared.read_bytes())
+    data[data.index(b"xxxx", len(data) // 2)] ^= 1  # beyond what is compared when the cache is read
+    with shared.open("r+b") as file:
+        file.write(data)
+    folder.asked()
+    stopped = holdfast("eval", "e.yaml", cwd=folder.path, env=cached, check=3)
+    assert "holdfast repair" in stopped.stdout + stopped.stderr
+    assert "a damaged line" in holdfast("repair", run, cwd=folder.path, env=cached).stdout
+    holdfast("eval", "e.yaml", cwd=folder.path, env=cached)
+    assert folder.asked() == 1
+    assert metrics(run)["coverage"] == 1
+
+
 def test_a_lender_that_is_being_written_is_copied(folder: Folder) -> None:
     slow = "import time\n" + TARGET.replace("    return", "    time.sleep(60 if 'slow' in prompt else 0)\n    return")
     (folder.path / "target.py").write_text(slow)

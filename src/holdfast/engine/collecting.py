@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Collected(NamedTuple):
-    """What was learned about the batches of a run."""
+    """The state of a run's batches after their providers were asked."""
 
     states: dict[str, str]
     """by intent: how far each batch is that was under way"""
@@ -40,7 +40,7 @@ class Collected(NamedTuple):
 def collect_batches(rundir: RunDir, manifest: Manifest, notice: Callable[[str], None]) -> Collected:
     """Ask the providers about a run's batches, and store the results of those that have ended.
 
-    `notice` is told why it takes long, where a process that died has left its lease.
+    `notice` receives the reason if this has to wait for the lease of a process that died.
 
     Raises RunHeld where another process works on the run, which collects them itself, and ConfigError where a model
     cannot be asked.

@@ -211,7 +211,7 @@ class _Rows:
         self._next: int | None = None
         """position of the row that comes next; None: nothing was read yet"""
         self._last: tuple[int, Sample] | None = None
-        """the sample that was read last, some of whose trials may be in the next chunk"""
+        """the sample that was read last; the next chunk may have further trials of it"""
 
     def pending(self, first: int, end: int) -> list[PendingTrial]:
         """Return the unfinished trials with numbers from `first` up to, not including, `end`."""

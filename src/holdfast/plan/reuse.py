@@ -20,7 +20,6 @@ import msgspec
 from holdfast.errors import UsageError
 from holdfast.plan.plan import find_verdict
 from holdfast.store.blobs import Blobs
-from holdfast.store.catalog import is_running
 from holdfast.store.durable import make_directory
 from holdfast.store.index import read_grade_head, read_output_head
 from holdfast.store.journal import append_lines
@@ -168,13 +167,13 @@ def borrow(
 
 
 def _find_shareable(survey: Survey, work: Work, lenders: Iterable[tuple[str, RunDir]]) -> tuple[Lender, Index] | None:
-    """Find a large run nearly all of whose outputs are of this run; return it with its index, without the others."""
+    """Find a large run whose outputs nearly all belong to this run; return it with its index of these outputs."""
     for name, rundir in lenders:
         sizes = {(kind, path): journal_size(path) for kind in ("grades", "outputs") for path in rundir.journals(kind)}
         if sum(size for (kind, _), size in sizes.items() if kind == "outputs") < SHARED_BYTES:
             continue
         index = rundir.load(repair=False)
-        if is_running(rundir) or index.outputs.stopped():
+        if not _is_free(rundir) or index.outputs.stopped():
             continue  # a writer may cut off what it cannot sync; of conversations that ended early, not all may fit
         outputs = index.outputs
         marks, missing, usable, recorded = bytearray(outputs.row_count), array("Q"), 0, len(outputs)
@@ -196,6 +195,11 @@ def _find_shareable(survey: Survey, work: Work, lenders: Iterable[tuple[str, Run
         journals = [(kind, path, size) for (kind, path), size in sizes.items() if size]
         return Lender(name, recorded, usable, journals, missing, unwanted), index
     return None
+
+
+def _is_free(rundir: RunDir) -> bool:
+    """Return True if nobody holds a run. A lease counts however old it is: its holder may be alive."""
+    return not rundir.lease.exists() and not any(rundir.workers.glob("*/lease"))
 
 
 def _note_twins(twins: dict[str, str], keys: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -103,7 +104,10 @@ class RunDir:
                         leftover.unlink()
         if self._is_large and not verify:
             return self._load_large(repair=repair)
-        return load_index(self.journals, repair=self.aside if repair else None)
+        index = load_index(self.journals, repair=self.aside if repair else None)
+        if repair and index.damage:  # the cache may refer to damaged lines of shared files, which stay as they are
+            shutil.rmtree(self.path / INDEX, ignore_errors=True)
+        return index
 
     def cache_index(self) -> list[Damage]:
         """Cache the index of a large run, and return damage that was cut out. The caller holds the lease."""

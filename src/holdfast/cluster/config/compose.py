@@ -138,7 +138,7 @@ def compose(
 
 
 def _refuse_other_dialects(tree: Tree) -> None:
-    """Raise for a configuration of the rewritten NeMo Evaluator, none of whose sections is ours."""
+    """Raise an error for a configuration of the rewritten NeMo Evaluator, which has other sections."""
     if tree.data.keys().isdisjoint(SECTIONS) and (keys := [key for key in REWRITTEN if key in tree.data]):
         listed = ", ".join(key for key in (*REWRITTEN, "cluster") if key in tree.data)
         message = f"is of NeMo Evaluator 0.3 and newer (it has {listed}), which is not supported"

@@ -195,7 +195,7 @@ class WorkProcess:
     def drain(self, patience: float = 60.0, *, finish: float = 0.0) -> int:
         """Ask the process to stop, wait, and kill it if it does not.
 
-        Requests in flight have `finish` seconds to finish, unless the job itself is told to end meanwhile.
+        Requests in flight get `finish` seconds to complete, unless the job itself is asked to stop first.
 
         Not by a signal at first: Slurm may have sent one already, and at the second the process would exit at once.
         """

@@ -51,7 +51,7 @@ _PORTION_TIMEOUT: Final = 600.0
 _OVERLAP: Final = 32
 """bytes before a part that are fetched again: in a journal they contain the checksum of a line"""
 _TRIES: Final = 5
-"""how often a fetch begins anew because the run has changed meanwhile"""
+"""how often a fetch starts again because the run changed during it"""
 _NOTABLE: Final = 4 * _PORTION
 """bytes from which a fetch is announced"""
 

@@ -78,7 +78,7 @@ class Logs:
         sizes = {(folder, name): size for folder, files in listing.items() for name, size in files}
         earlier = {(folder, name) for folder, name in sizes if self._is_earlier(name, listing[folder])}
         for file, size in sizes.items():
-            if size < self._offsets.get(file, 0):  # truncated and written anew
+            if size < self._offsets.get(file, 0):  # truncated and rewritten
                 self._offsets[file] = 0
             if file in earlier and size == self._offsets.get(file, 0):
                 yield from self._end(file)
