@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import stat
 import subprocess
@@ -228,7 +227,7 @@ def test_extras_that_graders_need_are_installed_on_the_cluster(tmp_path: Path, k
 def test_a_failed_installation_is_reported_with_a_remedy(tmp_path: Path) -> None:
     path = put_interpreter(tmp_path, 'test "$1" = -c && exit; echo "disk quota exceeded" >&2; exit 1')
     transport = Here(pauses=(), env={"PATH": path})
-    with pytest.raises(ClusterError, match="could not be installed.*\n.*disk quota exceeded") as refused:
+    with pytest.raises(ClusterError, match=r"could not be installed.*\n.*disk quota exceeded") as refused:
         ensure_python(transport, str(tmp_path))
     assert 'python = "' in str(refused.value)
     assert not list(tmp_path.rglob(".ready"))
