@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,9 +45,15 @@ FOREIGN = {
 """names that eval files, prompts and programs of users rely on, whatever the format of the eval"""
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """The syntax of a file."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
     """The modules of ours that a file imports, also for the type checker alone, each as its parts and a line."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -62,7 +69,7 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
 
 def references(path: Path) -> Iterator[tuple[str, ...]]:
     """The modules of ours that a file names as `module:attribute`, each as its parts."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and re.fullmatch(r"holdfast(\.\w+)+:\w+", str(node.value)):
             yield tuple(str(node.value).partition(":")[0].split(".")[1:])
 
@@ -88,7 +95,7 @@ def test_imports_never_point_back(part: str) -> None:
 def test_public_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = {}
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(f"{path.relative_to(SOURCE)}:{node.lineno}")
     assert {name: lines for name, lines in homes.items() if len(lines) > 1} == {}
@@ -99,7 +106,7 @@ def test_names_say_what_they_hold() -> None:
     banned = {"found", "said", "given", "made", "told", "wanted"}
     bound = []
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             match node:
                 case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
                     if name.lstrip("_") in banned:

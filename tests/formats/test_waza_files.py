@@ -748,7 +748,7 @@ def test_a_hook_that_must_not_fail_before_a_trial_makes_it_an_error_and_never_a_
 
 def test_a_hook_that_fails_before_every_trial_stops_the_run(tmp_path: Path, provider: Server) -> None:
     lab = Lab(tmp_path, provider)
-    lab.rows = [{"id": f"s{number}", "question": f"{number}", "expected": ""} for number in range(200)]
+    lab.rows = [{"id": f"s{number}", "question": f"{number}", "expected": ""} for number in range(50)]
     lab.spec["hooks"] = {"before_task": [{"command": "sh note.sh bad", "error_on_fail": True}]}
     (tmp_path / "note.sh").write_text(NOTE)
     stopped = lab.eval("--concurrency", 4, check=3)
@@ -758,7 +758,7 @@ def test_a_hook_that_fails_before_every_trial_stops_the_run(tmp_path: Path, prov
     assert provider.requests == 0
     (tmp_path / "note.sh").write_text("exit 0\n")
     lab.eval()
-    assert provider.requests == 200
+    assert provider.requests == 50
 
 
 def test_a_hook_that_must_not_fail_before_the_run_stops_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.support.lab import Lab, rows
 from tests.support.patterns import POINTS, finished_run
 from tests.support.running import Server, lines, metrics, module_server
 from tests.support.running import holdfast as run_command
-from tests.support.specs import command, who
+from tests.support.specs import command, who, write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,8 +155,8 @@ class TestProblems:
         assert f"samples[0]: 'tags' is {kind}" in self.problem(tmp_path, by="tags", samples=samples)
 
     def test_a_field_with_a_value_for_every_row_is_rejected_for_large_datasets(self, tmp_path: Path) -> None:
-        samples = [{"question": f"q{number}", "expected": "x"} for number in range(10_001)]
-        message = self.problem(tmp_path, by="question", samples=samples)
+        write_rows(tmp_path / "d.jsonl", [{"question": f"q{number}", "expected": "x"} for number in range(10_001)])
+        message = self.problem(tmp_path, by="question", samples=None, dataset={"path": "d.jsonl"})
         assert "'question' has more than 10,000 different values" in message
 
 

@@ -121,7 +121,7 @@ def assert_as_fresh(folder: Path) -> Index:
     return index
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(sessions)
 def test_any_history_of_a_run_gives_the_index_of_a_fresh_scan(history: Any) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from holdfast.canonical import digest
 from holdfast.store.index import Spent
 from holdfast.store.index_table import OutputTable, VerdictTable, pack_digest
 from holdfast.store.lines import LineRef
@@ -122,7 +123,7 @@ def test_an_output_takes_at_most_110_bytes_and_a_verdict_80() -> None:
     outputs, verdicts = OutputTable(), VerdictTable()
     line, usage = LineRef(Path("outputs.jsonl"), 1 << 30, 1600), Usage(50, 60, 1, 0.001)
     for number in range(10_000):
-        key = f"sha256:{hash((number, 1)) % 2**128:032x}"
+        key = digest(number)
         outputs[key] = OutputRef(line, key, usage, 1.0, started=2.0)
         verdicts[key] = VerdictRef("passed", 1.0, usage, 3.0)
     for table, most in ((outputs, 110), (verdicts, 80)):

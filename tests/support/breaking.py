@@ -7,8 +7,9 @@ import re
 import resource
 import shutil
 import subprocess
+import sys
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -18,7 +19,8 @@ from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.worker import prepare
 from holdfast.spec.load import load_eval
-from tests.support.running import HOLDFAST, environment, holdfast, lines, run_dir, start
+from tests.support.forking import Forked
+from tests.support.running import environment, holdfast, lines, run_dir, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,26 +75,39 @@ def holdfast_with_faults(
     call is entered, so that a process killed there has not made it. `largest_file` is a limit in bytes on every
     file; a write that would pass it is short, really.
     """
+    process = Forked(
+        [sys.executable, "-m", "tests.support.waiting", *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if largest_file is not None:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    with process, _traced(process.pid, faults, file) if faults else nullcontext():
+        stdout, stderr = process.communicate(timeout=120)  # closes its input, for which it waits
+    assert check in (None, process.returncode), f"exit {process.returncode}\n{stdout}\n{stderr}"
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+@contextmanager
+def _traced(pid: int, faults: list[str], file: Path | None) -> Iterator[None]:
+    """Attach strace to a process, and wait for its end."""
     calls = ",".join(sorted({fault.partition(":")[0] for fault in faults}))
-    limit = None if largest_file is None else (largest_file, largest_file)
     strace = [
-        *("strace", "-qq", "-f", "-o", "/dev/null", "-e", f"trace={calls}"),
-        # so that other calls do not stop; a signal would come after the call
-        *(() if any("signal=" in fault for fault in faults) else ("--seccomp-bpf",)),
+        *("strace", "-f", "-o", "/dev/null", "-p", str(pid), "-e", f"trace={calls}"),
         *(() if file is None else ("-P", str(file))),
         *[part for fault in faults for part in ("-e", f"inject={fault}")],
     ]
-    done = subprocess.run(
-        [*(strace if faults else []), *HOLDFAST, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        preexec_fn=None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
-    )
-    assert check in (None, done.returncode), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
+    with subprocess.Popen(strace, stderr=subprocess.PIPE, text=True) as tracer:
+        line = ""
+        while f"Process {pid} attached" not in line:
+            line = tracer.stderr.readline()
+            assert line, "strace has ended"
+        yield
+        tracer.stderr.read()
 
 
 @contextmanager

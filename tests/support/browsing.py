@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
@@ -59,8 +60,7 @@ def opened(browser: Browser, viewer: Viewer, path: str = "/", **options: Any) ->
         ),
     )
     try:
-        page.goto(f"{viewer.base}/open?key={viewer.key}")
-        page.goto(viewer.base + path)
+        page.goto(f"{viewer.base}/open?key={viewer.key}&to={quote(path)}")
         yield page
         assert complaints == []
     finally:

@@ -121,7 +121,8 @@ def test_lists_and_numbers_show_hostile_names_as_text(browser: Browser, shown: V
 def test_a_trial_shows_hostile_text_raw_and_rendered(browser: Browser, shown: Viewer) -> None:
     run = run_of(shown)
     with opened(browser, shown) as page:
-        for sample, text in product(SAMPLES, ("", "?text=markdown")):
+        as_markdown = product(["broken" + TAG, SCRIPT], ["?text=markdown"])  # the text is that of all others
+        for sample, text in [*product(SAMPLES, [""]), *as_markdown]:
             page.goto(f"{shown.base}/run/{run}/trial/{quote(sample, safe='')}/1{text}")
             content = page.locator("main").inner_text()
             assert sample.replace("\u202e", "\\u202e") in content

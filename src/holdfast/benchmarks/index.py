@@ -97,9 +97,10 @@ def scan(folder: Path, version: str) -> TaskIndex:
     tasks: dict[str, str] = {}
     groups: dict[str, str] = {}
     tags: dict[str, list[str]] = {}
+    included: dict[Path, dict[str, list[str]]] = {}
     for path in sorted(folder.rglob("*.yaml"), key=Path.as_posix):
-        keys = _keys(path)
-        name = path.relative_to(folder).as_posix()
+        keys = _keys(path, included)
+        name = path.as_posix().removeprefix(f"{folder.as_posix()}/")
         group, task = keys.get("group"), keys.get("task")
         if group and "class" not in keys:
             groups.setdefault(group[0], name)
@@ -110,8 +111,11 @@ def scan(folder: Path, version: str) -> TaskIndex:
     return TaskIndex(version, tasks, groups, {tag: sorted(names) for tag, names in tags.items()})
 
 
-def _keys(path: Path, depth: int = 0) -> dict[str, list[str]]:
-    """Return the values of the keys that name a task, those of included files first."""
+def _keys(path: Path, included: dict[Path, dict[str, list[str]]], depth: int = 0) -> dict[str, list[str]]:
+    """Return the values of the keys that name a task, those of included files first.
+
+    `included` holds the keys of files that were included before: a few are, by thousands of others.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # an include of a file that is not there: lm-eval leaves such a task out, too
@@ -119,7 +123,10 @@ def _keys(path: Path, depth: int = 0) -> dict[str, list[str]]:
     own = {match[1]: list(_values(match, text)) for match in _KEY.finditer(text)}
     inherited: dict[str, list[str]] = {}
     for include in own.pop("include", []) if depth < 5 else []:
-        inherited |= _keys(path.parent / include, depth + 1)
+        file = path.parent / include
+        if file not in included:
+            included[file] = _keys(file, included, depth + 1)
+        inherited |= included[file]
     return {**inherited, **own}
 
 
