@@ -417,8 +417,7 @@ def _destinations(execution: ExecutionBlock) -> tuple[str, ...]:
 
 
 def _setup_lines(blocks: _Blocks) -> tuple[str, ...]:
-    lines, commands = blocks.run.env.setup_lines, blocks.run.env.startup_commands
-    return (*([lines] if isinstance(lines, str) else lines or []), *(commands or []))
+    return (*(blocks.run.env.setup_lines or []), *(blocks.run.env.startup_commands or []))
 
 
 def _visible_gpus(visible: bool | str | None) -> dict[str, str]:
