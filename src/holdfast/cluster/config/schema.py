@@ -15,7 +15,6 @@ from holdfast.cluster.config.marks import (
     DERIVED,
     EXPORTS_ITSELF,
     LOCAL_ONLY,
-    NO_CONTAINER,
     OTHER_TOOLS,
     OTHER_VARIABLES,
     SET_BY_EVAL,
@@ -81,8 +80,8 @@ class MountsBlock(Block):
 
     deployment: MountTable = Field(default_factory=dict)
     """Mounts for the server's container, as `source: target`."""
-    evaluation: Annotated[MountTable, NO_CONTAINER] = Field(default_factory=dict)
-    """No effect: the evaluation runs in no container."""
+    evaluation: MountTable = Field(default_factory=dict)
+    """Mounts for the containers of tasks."""
     auxiliary: dict[str, MountTable] = Field(default_factory=dict)
     """Mounts for the containers of auxiliary servers, by their names."""
     mount_home: bool = False
@@ -173,7 +172,8 @@ class ExecutionBlock(Block):
     deployment: DeploymentTasks = DeploymentTasks()
     """`{n_tasks: N}`: processes to start a server with. Default: one per node."""
     mounts: MountsBlock = MountsBlock()
-    """Mounts for containers: `{deployment: {source: target}, auxiliary: {judge: {…}}, mount_home: false}`."""
+    """Mounts for containers: `{deployment: {source: target}, evaluation: {…}, auxiliary: {judge: {…}}, mount_home:
+    false}`."""
     proxy: Annotated[ProxyBlock | None, SPREAD_BY_HOLDFAST] = None
     """No effect: Holdfast distributes requests among instances itself."""
     auto_export: Annotated[AutoExportBlock, BeforeValidator(_auto_export)] = AutoExportBlock()
@@ -368,7 +368,7 @@ class TaskBlock(Block):
     overrides: dict[str, Any] | None = None
     """Keys of the eval file to override, such as `{trials: 3}`."""
     container: str | None = None
-    """No effect: the evaluation runs in no container."""
+    """Local only: image in which the task runs, with `execution.container_engine`."""
     endpoint_type: str | None = None
     """API to call: `chat` or `completions`."""
     env_vars: dict[str, Any] | None = None

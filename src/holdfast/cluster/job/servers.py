@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.config.launch import CACHE, CHECKPOINT, PORT
+from holdfast.cluster.config.launch import CACHE, CHECKPOINT, PORT, Container
+from holdfast.cluster.job.containers import container_name, container_words, removal
 from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, Unreachable
@@ -102,8 +103,8 @@ class Servers:
             if not (server.engine or (server.image and has_pyxis())):
                 server = without_container(server)
             taken = {(process.host, process.spot.port) for process in self._processes}
-            container = f"holdfast-{self._job.task.invocation}-{self._job.task.number}-{server.name}-{spot.instance}"
-            process = ServerProcess(replace(spot, deployment=server), log, self._job.env, container)
+            name = container_name(self._job.task, f"{server.name}-{spot.instance}")
+            process = ServerProcess(replace(spot, deployment=server), log, self._job.env, name)
             self._processes.append(process)  # to be stopped whatever happens
             if not process.start(wait_for_port, lambda: self._job.must_stop, taken):
                 raise StopRequested
@@ -307,8 +308,8 @@ class ServerProcess:
         line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if alone else names, variables=own)
         remove = ""
         if engine is not None:
-            run = container_words(deployment, self._container, own, gpus=shutil.which("nvidia-smi") is not None)
-            remove = f"{_removal(engine, self._container)}; "
+            run = server_words(deployment, self._container, own, gpus=shutil.which("nvidia-smi") is not None)
+            remove = f"{removal(engine, self._container)}; "
             line = f"{remove}exec {shlex.join([*run, 'sh', '-c', line])}"
         elif deployment.image and not pyxis:
             notify(f"no pyxis here: {deployment.image} is not used, {spot} runs as a plain process")
@@ -405,7 +406,7 @@ class ServerProcess:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         if (engine := self.spot.deployment.engine) is not None:  # its container is not in the group
-            subprocess.run(["sh", "-c", _removal(engine, self._container)], check=False)  # noqa: S607
+            subprocess.run(["sh", "-c", removal(engine, self._container)], check=False)  # noqa: S607
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -444,24 +445,15 @@ def server_line(
     return shlex.join([*words, "bash", "-c", f"export INSTANCE_RANK=$SLURM_PROCID PROC_ID=$SLURM_PROCID\n{line}"])
 
 
-def container_words(server: Server, name: str, variables: Iterable[str], *, gpus: bool) -> list[str]:
-    """Return the command that starts a program in the image of a server, on the network of this machine.
-
-    Values of variables come from the environment of the command, so that no argument contains a secret.
-    """
+def server_words(server: Server, name: str, variables: Iterable[str], *, gpus: bool) -> list[str]:
+    """Return the words that start a program in the image of a server."""
     assert server.engine is not None and server.image is not None
-    words = [server.engine, "run", "--rm", f"--name={name}", "--network=host", "--entrypoint="]
-    if gpus:
-        words += ["--gpus=all"] if server.engine == "docker" else ["--device=nvidia.com/gpu=all"]
-    home = [f"{Path.home()}:{Path.home()}"] if server.mount_home else []
-    words += [f"--volume={mount}" for mount in (*server.mounts, *home)]
-    words += [f"--env={variable}" for variable in variables]
-    return [*words, *server.engine_options, server.image.removeprefix("docker://")]
-
-
-def _removal(engine: str, container: str) -> str:
-    """Return shell commands that end a container, if there is one: SIGTERM, after ten seconds SIGKILL."""
-    return f"{engine} stop --time=10 {container} >/dev/null 2>&1; {engine} rm --force {container} >/dev/null 2>&1"
+    devices = ["--gpus=all"] if server.engine == "docker" else ["--device=nvidia.com/gpu=all"]
+    home = (f"{Path.home()}:{Path.home()}",) if server.mount_home else ()
+    container = Container(
+        image=server.image, engine=server.engine, options=server.engine_options, mounts=(*server.mounts, *home)
+    )
+    return container_words(container, name, variables, devices if gpus else ())
 
 
 def without_container(deployment: Server) -> Server:
