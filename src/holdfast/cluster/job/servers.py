@@ -305,7 +305,9 @@ class ServerProcess:
         alone = not pyxis and spot.near and len(names) == 1
         env = {**self._env(deployment.env), **spot.env}
         own = [name for name in {**deployment.env, **spot.env} if name in env]
-        line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if alone else names, variables=own)
+        pmix = pyxis and has_pmix()
+        size, others = len(names) or 1, () if alone else names
+        line = server_line(deployment, size, pyxis=pyxis, pmix=pmix, names=others, variables=own)
         remove = ""
         if engine is not None:
             run = server_words(deployment, self._container, own, gpus=shutil.which("nvidia-smi") is not None)
@@ -422,7 +424,13 @@ class ServerProcess:
 
 
 def server_line(
-    deployment: Server, nodes: int, *, pyxis: bool, names: Sequence[str] = (), variables: Sequence[str] = ()
+    deployment: Server,
+    nodes: int,
+    *,
+    pyxis: bool,
+    pmix: bool = False,
+    names: Sequence[str] = (),
+    variables: Sequence[str] = (),
 ) -> str:
     """Return the shell command of a server: as it is, or through srun for other nodes or a container.
 
@@ -433,6 +441,8 @@ def server_line(
         return line
     tasks = deployment.tasks or nodes
     words = ["srun", "--overlap", f"--nodes={nodes}", f"--ntasks={tasks}", "--kill-on-bad-exit=1"]
+    if pmix:
+        words.append("--mpi=pmix")
     if names:
         words.append(f"--nodelist={','.join(names)}")
     if pyxis:
@@ -476,12 +486,21 @@ def without_container(deployment: Server) -> Server:
 
 def has_pyxis() -> bool:
     """Return True if srun can start containers here."""
+    return "--container-image" in (_ask_srun("--help") or "")
+
+
+def has_pmix() -> bool:
+    """Return True if srun can connect processes by PMIx here; `--mpi=list` also lists what cannot be loaded."""
+    return _ask_srun("--mpi=pmix", "--overlap", "--nodes=1", "--ntasks=1", "true") is not None
+
+
+def _ask_srun(*options: str) -> str | None:
+    """Return what srun prints; None if it fails."""
     try:
-        argv = ["srun", "--help"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(["srun", *options], capture_output=True, text=True, timeout=30, check=False)  # noqa: S607
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return "--container-image" in done.stdout
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def _reserve(port: int) -> socket.socket | None:
