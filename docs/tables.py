@@ -77,7 +77,7 @@ def find_class(path: str) -> Any:
 
 
 def block_rows(block: type[BaseModel], *, own_only: bool = False) -> Iterator[tuple[str, ...]]:
-    """Yield key, value and meaning; keys of one meaning share a row."""
+    """Yield key, value and meaning; keys of one meaning share a row, and those without effect have none."""
     block.model_rebuild()
     common = () if "type" not in block.model_fields or block.__name__ == "GraderBlock" else _grader_fields(block)
     rows: dict[tuple[str, str], list[str]] = {}
@@ -86,9 +86,10 @@ def block_rows(block: type[BaseModel], *, own_only: bool = False) -> Iterator[tu
         if name in common or (own_only and name not in own):
             continue
         meaning = docstring(block, name)
-        value = "" if meaning.startswith(("No effect", "Older")) else describe(field, meaning)
-        rows.setdefault((value, meaning), []).append(f"`{field.alias or name}`")
-    for (value, meaning), names in sorted(rows.items(), key=lambda row: row[0][0] == ""):  # without effect: last
+        if meaning.startswith(("No effect", "Older")):  # which a notice says, where they are used
+            continue
+        rows.setdefault((describe(field, meaning), meaning), []).append(f"`{field.alias or name}`")
+    for (value, meaning), names in rows.items():
         yield ", ".join(names), _cell(value), _cell(meaning)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.clusters import GUIDE_CONFIGURATION, GUIDE_TASKS
 from tests.support.hub import write_hub
 from tests.support.launching import Site, free_port
 from tests.support.running import environment, holdfast, metrics, run_dir, wait_for
@@ -34,44 +35,6 @@ host = "cluster"
 remote_job_dir = "{base}"
 python = "{python}"
 """
-CONFIGURATION = """
-execution:
-  type: slurm
-  hostname: ${run.env.host}
-  account: ${run.env.account}
-  partition: ${run.env.partition}
-  num_nodes: 1
-  gres: gpu:8
-
-  auto_export:
-    enabled: true
-    destinations:
-      - wandb
-
-deployment:
-  type: generic
-  image: ${run.env.container}
-  checkpoint_path: /path/to/checkpoint
-  command: >-
-    python deploy_ray_inframework.py
-    --megatron_checkpoint /checkpoint/
-    --num_gpus 8
-
-evaluation:
-  tasks:
-    - name: adlr_mmlu
-    - name: adlr_arc_challenge_llama_25_shot
-    - name: adlr_winogrande_5_shot
-    - name: hellaswag
-    - name: openbookqa
-
-export:
-  wandb:
-    entity: ${run.wandb.entity}
-    project: ${run.wandb.project}
-"""
-"""a configuration of the NeMo Evaluator launcher, as its users write it"""
-NAMES = ("adlr_mmlu", "adlr_arc_challenge_llama_25_shot", "adlr_winogrande_5_shot", "hellaswag", "openbookqa")
 SUBJECTS = 13
 """of `mmlu_str_other`; all 57, and more than one example for each question, take the embedded model minutes"""
 DEPLOY = """
@@ -104,7 +67,7 @@ def site(tmp_path: Path, sshd: Cluster) -> Site:
     )
     python.chmod(0o755)
     (tmp_path / "env.toml").write_text(PROFILE.format(base=site.base, python=python))
-    (tmp_path / "nano.yaml").write_text(CONFIGURATION)
+    (tmp_path / "nano.yaml").write_text(GUIDE_CONFIGURATION)
     return site
 
 
@@ -157,11 +120,11 @@ def test_a_configuration_with_names_of_benchmarks_gives_the_numbers_of_a_local_r
     )
     with served(site) as base_url:
         local = ("-m", "checkpoint", f"target.base_url={base_url}", "--limit", "1", "benchmark.num_fewshot=1")
-        holdfast("eval", NAMES[0], *local, "benchmark.task=mmlu_str_other", cwd=site.folder, env=variables(site))
-        holdfast("eval", *NAMES[1:], *local, cwd=site.folder, env=variables(site))
+        holdfast("eval", GUIDE_TASKS[0], *local, "benchmark.task=mmlu_str_other", cwd=site.folder, env=variables(site))
+        holdfast("eval", *GUIDE_TASKS[1:], *local, cwd=site.folder, env=variables(site))
 
     (invocation,) = site.registry.all()
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(GUIDE_TASKS):
         state = site.await_over(invocation, task=number)
         samples = SUBJECTS if name == "adlr_mmlu" else 1
         assert (state.phase, state.done, state.errors) == ("done", samples, 0), site.logs(invocation)
@@ -169,5 +132,5 @@ def test_a_configuration_with_names_of_benchmarks_gives_the_numbers_of_a_local_r
         assert numbers(run) == numbers(run_dir(site.folder, name))
         assert numbers(run)["coverage"] == 1
         assert run.samefile(state.run_dir or "")
-    assert site.logs(invocation).count("export to wandb: done") == len(NAMES), site.logs(invocation)
+    assert site.logs(invocation).count("export to wandb: done") == len(GUIDE_TASKS), site.logs(invocation)
     assert not (site.folder / "node" / "benchmarks").exists(), "nodes compile nothing"

@@ -156,6 +156,44 @@ target:
 evaluation:
   tasks: [evals/mmlu.yaml]
 """
+GUIDE_CONFIGURATION = """
+execution:
+  type: slurm
+  hostname: ${run.env.host}
+  account: ${run.env.account}
+  partition: ${run.env.partition}
+  num_nodes: 1
+  gres: gpu:8
+
+  auto_export:
+    enabled: true
+    destinations:
+      - wandb
+
+deployment:
+  type: generic
+  image: ${run.env.container}
+  checkpoint_path: /path/to/checkpoint
+  command: >-
+    python deploy_ray_inframework.py
+    --megatron_checkpoint /checkpoint/
+    --num_gpus 8
+
+evaluation:
+  tasks:
+    - name: adlr_mmlu
+    - name: adlr_arc_challenge_llama_25_shot
+    - name: adlr_winogrande_5_shot
+    - name: hellaswag
+    - name: openbookqa
+
+export:
+  wandb:
+    entity: ${run.wandb.entity}
+    project: ${run.wandb.project}
+"""
+"""the example of the guide to `nemotron evaluate`, with all tasks that the guide lists"""
+GUIDE_TASKS = ("adlr_mmlu", "adlr_arc_challenge_llama_25_shot", "adlr_winogrande_5_shot", "hellaswag", "openbookqa")
 
 
 def lay_out(folder: Path, **configs: str) -> Path:

@@ -40,6 +40,8 @@ _VERBS: Final = {
     "clean": "Remove what no run on a cluster needs.",
     "work": "Join a run as a worker.",
 }
+_SYNONYMS: Final = {"evaluate": "eval"}
+"""names of verbs in other launchers, which help does not list"""
 
 
 def _help_width() -> int:
@@ -53,9 +55,10 @@ class _Verbs(click.Group):
         return list(_VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _VERBS:
+        verb = _SYNONYMS.get(cmd_name, cmd_name)
+        if verb not in _VERBS:
             return None
-        command: click.Command = import_module(f"holdfast.cli.{cmd_name}").command
+        command: click.Command = import_module(f"holdfast.cli.{verb}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from holdfast.cluster.config import schema as fields
+from holdfast.cluster.config.launch import Container
 from holdfast.cluster.config.profiles import OTHER_KEYS, ProfileBlock
 from holdfast.cluster.remote.preview import preview
 from holdfast.errors import ConfigError, UsageError
@@ -227,6 +228,23 @@ def test_keys_for_slurm_and_for_other_executors_are_named(tmp_path: Path) -> Non
     )
     names = ", ".join(sorted(OTHER_KEYS[:2]))
     assert f"env.toml:1: {names}: no effect here, because it is for dgxcloud and lepton" in notices
+
+
+def test_the_image_of_a_task_and_its_mounts_count_where_a_program_starts_it(tmp_path: Path) -> None:
+    task = "evaluation: {tasks: [{name: mmlu, container: 'tools:2'}]}\n"
+    folder = lay_out(tmp_path, boxed="execution: {type: local}\ndeployment: {type: none}\n" + task)
+    write(folder / "env.toml", '[here]\nexecutor = "local"\nmounts = ["/data"]\n')
+    key = "env_vars.OPENAI_API_KEY=lit:k"
+    mounts, engine = "execution.mounts.evaluation={/a: '/b:ro'}", "execution.container_engine=podman"
+    plain = launched(folder, "boxed", "here", mounts, key)
+    assert plain.tasks[0].file.container is None
+    assert "container is not needed" in "\n".join(plain.notices)
+    assert "because the evaluation runs in no container" in "\n".join(plain.notices)
+    boxed = launched(folder, "boxed", "here", mounts, key, engine, "execution.extra_docker_args=--init")
+    assert boxed.tasks[0].file.container == Container(
+        image="tools:2", engine="podman", options=("--init",), mounts=("/data:/data", "/a:/b:ro")
+    )
+    assert not boxed.notices
 
 
 def test_a_comment_and_a_subproject_reach_the_job(tmp_path: Path) -> None:

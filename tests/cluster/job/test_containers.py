@@ -1,4 +1,4 @@
-"""Servers of local jobs run in their images, with podman or docker, and no container outlives its job."""
+"""Servers and tasks of local jobs run in their images, with podman or docker, and no container outlives its job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.cluster.config.launch import Server
-from holdfast.cluster.job.servers import container_words
+from holdfast.cluster.job.servers import server_words
 from holdfast.cluster.remote.invocation import TaskFolder, read_state
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.transport import Here
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 IMAGE = f"localhost/holdfast-test:{os.getpid()}"
 """of this process: others that run tests remove theirs, with its containers"""
+
+SYSTEM = [path for path in ("/usr", "/lib", "/lib64") if Path(path).exists()]
+"""the libraries of this machine, which the image lacks"""
 
 RUNTIME = """#!/usr/bin/env python3
 # runc without resource limits, which a sandbox may forbid to set.
@@ -54,6 +57,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
             link = tarfile.TarInfo(f"bin/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(link)
+        tar.add(busybox, "only-in-the-image")
     runtime = folder / "runc"
     runtime.write_text(RUNTIME)
     runtime.chmod(0o755)
@@ -87,7 +91,7 @@ counts.write("COLOUR " + " ".join(seen)); counts.flush()
 """
     server = deployment(folder, code=code)
     python = f"{sys.base_prefix}/bin/python3"
-    system = [path for path in ("/usr", "/lib", "/lib64", sys.base_prefix) if Path(path).exists()]
+    system = [*SYSTEM, sys.base_prefix]
     config: dict[str, Any] = {
         "execution": {
             "type": "local",
@@ -130,14 +134,18 @@ def test_a_local_server_runs_in_its_image_with_its_variables_and_mounts(
 @pytest.mark.faults
 @pytest.mark.parametrize("how", ["kill -9 of the job", "holdfast kill"])
 def test_no_container_outlives_its_job(engine: tuple[str, dict[str, str]], tmp_path: Path, how: str) -> None:
-    folder = site(tmp_path, engine[0], rows=2000)
-    env = engine[1] | {"HOLDFAST_HOME": str(tmp_path / "home")}
+    end_job_and_wait(engine, site(tmp_path, engine[0], rows=2000), how)
+
+
+def end_job_and_wait(engine: tuple[str, dict[str, str]], folder: Path, how: str) -> None:
+    """End a job in the midst of its work, and wait for the end of its containers."""
+    env = engine[1] | {"HOLDFAST_HOME": str(folder / "home")}
     holdfast("eval", "-c", "nano", "--batch", "here", cwd=folder, env=env)
-    (invocation,) = InvocationRegistry(tmp_path / "home" / "invocations").all()
+    (invocation,) = InvocationRegistry(folder / "home" / "invocations").all()
     place = TaskFolder(invocation.directory, 0)
     wait_for(lambda: read_state(Here(), place).done > 3, "trials")
-    (name,) = containers(engine)
-    assert invocation.id in name
+    names = containers(engine)
+    assert names and all(invocation.id in name for name in names)
     job = read_state(Here(), place).job
     assert job is not None
     if how == "holdfast kill":
@@ -145,6 +153,67 @@ def test_no_container_outlives_its_job(engine: tuple[str, dict[str, str]], tmp_p
     else:
         os.kill(int(job.partition("-")[0]), signal.SIGKILL)
     wait_for(lambda: not containers(engine), "the end of the container")
+
+
+def tasks_in_image(folder: Path, engine: str, rows: int, seconds: float = 0) -> dict[str, Any]:
+    """A configuration whose task runs in the image, and asks a Python function what it sees there."""
+    (folder / "seen.py").write_text(
+        "import os, time\n"
+        "def reply(prompt):\n"
+        f"    time.sleep({seconds})\n"
+        "    inside = os.path.exists('/only-in-the-image')\n"
+        '    return f\'{inside} {os.environ["COLOUR"]} {os.environ["SHADE"]} {"OUTSIDE" in os.environ}\'\n'
+    )
+    write_eval(
+        folder,
+        "http://127.0.0.1:1/v1",
+        rows=rows,
+        target={"python": "seen.py:reply"},
+        limits={"concurrency": 1},
+        graders=[{"type": "exact", "expected": "True image light False"}],
+    )
+    (folder / "env.toml").write_text('[here]\nexecutor = "local"\n')
+    return {
+        "execution": {
+            "type": "local",
+            "workers": 2,
+            "container_engine": engine,
+            "mounts": {"evaluation": {path: f"{path}:ro" for path in SYSTEM}},
+        },
+        "deployment": {"type": "none"},
+        "evaluation": {"tasks": [{"name": "e.yaml", "container": IMAGE, "env_vars": {"SHADE": "lit:light"}}]},
+    }
+
+
+def test_a_local_task_runs_in_its_image_with_its_variables_and_mounts(
+    engine: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    config = tasks_in_image(tmp_path, engine[0], rows=6)
+    (tmp_path / "nano.yaml").write_text(json.dumps(config))
+    env = {**engine[1], "OUTSIDE": "yes"}
+    output = holdfast("eval", "-c", "nano", "--run", "here", cwd=tmp_path, env=env).stdout
+    assert "coverage 100.0% of 6 trials" in output
+    (metrics,) = tmp_path.glob("runs/*/*/metrics.json")
+    assert json.loads(metrics.read_text())["passed"] == 1, "the evaluation ran elsewhere"
+    wait_for(lambda: not containers(engine), "the end of the containers")
+
+
+def test_an_image_without_an_interpreter_is_named_in_the_reason(
+    engine: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    config = tasks_in_image(tmp_path, engine[0], rows=1)
+    config["execution"]["mounts"] = {}  # so there is no libc
+    (tmp_path / "nano.yaml").write_text(json.dumps(config))
+    output = holdfast("eval", "-c", "nano", "--run", "here", cwd=tmp_path, env=engine[1], check=3).stdout
+    assert f"could not be prepared in {IMAGE}" in output
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("how", ["kill -9 of the job", "holdfast kill"])
+def test_no_container_of_a_task_outlives_its_job(engine: tuple[str, dict[str, str]], tmp_path: Path, how: str) -> None:
+    config = tasks_in_image(tmp_path, engine[0], rows=2000, seconds=0.05)
+    (tmp_path / "nano.yaml").write_text(json.dumps(config))
+    end_job_and_wait(engine, tmp_path, how)
 
 
 @pytest.mark.parametrize("engine", ["podman", "docker"])
@@ -157,7 +226,7 @@ def test_the_command_of_a_container_has_names_of_variables_and_no_values(engine:
         env={"HF_TOKEN": "host:HF_TOKEN"},
         engine_options=("--shm-size=16g",),
     )
-    words = container_words(server, "holdfast-1", ["HF_TOKEN", "HOLDFAST_PORT"], gpus=True)
+    words = server_words(server, "holdfast-1", ["HF_TOKEN", "HOLDFAST_PORT"], gpus=True)
     assert words[:2] == [engine, "run"] and words[-2:] == ["--shm-size=16g", "registry.example.com/served:2"]
     assert {"--env=HF_TOKEN", "--env=HOLDFAST_PORT", "--volume=/models:/checkpoint:ro", "--network=host"} <= set(words)
     assert words[6] == ("--gpus=all" if engine == "docker" else "--device=nvidia.com/gpu=all")

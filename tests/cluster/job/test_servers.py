@@ -266,29 +266,35 @@ SRUN = """\
 #!/bin/bash
 if [ "$1" = --help ]; then echo "  --container-image=…"; exit; fi
 for word; do
-    case $word in --container-env=*) kept=",${word#*=},";; esac
+    case $word in --container-env=*) kept=",${word#*=},";; --mpi=*) export MPI=${word#*=};; esac
 done
+if [ "${@: -1}" = true ]; then [ $MPI = $LOADABLE ]; exit; fi
 [[ $kept = *,HF_HOME,* ]] || export HF_HOME=/image/hf
 SLURM_PROCID=1 exec "${@: -3}"
 """
 """stands for srun with pyxis: a variable of the image wins, unless --container-env names it"""
 
 
-def test_variables_of_a_server_win_over_those_of_its_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("loadable", "mpi"), [("pmix", "pmix"), ("none", "default")])
+def test_a_server_in_an_image_keeps_its_variables_and_is_connected_by_pmix_where_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loadable: str, mpi: str
+) -> None:
+    monkeypatch.setenv("LOADABLE", loadable)
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
     srun.write_text(SRUN)
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
     written = tmp_path / "env.txt"
-    command = f'echo "$HF_HOME $PROC_ID $INSTANCE_RANK $NODES_PER_INSTANCE ${{MASTER_IP:+known}}" > {written}'
+    shown = "$HF_HOME $PROC_ID $INSTANCE_RANK $NODES_PER_INSTANCE ${MASTER_IP:+known} ${MPI:-default}"
+    command = f'echo "{shown}" > {written}'
     env = {"HF_HOME": "lit:/user/hf", "UNKNOWN": "runtime:NOT_SET"}
     (spot,) = spots([Server(command=command, image="i", port=free_port(), env=env)], [], "n1")
     process = ServerProcess(spot, tmp_path / "log", lambda _: {**os.environ, "HF_HOME": "/user/hf"})
     assert process.start(lambda _: None, lambda: False)
     wait_for(lambda: written.exists() and written.read_text(), "the server")
     process.stop()
-    assert written.read_text() == "/user/hf 1 1 1 known\n"
+    assert written.read_text() == f"/user/hf 1 1 1 known {mpi}\n"
 
 
 def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.cluster.remote import transport as module
-from holdfast.cluster.remote.transport import Completed, Here, SourceFile, Ssh, Transport
+from holdfast.cluster.remote import trees
+from holdfast.cluster.remote.transport import Completed, Here, Ssh, Transport
+from holdfast.cluster.remote.trees import SourceFile
 from holdfast.errors import ClusterError, Unreachable
 
 if TYPE_CHECKING:
@@ -118,9 +120,9 @@ def test_files_that_are_there_are_not_sent_again(
     transport: Transport, tmp_path: Path, seen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed: list[int] = []
-    pack = module._pack
+    pack = trees.pack_trees
     monkeypatch.setattr(
-        module, "_pack", lambda trees, archive: packed.extend(map(len, trees.values())) or pack(trees, archive)
+        trees, "pack_trees", lambda sent, archive: packed.extend(map(len, sent.values())) or pack(sent, archive)
     )
     files = {"wheel": SourceFile(b"w" * 300_000), "secret": SourceFile(b"geheim", 0o600)}
     first = transport.put(files, str(tmp_path))
@@ -143,14 +145,14 @@ def test_a_bundle_that_lost_a_file_is_sent_again(transport: Transport, tmp_path:
 def test_a_transfer_that_breaks_off_between_two_files_leaves_nothing(
     transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = module._pack
+    whole = trees.pack_trees
 
     def broken(files: Any, archive: Any) -> None:
         packed = io.BytesIO()
         whole(files, packed)
         archive.write(packed.getvalue()[:1024])  # header and content of the first file
 
-    monkeypatch.setattr(module, "_pack", broken)
+    monkeypatch.setattr(trees, "pack_trees", broken)
     with pytest.raises(ClusterError):
         transport.put({"a": SourceFile(b"a"), "b": SourceFile(b"b")}, str(tmp_path / "code"))
     assert list((tmp_path / "code").iterdir()) == []

@@ -12,7 +12,8 @@ import pytest
 from holdfast.cluster.config.launch import Server
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.registry import InvocationRegistry
-from holdfast.cluster.remote.transport import Here, SourceFile
+from holdfast.cluster.remote.transport import Here
+from holdfast.cluster.remote.trees import SourceFile
 from tests.support.invocations import Launched, launched, register
 from tests.support.running import holdfast
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -14,7 +15,7 @@ import msgspec
 
 from holdfast.cluster.config.compose import compose, find_config, read_lone, split_overrides
 from holdfast.cluster.config.executor import executor_problem, load_executor
-from holdfast.cluster.config.launch import Launch, RunOptions, Server, TaskFile
+from holdfast.cluster.config.launch import Container, Launch, RunOptions, Server, TaskFile
 from holdfast.cluster.config.legacy import MOVED, move_keys
 from holdfast.cluster.config.no_effect import keys_without_effect
 from holdfast.cluster.config.profiles import WandbBlock, folder_problem, load_profile
@@ -35,6 +36,7 @@ from holdfast.cluster.config.servers import (
     build_server,
     check_instances,
     check_ports,
+    container_mounts,
     default_model,
     fill_base_command,
     fill_references,
@@ -43,7 +45,6 @@ from holdfast.cluster.config.servers import (
     prefix_of,
     read_auxiliary,
     served_version,
-    server_mounts,
     settle_gpus,
     settle_nodes,
     spread_over_gpus,
@@ -162,6 +163,7 @@ def compile_launch(
         shared=shared,
         endpoint=_endpoint(blocks),
         variables=_read_scope(tree, findings, "evaluation"),
+        container=_evaluation_container(blocks, executor),
         folder=path.parent,
         cwd=cwd,
         providers=providers,
@@ -303,7 +305,7 @@ def _read_servers(
         deployment = build_server(
             block,
             scope,
-            server_mounts(block, env, execution.mounts.deployment),
+            container_mounts(env, execution.mounts.deployment, block),
             execution,
             instances=execution.num_instances,
             nodes=execution.num_nodes,
@@ -320,7 +322,7 @@ def _read_servers(
         server = build_server(
             spread,
             scope,
-            server_mounts(spread, env, execution.mounts.auxiliary.get(name, {})),
+            container_mounts(env, execution.mounts.auxiliary.get(name, {}), spread),
             execution,
             name=name,
             prefix=prefix_of(name, block),
@@ -416,9 +418,23 @@ def _destinations(execution: ExecutionBlock) -> tuple[str, ...]:
     return tuple(dict.fromkeys(automatic.destinations)) if automatic.enabled else ()
 
 
+def _evaluation_container(blocks: _Blocks, executor: ExecutorRules) -> Container | None:
+    """Return how tasks with an image of their own are started; None if no program for that is named."""
+    execution = blocks.execution
+    if execution.container_engine is None or not executor.is_local:
+        return None
+    home = {str(Path.home()): str(Path.home())} if execution.mounts.mount_home else {}
+    mounts = container_mounts(blocks.run.env, {**home, **execution.mounts.evaluation})
+    return Container(
+        image="",
+        engine=execution.container_engine,
+        options=tuple(shlex.split(execution.extra_docker_args or "")),
+        mounts=tuple(map(str, mounts)),
+    )
+
+
 def _setup_lines(blocks: _Blocks) -> tuple[str, ...]:
-    lines, commands = blocks.run.env.setup_lines, blocks.run.env.startup_commands
-    return (*([lines] if isinstance(lines, str) else lines or []), *(commands or []))
+    return (*(blocks.run.env.setup_lines or []), *(blocks.run.env.startup_commands or []))
 
 
 def _visible_gpus(visible: bool | str | None) -> dict[str, str]:

@@ -49,6 +49,18 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """a folder on the machine that runs the jobs"""
 
 
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """An image in which a part of a local job runs."""
+
+    image: str
+    engine: str
+    """`podman` or `docker`"""
+    options: tuple[str, ...] = ()
+    """further options for the engine's `run`"""
+    mounts: tuple[str, ...] = ()
+    """`source:target[:options]`"""
+
+
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """A server that a task starts: of the model, or of another model that the eval needs, such as a judge."""
 
@@ -116,6 +128,8 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     runs_dir: str = "<runs>"
     deployment: Server | None = None
     auxiliary: tuple[Server, ...] = ()
+    container: Container | None = None
+    """in which the evaluation runs; None: it is a plain process"""
     workers: int = 1
     walltime: float = 3600
     """seconds of one job"""

@@ -166,8 +166,11 @@ def _image_rules(tree: Tree, referenced: frozenset[str], executor: ExecutorRules
         yield "deployment.image", "on this machine the server is a plain process without execution.container_engine"
     image = tree.get("deployment", "image") if serves and starts_containers else None
     others = [block.get("image") for block in _auxiliary(tree).values()] if starts_containers else []
-    images = [name for name in (image, *others) if name]
+    tasks = [tree.get("evaluation", "tasks", number, "container") for number in range(_task_count(tree)) if engine]
+    images = [name for name in (image, *others, *tasks) if name]
     why = "no container is started"
+    if not any(tasks):
+        yield "execution.mounts.evaluation", NO_CONTAINER.why
     if image is None:
         yield "execution.mounts.deployment", why
     if not images or engine is None:

@@ -63,47 +63,47 @@ class ProfileBlock(Block):
     """Keys of a profile, and of `run.env` in a configuration."""
 
     executor: str | None = None
-    """Where jobs run: on a `slurm` cluster, or as processes of this machine (`local`)."""
+    """Where jobs run: on a `slurm` cluster, or on this machine (`local`)."""
     account: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("account")] = None
-    """Slurm account of the jobs."""
+    """As for `sbatch`."""
     partition: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("partition")] = None
-    """Slurm partition of the jobs."""
+    """As for `sbatch`."""
     run_partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """Partition for `--run`. Default: `partition`."""
+    """Partition for `--run`, or for `--batch`. Default: `partition`."""
     batch_partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """Partition for `--batch`. Default: `partition`."""
+    """Partition for `--run`, or for `--batch`. Default: `partition`."""
     nodes: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("num_nodes")] = Field(default=None, ge=1)
-    """Number of nodes of a job."""
+    """As for `sbatch`."""
     ntasks_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("ntasks_per_node")] = Field(
         default=None, ge=1
     )
-    """Slurm tasks per node."""
+    """As for `sbatch`."""
     nproc_per_node: Annotated[int | None, NO_TORCHRUN] = Field(default=None, ge=1)
     """No effect: read by other tools."""
     gpus_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("gpus_per_node")] = Field(default=None, ge=0)
-    """GPUs per node."""
+    """As for `sbatch`."""
     cpus_per_task: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=1)
-    """CPUs per Slurm task."""
+    """As for `sbatch`."""
     time: Annotated[Walltime | None, CLUSTER_ONLY, ThroughExecution("walltime")] = None
-    """Time limit of one job: `HH:MM:SS`, `D-HH:MM:SS`, minutes, or a duration such as `4h`."""
+    """Time limit of a job, such as `04:00:00`, `1-12:00:00` or `4h`."""
     mem: Annotated[str | int | None, CLUSTER_ONLY] = None
-    """Memory of a job, as for `sbatch --mem`."""
+    """As for `sbatch`."""
     exclusive: Annotated[bool | None, CLUSTER_ONLY] = None
     """Request whole nodes."""
     container_image: str | None = None
-    """Image for the server: a Docker reference, or the path of a `.sqsh` file."""
+    """Image for the server: a Docker reference, or a `.sqsh` file."""
     container: str | None = None
-    """Another name for `container_image`."""
+    """Image for the server: a Docker reference, or a `.sqsh` file."""
     mounts: Mounts | None = None
-    """Mounts for the server's container, each `source:target` or `source:target:ro`. Nothing else is mounted."""
+    """Mounts for containers, each `source:target` or `source:target:ro`."""
     lustre_mount: str | None = Field(default=None, pattern=rf"^{MOUNT.pattern}$")
-    """One more mount, written as in `mounts`."""
+    """One more of them."""
     env_vars: dict[str, str | int | float | bool] | None = None
-    """Environment variables for every part of the job. Plain values are literals."""
+    """Environment variables for every part of the job."""
     startup_commands: Annotated[Lines | None, CLUSTER_ONLY] = None
-    """Shell commands to run at the beginning of the job."""
-    setup_lines: Annotated[Lines | str | None, CLUSTER_ONLY] = None
-    """Shell lines to run at the beginning of the job."""
+    """Shell lines to run at the beginning of a job."""
+    setup_lines: Annotated[Lines | None, CLUSTER_ONLY] = None
+    """Shell lines to run at the beginning of a job."""
     run_command: Annotated[str | None, NoEffect("a job runs Holdfast")] = None
     """No effect: read by other tools."""
     packager: Annotated[Literal["git", "pattern", "hybrid", "none"] | None, SENT_WITH_EVAL] = None
@@ -114,31 +114,30 @@ class ProfileBlock(Block):
     """No effect: read by other tools."""
 
     tunnel: Annotated[Literal["ssh", "local"] | None, CLUSTER_ONLY] = None
-    """How to reach the cluster. `ssh` needs `host` and `remote_job_dir`; `local` submits from this machine."""
+    """`ssh` needs `host` and `remote_job_dir`; `local` submits from this machine."""
     host: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("hostname")] = None
-    """Login node of the cluster."""
+    """Login node, user and private key, as for ssh."""
     user: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("username")] = None
-    """User on the login node. Default: that of your ssh configuration."""
+    """Login node, user and private key, as for ssh."""
     identity: Annotated[str | None, CLUSTER_ONLY] = None
-    """Private key for ssh. Default: that of your ssh configuration."""
+    """Login node, user and private key, as for ssh."""
     remote_job_dir: str | None = None
-    """Folder on the cluster for jobs, runs and images: an absolute path, or one that begins with `~/`."""
+    """Folder on the cluster for jobs, runs and images."""
     python: str | None = None
-    """Python interpreter on the cluster that has Holdfast. Default: Holdfast is installed there from the submitting
-    version."""
+    """Interpreter on the cluster that has Holdfast. Default: Holdfast is installed there."""
 
     build_partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """Partition of the jobs that import images. Default: `partition`."""
+    """`partition` and `time` of jobs that import images."""
     build_time: Annotated[Walltime | None, CLUSTER_ONLY] = None
-    """Time limit of the jobs that import images. Default: `time`."""
+    """`partition` and `time` of jobs that import images."""
     build_image: Annotated[str | None, NoEffect("images are imported by the cluster's own enroot")] = None
     """No effect: read by other tools."""
     build_cache_dir: Annotated[str | None, NoEffect("images are kept in containers below remote_job_dir")] = None
     """No effect: read by other tools."""
     build_include_gpus: Annotated[bool | None, CLUSTER_ONLY] = None
-    """Request GPUs for the jobs that import images."""
+    """Request GPUs for these jobs."""
     build_gpus_per_node: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=0)
-    """GPUs per node for the jobs that import images."""
+    """GPUs per node for these jobs."""
 
     @model_validator(mode="after")
     def _one_image(self) -> ProfileBlock:

@@ -15,7 +15,6 @@ from holdfast.cluster.config.marks import (
     DERIVED,
     EXPORTS_ITSELF,
     LOCAL_ONLY,
-    NO_CONTAINER,
     OTHER_TOOLS,
     OTHER_VARIABLES,
     SET_BY_EVAL,
@@ -81,8 +80,8 @@ class MountsBlock(Block):
 
     deployment: MountTable = Field(default_factory=dict)
     """Mounts for the server's container, as `source: target`."""
-    evaluation: Annotated[MountTable, NO_CONTAINER] = Field(default_factory=dict)
-    """No effect: the evaluation runs in no container."""
+    evaluation: MountTable = Field(default_factory=dict)
+    """Mounts for the containers of tasks."""
     auxiliary: dict[str, MountTable] = Field(default_factory=dict)
     """Mounts for the containers of auxiliary servers, by their names."""
     mount_home: bool = False
@@ -133,65 +132,62 @@ class ExecutionBlock(Block):
     """`execution:`, for Slurm and for this machine."""
 
     type: str
-    """Where jobs run: `slurm` or `local`. The profile's `executor` decides."""
+    """`slurm` or `local`. The profile's `executor` decides."""
     hostname: Annotated[str | None, CLUSTER_ONLY] = None
-    """Login node to submit from. ssh is used if `tunnel` says so, or if the host is not this machine."""
+    """`host`, `user`, `account` and `partition` of the profile."""
     username: Annotated[str | None, CLUSTER_ONLY] = None
-    """User on the login node."""
+    """`host`, `user`, `account` and `partition` of the profile."""
     account: Annotated[str | None, CLUSTER_ONLY] = None
-    """Slurm account of the jobs."""
+    """`host`, `user`, `account` and `partition` of the profile."""
     partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """Slurm partition of the jobs."""
+    """`host`, `user`, `account` and `partition` of the profile."""
     cpu_partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """Partition for workers that run beside a server and need no GPU."""
+    """Partition for workers beside a server, which need no GPU."""
     output_dir: str | None = None
-    """Folder for runs: an absolute path on the cluster, or one that begins with `~/`. Default: `evaluations` in
-    `remote_job_dir`; with `local`, the usual runs directory."""
+    """Folder for runs. Default: `evaluations` in `remote_job_dir`; with `local`, the usual runs directory."""
     num_nodes: Annotated[int, CLUSTER_ONLY] = Field(default=1, ge=1)
-    """Number of nodes of a job."""
+    """Nodes of a job, and Slurm tasks per node."""
     num_instances: int = Field(default=1, ge=1)
-    """Number of model servers. The nodes are divided among them; default for `num_nodes` is then one node per
-    instance."""
+    """Model servers, among which the nodes are divided."""
     ntasks_per_node: Annotated[int, CLUSTER_ONLY] = Field(default=1, ge=1)
-    """Slurm tasks per node."""
+    """Nodes of a job, and Slurm tasks per node."""
     gpus_per_node: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=0)
-    """GPUs per node. May be given with `gres` only if both say the same."""
+    """GPUs per node."""
     gres: Annotated[str | None, CLUSTER_ONLY] = None
-    """Generic resources, as for `sbatch --gres`."""
+    """Generic resources, as for `sbatch`."""
     walltime: Annotated[Walltime, CLUSTER_ONLY] = "01:00:00"
     """Time limit of one job."""
     max_walltime: Walltime | None = "120:00:00"
-    """Time limit of a chain of jobs together, in which each continues the one before."""
+    """Time limit of a chain of jobs."""
     endpoint_readiness_timeout: Seconds | None = None
-    """How long a server may take to start. Default: `walltime`."""
+    """Time that a server has to start. Default: `walltime`."""
     workers: int = Field(default=1, ge=1)
-    """Number of worker processes that share each run."""
+    """Worker processes that share a run."""
     subproject: Annotated[str | None, CLUSTER_ONLY] = Field(default=None, pattern=ONE_LINE)
-    """Text for the comments of jobs, on one line."""
+    """Text for the comments of jobs."""
     sbatch_comment: Annotated[str | None, CLUSTER_ONLY] = Field(default=None, pattern=ONE_LINE)
-    """Text for the comments of jobs, on one line."""
+    """Text for the comments of jobs."""
     sbatch_extra_flags: Annotated[dict[str, str | int | bool | None], CLUSTER_ONLY] = Field(default_factory=dict)
-    """Further options of `sbatch`, such as `{qos: high, exclusive: true}`. `job-name`, `comment`, `output`, `error`,
-    `array` and `dependency` are reserved."""
+    """Further options of `sbatch`, such as `{qos: high, exclusive: true}`."""
     deployment: DeploymentTasks = DeploymentTasks()
     """`{n_tasks: N}`: processes to start a server with. Default: one per node."""
     mounts: MountsBlock = MountsBlock()
-    """Mounts for containers: `{deployment: {source: target}, auxiliary: {judge: {…}}, mount_home: false}`."""
+    """Mounts for containers: `{deployment: {source: target}, evaluation: {…}, auxiliary: {judge: {…}}, mount_home:
+    false}`."""
     proxy: Annotated[ProxyBlock | None, SPREAD_BY_HOLDFAST] = None
     """No effect: Holdfast distributes requests among instances itself."""
     auto_export: Annotated[AutoExportBlock, BeforeValidator(_auto_export)] = AutoExportBlock()
-    """Destinations of finished runs, as a list such as `[wandb]`, or as `{destinations: [wandb]}`: any format of
-    `holdfast export --to`, and `local`."""
+    """Destinations of finished runs, such as `[wandb]`: formats of `holdfast export --to`."""
     evaluation_gpu_visible: bool | str | None = None
-    """GPUs of the job that the evaluation sees: `true`, `false`, or a list such as `"0,1"`. Default: Slurm's own."""
+    """GPUs that the evaluation sees: `true`, `false`, or a list such as `"0,1"`. Default: those of the job."""
     env_vars: dict[str, Any] | None = None
     """Older spelling of `env_vars` under `deployment`, `evaluation` and `export`."""
     mode: Annotated[Literal["sequential", "parallel"], LOCAL_ONLY] = "sequential"
-    """Local only: run tasks one after another or at the same time."""
+    """Local only: run tasks one after another or at once."""
     container_engine: Annotated[Literal["podman", "docker"] | None, LOCAL_ONLY] = None
-    """Local only: program that starts servers in their images. Default: servers are plain processes."""
+    """Local only: program that starts images. Default: servers are plain processes."""
     extra_docker_args: Annotated[str | None, LOCAL_ONLY] = None
-    """Local only: further options for `podman run` or `docker run`, as in a shell."""
+    """Local only: further options for `podman run` or `docker run`."""
 
 
 class EndpointsBlock(Block):
@@ -213,34 +209,32 @@ class DeploymentBlock(Block):
     """`deployment:`, the server of the model."""
 
     type: str
-    """Kind of server: `none` (the model is served already), `generic` (your own command), `vllm`, `vllm_ray` (vLLM on
-    several nodes), `sglang`, `nim` or `trtllm`."""
+    """Kind of server: `none`, `generic` (your own command), `vllm`, `vllm_ray` (on several nodes), `sglang`, `nim` or
+    `trtllm`."""
     image: str | None = None
-    """Image of the server: a Docker reference, or a `.sqsh` file. Without one the server is a plain process."""
+    """Docker reference, or a `.sqsh` file. Default: the server is a plain process."""
     command: str | None = None
-    """The whole command. Required for `generic`, derived for the other types."""
+    """The whole command. Required for `generic`, derived for other types."""
     base_command: Annotated[str | None, DerivedCommand(("vllm", "vllm_ray", "sglang", "trtllm", "nim"))] = None
-    """The command that starts the server, instead of the derived one. A `command` of your own may contain it as
-    `${deployment.base_command}`."""
+    """The command instead of the derived one; `${deployment.base_command}` in a `command` of your own."""
     port: int = Field(default=8000, ge=1, le=65535)
     """Port of the server."""
     served_model_name: str | None = None
-    """Name under which the model is served."""
+    """Name of the model in requests."""
     checkpoint_path: str | None = None
-    """Folder with the model, which the server sees as `/checkpoint`."""
+    """Folders of the model and for caches, which the server sees as `/checkpoint` and `/cache`."""
     hf_model_handle: Annotated[str | None, DERIVED] = None
     """Name of the model on Hugging Face."""
     cache_path: str | None = None
-    """Folder for caches, which the server sees as `/cache`."""
+    """Folders of the model and for caches, which the server sees as `/checkpoint` and `/cache`."""
     tensor_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
-    """GPUs per tensor-parallel group. Default: all GPUs of its nodes; if their number is unknown, 8 where a
-    `defaults:` list selects the group, else 1."""
+    """Default: all GPUs of its nodes; if their number is unknown, 8 where `defaults:` selects the group, else 1."""
     pipeline_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
-    """Number of pipeline stages."""
+    """Pipeline stages, or data-parallel replicas."""
     data_parallel_size: Annotated[int | None, DerivedCommand(("vllm", "vllm_ray", "sglang"))] = Field(
         default=None, ge=1
     )
-    """Number of data-parallel replicas."""
+    """Pipeline stages, or data-parallel replicas."""
     gpu_memory_utilization: Annotated[float | None, DERIVED] = Field(default=None, gt=0, le=1)
     """Share of GPU memory to use."""
     extra_args: Annotated[str | None, DerivedCommand(("vllm", "vllm_ray", "sglang", "trtllm", "nim"))] = None
@@ -252,7 +246,7 @@ class DeploymentBlock(Block):
     distributed_executor_backend: Annotated[str | None, DerivedCommand(("vllm", "vllm_ray"))] = None
     """Backend of a server that spans nodes."""
     endpoints: EndpointsBlock = EndpointsBlock()
-    """Paths of the server: `chat`, `completions`, `health`, `embedding`, `ranking`."""
+    """Paths: `chat`, `completions`, `health`, `embedding`, `ranking`."""
     health_check_path: str | None = None
     """Path to poll until the server is ready."""
     health_check_status: int = 200
@@ -262,7 +256,7 @@ class DeploymentBlock(Block):
     multiple_instances: bool | None = None
     """Older spelling of `execution.num_instances`: one server per node, or per `nodes_per_instance`."""
     nodes_per_instance: int | None = Field(default=None, ge=1)
-    """Nodes of each server, with `multiple_instances`."""
+    """Older spelling: nodes of each server, with `multiple_instances`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -372,9 +366,9 @@ class TaskBlock(Block):
     eval: str | None = None
     """Path of the eval file, if `name` is only a name."""
     overrides: dict[str, Any] | None = None
-    """Keys of the eval file to override, such as `{trials: 3, limits.concurrency: 8}`."""
+    """Keys of the eval file to override, such as `{trials: 3}`."""
     container: str | None = None
-    """No effect: the evaluation runs in no container."""
+    """Local only: image in which the task runs, with `execution.container_engine`."""
     endpoint_type: str | None = None
     """API to call: `chat` or `completions`."""
     env_vars: dict[str, Any] | None = None
@@ -384,14 +378,13 @@ class TaskBlock(Block):
     config: dict[str, Any] | None = None
     """Older name of `nemo_evaluator_config`."""
     dataset_dir: str | None = None
-    """Folder with the datasets of a benchmark, on the machine that submits: its `benchmark.data`. No effect on eval
-    files: use `overrides: {dataset.path: …}`."""
+    """Folder with the datasets of a benchmark, on the machine that submits."""
     dataset_mount_path: str = "/datasets"
     """No effect: the evaluation runs in no container."""
     pre_cmd: str | None = None
-    """Shell command to run before this task."""
+    """Shell command to run before or after this task."""
     post_cmd: str | None = None
-    """Shell command to run after this task."""
+    """Shell command to run before or after this task."""
 
 
 class EvaluationBlock(Block):

@@ -146,17 +146,17 @@ def fill_base_command(tree: Tree, block: DeploymentBlock) -> DeploymentBlock:
     return block.model_copy(update={"base_command": None, "command": tree.get("deployment", "command")})
 
 
-def server_mounts(block: DeploymentBlock, env: ProfileBlock, table: Mapping[str, str]) -> list[Mount]:
-    """List the mounts of a server's container: the profile's, checkpoint and cache, and those of `execution.mounts`.
+def container_mounts(env: ProfileBlock, table: Mapping[str, str], block: DeploymentBlock | None = None) -> list[Mount]:
+    """List the mounts of a container: the profile's, checkpoint and cache of a server, and those of `execution.mounts`.
 
     Of two mounts at the same target the later one counts.
     """
     mounts = [Mount.parse(text) for text in env.mounts or []]
     if env.lustre_mount:
         mounts.append(Mount.parse(env.lustre_mount))
-    if block.checkpoint_path:
+    if block is not None and block.checkpoint_path:
         mounts.append(Mount(block.checkpoint_path, CHECKPOINT, "ro"))
-    if block.cache_path:
+    if block is not None and block.cache_path:
         mounts.append(Mount(block.cache_path, CACHE))
     for source, target in table.items():
         path, _, options = target.partition(":")

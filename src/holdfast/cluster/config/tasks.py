@@ -29,7 +29,7 @@ from holdfast.spec.validation import suggest, validate_block
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from holdfast.cluster.config.launch import TaskFile
+    from holdfast.cluster.config.launch import Container, TaskFile
     from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Document, Location
     from holdfast.spec.findings import Findings
@@ -125,6 +125,8 @@ class TaskReader:
     """of all tasks"""
     folder: Path
     """the configuration's"""
+    container: Container | None
+    """how tasks with an image of their own are started, without the image; None: as plain processes"""
     cwd: Path
     providers: Sequence[TaskProvider] | None = None
     """None: those of installed packages"""
@@ -179,7 +181,10 @@ class TaskReader:
         variables = {**self.variables, **read_variables(self.tree, (*location, "env_vars"), self.findings)}
         if config is None or path is None or document is None:
             return None
-        if block.container is not None:
+        container = None
+        if block.container is not None and self.container is not None:
+            container = msgspec.structs.replace(self.container, image=block.container)
+        elif block.container is not None:
             message = "container is not needed: Holdfast itself evaluates, in its own environment"
             self.findings.notice(self.tree, location, message)
         api_endpoint = config.target.api_endpoint
@@ -213,6 +218,7 @@ class TaskReader:
             name=block.name,
             eval_file=str(path),
             overrides=tuple(overrides),
+            container=container,
             env={**self.shared.env, **{variable.name: str(variable) for variable in variables.values()}},
             pre_cmd=block.pre_cmd or self.shared.pre_cmd,
             post_cmd=block.post_cmd or self.shared.post_cmd,

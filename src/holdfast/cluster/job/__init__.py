@@ -6,6 +6,7 @@
 `worker`     a worker job
 `prepare`    prepares a run for its workers, in its own process
 `servers`    the model servers of a job
+`containers` starts servers and tasks of local jobs in their images
 `successor`  the jobs that a main job queues: its successor, and workers
 `local`      the main process of a launch on this machine
 `after_run`  exports of a finished run

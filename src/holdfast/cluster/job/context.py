@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from holdfast.cluster.job.containers import evaluation_words, removal
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import Executor, find_executor
 from holdfast.cluster.remote.invocation import TaskFolder
@@ -30,7 +31,7 @@ from holdfast.errors import HoldfastError
 from holdfast.spec.redact import looks_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.cluster.config.launch import TaskFile
 
@@ -160,6 +161,11 @@ class JobContext:
         # Bundles are shared and named by their content, so nothing may be written beside the user's modules.
         return {**env, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
+    def evaluation_words(self, part: str, variables: Iterable[str]) -> tuple[list[str], str]:
+        """Return the words that start a command of the evaluation in its image, and the name of the container."""
+        own = ("PYTHONDONTWRITEBYTECODE", *self.task.env, *variables)
+        return evaluation_words(self.task, self.place, part, own)
+
 
 class WorkProcess:
     """`holdfast work` as a child process. It drains when its standard input closes, as it does when the job ends."""
@@ -168,15 +174,18 @@ class WorkProcess:
         self, job: JobContext, run_dir: str, worker: str, base_urls: Sequence[str], env: Mapping[str, str]
     ) -> None:
         self._job = job
+        variables = {**url_variables(base_urls), **env}
+        words, self._container = job.evaluation_words(f"work-{worker}", variables)
         self._process = subprocess.Popen(
             [
+                *words,
                 *(job.task.python, "-m", "holdfast", "work", run_dir, "--worker", worker),
                 *("--wait", "--attached", "--display", "plain"),
                 *url_options(base_urls),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=job.env(job.task.env, **url_variables(base_urls), **env),
+            env=job.env(job.task.env, **variables),
             start_new_session=True,
         )
         self._output = b""
@@ -210,6 +219,8 @@ class WorkProcess:
                 return self._process.wait(patience / 2)
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
+        if self._job.task.container is not None:  # it outlives the program that started it
+            subprocess.run(["sh", "-c", removal(self._job.task.container.engine, self._container)], check=False)  # noqa: S607
         return self._process.wait()
 
     @property

@@ -227,15 +227,18 @@ class JobRun:
     def _prepare(self) -> Prepared:
         """Open the run and divide what is left, in a child process."""
         urls, env = self._servers.addresses("127.0.0.1")
+        variables = {**url_variables(urls), **env}
+        words, _ = self._job.evaluation_words("prepare", variables)
         process = subprocess.Popen(
             [
+                *words,
                 *job_command(self._task, self._place, "prepare"),
                 *url_options(urls),
                 *(("--first",) if self._state.run_dir is None else ()),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env=self._job.env(self._task.env, **url_variables(urls), **env),
+            env=self._job.env(self._task.env, **variables),
             start_new_session=True,
         )
         output: list[bytes] = []
@@ -254,8 +257,9 @@ class JobRun:
         try:
             prepared = msgspec.json.decode(output[0], type=Prepared)
         except (msgspec.DecodeError, IndexError):
+            where = f" in {self._task.container.image}" if self._task.container is not None else ""
             raise HoldfastError(
-                f"the run could not be prepared (exit code {process.returncode}); see {self._job.log('main')}"
+                f"the run could not be prepared{where} (exit code {process.returncode}); see {self._job.log('main')}"
             ) from None
         if prepared.run_dir:
             self._set(run_dir=prepared.run_dir, total=prepared.total, done=max(prepared.done, self._state.done))

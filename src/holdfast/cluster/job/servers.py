@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.config.launch import CACHE, CHECKPOINT, PORT
+from holdfast.cluster.config.launch import CACHE, CHECKPOINT, PORT, Container
+from holdfast.cluster.job.containers import container_name, container_words, removal
 from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, Unreachable
@@ -102,8 +103,8 @@ class Servers:
             if not (server.engine or (server.image and has_pyxis())):
                 server = without_container(server)
             taken = {(process.host, process.spot.port) for process in self._processes}
-            container = f"holdfast-{self._job.task.invocation}-{self._job.task.number}-{server.name}-{spot.instance}"
-            process = ServerProcess(replace(spot, deployment=server), log, self._job.env, container)
+            name = container_name(self._job.task, f"{server.name}-{spot.instance}")
+            process = ServerProcess(replace(spot, deployment=server), log, self._job.env, name)
             self._processes.append(process)  # to be stopped whatever happens
             if not process.start(wait_for_port, lambda: self._job.must_stop, taken):
                 raise StopRequested
@@ -304,11 +305,13 @@ class ServerProcess:
         alone = not pyxis and spot.near and len(names) == 1
         env = {**self._env(deployment.env), **spot.env}
         own = [name for name in {**deployment.env, **spot.env} if name in env]
-        line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if alone else names, variables=own)
+        pmix = pyxis and has_pmix()
+        size, others = len(names) or 1, () if alone else names
+        line = server_line(deployment, size, pyxis=pyxis, pmix=pmix, names=others, variables=own)
         remove = ""
         if engine is not None:
-            run = container_words(deployment, self._container, own, gpus=shutil.which("nvidia-smi") is not None)
-            remove = f"{_removal(engine, self._container)}; "
+            run = server_words(deployment, self._container, own, gpus=shutil.which("nvidia-smi") is not None)
+            remove = f"{removal(engine, self._container)}; "
             line = f"{remove}exec {shlex.join([*run, 'sh', '-c', line])}"
         elif deployment.image and not pyxis:
             notify(f"no pyxis here: {deployment.image} is not used, {spot} runs as a plain process")
@@ -405,7 +408,7 @@ class ServerProcess:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         if (engine := self.spot.deployment.engine) is not None:  # its container is not in the group
-            subprocess.run(["sh", "-c", _removal(engine, self._container)], check=False)  # noqa: S607
+            subprocess.run(["sh", "-c", removal(engine, self._container)], check=False)  # noqa: S607
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -421,7 +424,13 @@ class ServerProcess:
 
 
 def server_line(
-    deployment: Server, nodes: int, *, pyxis: bool, names: Sequence[str] = (), variables: Sequence[str] = ()
+    deployment: Server,
+    nodes: int,
+    *,
+    pyxis: bool,
+    pmix: bool = False,
+    names: Sequence[str] = (),
+    variables: Sequence[str] = (),
 ) -> str:
     """Return the shell command of a server: as it is, or through srun for other nodes or a container.
 
@@ -432,6 +441,8 @@ def server_line(
         return line
     tasks = deployment.tasks or nodes
     words = ["srun", "--overlap", f"--nodes={nodes}", f"--ntasks={tasks}", "--kill-on-bad-exit=1"]
+    if pmix:
+        words.append("--mpi=pmix")
     if names:
         words.append(f"--nodelist={','.join(names)}")
     if pyxis:
@@ -444,24 +455,15 @@ def server_line(
     return shlex.join([*words, "bash", "-c", f"export INSTANCE_RANK=$SLURM_PROCID PROC_ID=$SLURM_PROCID\n{line}"])
 
 
-def container_words(server: Server, name: str, variables: Iterable[str], *, gpus: bool) -> list[str]:
-    """Return the command that starts a program in the image of a server, on the network of this machine.
-
-    Values of variables come from the environment of the command, so that no argument contains a secret.
-    """
+def server_words(server: Server, name: str, variables: Iterable[str], *, gpus: bool) -> list[str]:
+    """Return the words that start a program in the image of a server."""
     assert server.engine is not None and server.image is not None
-    words = [server.engine, "run", "--rm", f"--name={name}", "--network=host", "--entrypoint="]
-    if gpus:
-        words += ["--gpus=all"] if server.engine == "docker" else ["--device=nvidia.com/gpu=all"]
-    home = [f"{Path.home()}:{Path.home()}"] if server.mount_home else []
-    words += [f"--volume={mount}" for mount in (*server.mounts, *home)]
-    words += [f"--env={variable}" for variable in variables]
-    return [*words, *server.engine_options, server.image.removeprefix("docker://")]
-
-
-def _removal(engine: str, container: str) -> str:
-    """Return shell commands that end a container, if there is one: SIGTERM, after ten seconds SIGKILL."""
-    return f"{engine} stop --time=10 {container} >/dev/null 2>&1; {engine} rm --force {container} >/dev/null 2>&1"
+    devices = ["--gpus=all"] if server.engine == "docker" else ["--device=nvidia.com/gpu=all"]
+    home = (f"{Path.home()}:{Path.home()}",) if server.mount_home else ()
+    container = Container(
+        image=server.image, engine=server.engine, options=server.engine_options, mounts=(*server.mounts, *home)
+    )
+    return container_words(container, name, variables, devices if gpus else ())
 
 
 def without_container(deployment: Server) -> Server:
@@ -484,12 +486,21 @@ def without_container(deployment: Server) -> Server:
 
 def has_pyxis() -> bool:
     """Return True if srun can start containers here."""
+    return "--container-image" in (_ask_srun("--help") or "")
+
+
+def has_pmix() -> bool:
+    """Return True if srun can connect processes by PMIx here; `--mpi=list` also lists what cannot be loaded."""
+    return _ask_srun("--mpi=pmix", "--overlap", "--nodes=1", "--ntasks=1", "true") is not None
+
+
+def _ask_srun(*options: str) -> str | None:
+    """Return what srun prints; None if it fails."""
     try:
-        argv = ["srun", "--help"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(["srun", *options], capture_output=True, text=True, timeout=30, check=False)  # noqa: S607
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return "--container-image" in done.stdout
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def _reserve(port: int) -> socket.socket | None:

@@ -1,6 +1,7 @@
 """Talking to a cluster: from its login node or over ssh.
 
 `transport`   runs programs and copies files there
+`trees`       the files that are copied, by their digests
 `slurm`       submits, lists and cancels jobs
 `invocation`  the files of an invocation on the cluster
 `ledger`      who submitted what: intents before jobs, then ids

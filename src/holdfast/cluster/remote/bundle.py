@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.remote.transport import SourceFile
+from holdfast.cluster.remote.trees import SourceFile
 from holdfast.display.format import byte_count
 from holdfast.errors import UsageError
 from holdfast.formats import load_any

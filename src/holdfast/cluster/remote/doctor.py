@@ -283,8 +283,7 @@ class _Doctor:
             token = secrets.token_hex(8)
             self.transport.check(["sh", "-c", 'cat >"$1/token"', "sh", folder], input=token.encode())
             python = self.fields.python or "python3"
-            setup = self.fields.setup_lines or []
-            lines = [*([setup] if isinstance(setup, str) else setup), *(self.fields.startup_commands or [])]
+            lines = [*(self.fields.setup_lines or []), *(self.fields.startup_commands or [])]
             look = _NODE.replace("CONFINE_SOURCE", CONFINE.read_text(encoding="utf-8"))
             script = "\n".join(
                 ["#!/bin/bash", *lines, f"folder={shlex.quote(folder)}", f"python={shlex.quote(python)}", look]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import holdfast
 from holdfast.canonical import digest
 from holdfast.cluster.remote.bundle import dataset_paths
-from holdfast.cluster.remote.transport import SourceFile
+from holdfast.cluster.remote.trees import SourceFile
 from holdfast.errors import ClusterError
 from holdfast.graders.build import grader_class
 from holdfast.spec.schema import is_embedded

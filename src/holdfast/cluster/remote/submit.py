@@ -31,7 +31,8 @@ from holdfast.cluster.remote.ledger import Ledger, fold, jobs_in
 from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.cluster.remote.scripts import main_script, worker_script
 from holdfast.cluster.remote.slurm import Slurm
-from holdfast.cluster.remote.transport import SourceFile, Ssh, Transport, connect
+from holdfast.cluster.remote.transport import Ssh, Transport, connect
+from holdfast.cluster.remote.trees import SourceFile
 from holdfast.cluster.remote.turn import hold_turn
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.durable import slug

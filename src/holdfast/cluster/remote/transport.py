@@ -22,19 +22,20 @@ import time
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdfast.canonical import digest
+from holdfast.cluster.remote import trees
 from holdfast.errors import ClusterError, Unreachable
-from holdfast.store.durable import make_directory, replacing, sync, sync_directory
+from holdfast.store.durable import replacing, sync, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
+
+    from holdfast.cluster.remote.trees import SourceFile
 
 PAUSES: Final = (1.0, 2.0, 4.0)
 """Seconds between the tries to reach a cluster."""
@@ -59,21 +60,6 @@ class Completed(NamedTuple):
     def text(self) -> str:
         """Its standard output."""
         return self.stdout.decode(errors="replace")
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """A file to put on the cluster: bytes, or the path of a local file, whose mode it keeps unless one is given."""
-
-    content: bytes | Path
-    mode: int | None = None
-
-    def open(self) -> tuple[BinaryIO, int, int]:
-        """Return its bytes, their number and its mode."""
-        if isinstance(self.content, bytes):
-            return BytesIO(self.content), len(self.content), 0o644 if self.mode is None else self.mode
-        status = self.content.stat()
-        return self.content.open("rb"), status.st_size, status.st_mode & 0o777 if self.mode is None else self.mode
 
 
 class Transport(ABC):
@@ -156,31 +142,33 @@ class Transport(ABC):
         """Put files, by their relative names, into `<directory>/<digest>`, and return that path."""
         return self.put_all([files], directory)[0]
 
-    def put_all(self, trees: Sequence[Mapping[str, SourceFile]], directory: str) -> list[str]:
+    def put_all(self, contents: Sequence[Mapping[str, SourceFile]], directory: str) -> list[str]:
         """Put several trees of files, each into `<directory>/<digest>`, and return those paths.
 
         The digest is that of names, modes and contents, so what is there already is not sent again. A directory
         appears with everything in it, or not at all, and no file is ever readable for more users than its mode allows.
         """
-        names = [_digest(files) for files in trees]
+        names = [trees.tree_digest(files) for files in contents]
         root = directory.rstrip("/")
-        unique = dict(zip(names, trees, strict=True))
+        unique = dict(zip(names, contents, strict=True))
         whole = self._whole(root, {name: len(files) + 1 for name, files in unique.items()})
         missing = {name: files for name, files in unique.items() if name not in whole}
         if missing:
             with tempfile.TemporaryFile() as archive:
-                _pack(missing, archive)
+                trees.pack_trees(missing, archive)
                 archive.seek(0)
                 self._receive(archive, root, {name: len(files) + 1 for name, files in missing.items()})
         return [f"{root}/{name}" for name in names]
 
     def _whole(self, root: str, counts: Mapping[str, int]) -> set[str]:
         """Return the names of the trees that are there completely; `counts` has their numbers of files."""
-        listing = self.check(["sh", "-s", root], input=f"{_IS_WHOLE}\n{_calls('list', counts)}true\n".encode())
+        listing = self.check(
+            ["sh", "-s", root], input=f"{trees.IS_WHOLE}\n{trees.shell_calls('list', counts)}true\n".encode()
+        )
         return set(listing.text.split()) & counts.keys()
 
     def _receive(self, archive: BinaryIO, root: str, counts: Mapping[str, int]) -> None:
-        script = f'{_IS_WHOLE}\n{_RECEIVE}\n{_calls("place", counts)}sync -- "$1"\n'
+        script = f'{trees.IS_WHOLE}\n{trees.RECEIVE}\n{trees.shell_calls("place", counts)}sync -- "$1"\n'
         self.check(["sh", "-c", script, "sh", root], input=archive, timeout=_SEND_TIMEOUT)
 
     def replace_file(self, path: str, data: bytes) -> None:
@@ -255,62 +243,6 @@ find . -maxdepth 2 -type f -readable \( %s \) -print0 | tar --null -T - -cf - --
 true
 """
 
-# Clean-up jobs of shared file systems delete single old files: what is there counts only if it is all there. Its time
-# tells `holdfast clean` that it was used.
-_IS_WHOLE: Final = """
-whole() { test -f "$1/.whole" && test "$(find "$1" -type f | wc -l)" -eq "$2" && { touch -c -- "$1" || :; }; }
-list() { if whole "$1/$2" "$3"; then echo "$2"; fi; }
-"""
-
-# `.whole` is the last file sent. A stream that broke off between two files is a sound archive for tar. Jobs run what is
-# here, so nobody else may change it, whatever the umask.
-_RECEIVE: Final = """
-set -e
-umask go-w
-mkdir -p -- "$1"
-stage=$(mktemp -d -- "$1/.arriving-XXXXXX")
-trap 'rm -rf -- "$stage"' EXIT
-tar -x -p -m --no-same-owner -f - -C "$stage"
-chmod -R go-w "$stage"
-find "$stage" -type f -exec sync -- {} +
-place() {
-    test -f "$stage/$2/.whole"
-    chmod +rx "$stage/$2"
-    if whole "$1/$2" "$3"; then return 0; fi
-    test ! -e "$1/$2" || mv -T -- "$1/$2" "$stage/$2.old"
-    mv -T -- "$stage/$2" "$1/$2" || whole "$1/$2" "$3"
-}
-"""
-
-
-def _calls(function: str, counts: Mapping[str, int]) -> str:
-    """Return the lines of a shell script that call a function for each tree."""
-    return "".join(f'{function} "$1" {name} {count:d}\n' for name, count in counts.items())
-
-
-def _digest(files: Mapping[str, SourceFile]) -> str:
-    described = {}
-    for name, file in files.items():
-        if name.startswith("/") or ".." in name.split("/") or name in ("", ".whole"):
-            raise ValueError(f"not the name of a file below a directory: {name!r}")
-        stream, _, mode = file.open()
-        hashed = sha256()
-        with stream:
-            while block := stream.read(1 << 20):
-                hashed.update(block)
-        described[name] = [mode, hashed.hexdigest()]
-    return digest(described).removeprefix("sha256:")
-
-
-def _pack(trees: Mapping[str, Mapping[str, SourceFile]], archive: BinaryIO) -> None:
-    with tarfile.open(fileobj=archive, mode="w|", format=tarfile.GNU_FORMAT) as tar:
-        for tree, files in trees.items():
-            for name, file in [*sorted(files.items()), (".whole", SourceFile(b""))]:
-                info = tarfile.TarInfo(f"{tree}/{name}")
-                stream, info.size, info.mode = file.open()
-                with stream:
-                    tar.addfile(info, stream)
-
 
 class Here(Transport):
     """This machine: the cluster's login node, a node in a job, or the machine of local jobs."""
@@ -343,7 +275,7 @@ class Here(Transport):
         """Add lines to a file that has no other writer; returns once they are on the medium."""
         file = Path(path)
         with self._refusals(f"cannot write {path}"):
-            _make_own_directory(file.parent)
+            trees.make_own_directory(file.parent)
             is_new = not file.exists()
             fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -401,35 +333,23 @@ class Here(Transport):
         return is_mine, files
 
     def _whole(self, root: str, counts: Mapping[str, int]) -> set[str]:
-        return {name for name, count in counts.items() if _is_whole(Path(root, name), count)}
+        return {name for name, count in counts.items() if trees.is_whole(Path(root, name), count)}
 
     def _receive(self, archive: BinaryIO, root: str, counts: Mapping[str, int]) -> None:
         folder = Path(root)
         with self._refusals(f"cannot write {root}"):
-            _make_own_directory(folder)
+            trees.make_own_directory(folder)
             stage = Path(tempfile.mkdtemp(prefix=".arriving-", dir=folder))
             try:
                 with tarfile.open(fileobj=archive) as tar:
                     for member in tar:
-                        _unpack(tar, member, stage)
+                        trees.unpack_file(tar, member, stage)
                 for name, count in counts.items():
-                    self._place(stage / name, folder / name, count)
+                    if not trees.place_tree(stage / name, folder / name, count):
+                        raise ClusterError(f"{self.host}: {folder / name}: the files did not arrive completely")
                 sync_directory(folder)
             finally:
                 shutil.rmtree(stage, ignore_errors=True)
-
-    def _place(self, arrived: Path, target: Path, count: int) -> None:
-        if not (arrived / ".whole").is_file():
-            raise ClusterError(f"{self.host}: {target}: the files did not arrive completely")
-        for place in [arrived, *(path for path in arrived.rglob("*") if path.is_dir())]:
-            place.chmod(0o755)
-        if target.exists() and not _is_whole(target, count):
-            target.rename(arrived.with_suffix(".old"))
-        try:
-            arrived.rename(target)
-        except OSError:
-            if not _is_whole(target, count):  # else another process was faster
-                raise
 
     @contextmanager
     def _refusals(self, what: str) -> Iterator[None]:
@@ -440,36 +360,6 @@ class Here(Transport):
             raise
         except OSError as error:
             raise ClusterError(f"{self.host}: {what}: {error.strerror or error}") from error
-
-
-def _is_whole(tree: Path, count: int) -> bool:
-    if not (tree / ".whole").is_file() or sum(path.is_file() for path in tree.rglob("*")) != count:
-        return False
-    with suppress(PermissionError):
-        os.utime(tree)
-    return True
-
-
-def _make_own_directory(path: Path) -> None:
-    """Create a directory and its parents, which only their owner may write, whatever the umask."""
-    missing = [place for place in (path, *path.parents) if not place.exists()]
-    make_directory(path)
-    for place in missing:
-        place.chmod(place.stat().st_mode & ~0o022)
-
-
-def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Write one file of an archive, on the medium when this returns."""
-    source = tar.extractfile(member)
-    assert source is not None
-    path = folder / member.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, member.mode & 0o600)
-    with os.fdopen(fd, "wb") as file:
-        shutil.copyfileobj(source, file)
-        file.flush()
-        os.fchmod(fd, member.mode & ~0o022)
-        sync(fd)
 
 
 class Ssh(Transport):
