@@ -186,6 +186,19 @@ def finished(run: JournaledRun) -> JournaledRun:
     return run
 
 
+def test_outputs_in_another_order_than_the_dataset_come_to_their_rows(
+    run: JournaledRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.view.reported._WAITING", 1)
+    monkeypatch.setattr("holdfast.view.reported._choose_outputs", None)  # the slow way, for keys with several outputs
+    for sample in reversed(range(len(ROWS))):
+        for trial in range(1, TRIALS + 1):
+            for event in whole_trial(sample, trial):
+                run.append(event)
+    run.report()
+    assert same(shown(open_again(run)), expected(run))
+
+
 def test_a_stored_table_is_used_as_long_as_nothing_changes(finished: JournaledRun) -> None:
     first = open_again(finished)
     written = cache_file(finished).stat()
