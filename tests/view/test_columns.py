@@ -197,6 +197,9 @@ def test_outputs_in_another_order_than_the_dataset_come_to_their_rows(
                 run.append(event)
     run.report()
     assert same(shown(open_again(run)), expected(run))
+    table = TrialTable.load(cache_file(run))
+    assert table is not None
+    assert table.notes["kind"] == "reported"
 
 
 def test_a_stored_table_is_used_as_long_as_nothing_changes(finished: JournaledRun) -> None:
