@@ -145,7 +145,7 @@ class OutputRows:
 
     def write(self, file: IO[bytes]) -> None:
         """Write everything to a file."""
-        file.write(msgspec.json.encode(_Head(self.values, self._chunks)) + b"\n")
+        file.write(msgspec.json.encode(_Head({**self.values}, self._chunks)) + b"\n")
         file.write(self._keys)
         file.write(self._rows)
 
@@ -198,7 +198,8 @@ def _read_chunks(job: _Job, numbers: Iterable[int]) -> OutputRows:
 
 def _read_block(values: dict[str, _Numbers], file: int, block: LineBlock, lender: str) -> tuple[list[str], list[bytes]]:
     """Return the keys and the rows of the sound outputs in a block."""
-    first, bounds = join_place(file, block.offset), zip(block.starts, block.ends, strict=True)
+    first = join_place(file, block.offset)
+    bounds: Iterable[tuple[int, int]] = zip(block.starts, block.ends, strict=True)
     try:
         data = memoryview(block.data)[block.starts[0] : block.ends[-1]]
         every = _output.decode_lines(data) if block.all_sound() else None
@@ -207,7 +208,7 @@ def _read_block(values: dict[str, _Numbers], file: int, block: LineBlock, lender
     if every is None:
         lines = zip(bounds, block.lines(), strict=True)
         sound = [(each, output) for each, text in lines if is_sound(text) and (output := _decode(text)) is not None]
-        bounds, every = iter([each for each, _ in sound]), [output for _, output in sound]
+        bounds, every = [each for each, _ in sound], [output for _, output in sound]
     rows, stops, sources = [], values["stop"], values["source"]
     for (start, end), output in zip(bounds, every, strict=True):
         usage, timing = output.usage, output.timing
