@@ -132,15 +132,17 @@ class Watch:
         columns = self._columns()
         if columns is None:
             return self._first_look(status)
+        if status != "finished":
+            self._reported = None
         columns.refresh()
         with columns.lock:
             counted = _count(columns.table)
             numbers = LiveNumbers(run=self._run, status=status, generation=columns.generation, **counted)
-            if status != "running":
-                return msgspec.structs.replace(numbers, **self._report(status))
+            if status == "finished":
+                return msgspec.structs.replace(numbers, **self._report())
             if self._measured is None or self._measured[0] != columns.generation:
                 self._measured = columns.generation, _measure(columns.table)
-            pace = _pace(columns.table, time.time())
+            pace = _pace(columns.table, time.time()) if status == "running" else None
         eta = (numbers.total - numbers.done) / pace if pace else None
         return msgspec.structs.replace(numbers, rate=pace, eta=eta, **self._measured[1])
 
@@ -154,11 +156,9 @@ class Watch:
         done, total = (summary.done, summary.total) if summary is not None else (0, 0)
         return LiveNumbers(run=self._run, status=status, done=done, total=total)
 
-    def _report(self, status: Status) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         """Return the numbers of the report, which is read once."""
-        if status != "finished":
-            self._reported = None
-        elif self._reported is None:
+        if self._reported is None:
             with suppress(HoldfastError, OSError):
                 metrics = self._rundir.read_metrics()
                 if metrics is not None and metrics.overall is not None:
