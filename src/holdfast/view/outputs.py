@@ -310,5 +310,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # Ctrl-C ends the viewer, and its helpers with it
+    except (KeyboardInterrupt, BrokenPipeError):  # the viewer has ended, and its helpers end with it
         sys.exit(1)
