@@ -2,8 +2,8 @@
 
     python bench/view.py [--quick] [--folder FOLDER]
 
-`--quick` takes 50,000 trials instead of 1,000,000. `--folder` measures the run that `synthetic.py` wrote there, which is
-only read; if there is none, it is written there and kept for the next time. `README.md` says how each figure is
+`--quick` takes 50,000 trials instead of 1,000,000. `--folder` measures the run that `synthetic.py` wrote there, and
+only reads it; if there is none, it is written there and kept for the next time. `README.md` says how each figure is
 measured. The figures go to `results/` as JSON; the exit code is 1 when a promise is not kept.
 """
 
