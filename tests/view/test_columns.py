@@ -8,6 +8,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -145,9 +146,12 @@ def test_verdicts_that_come_one_look_after_another_are_joined(run: JournaledRun,
 
 
 @settings(max_examples=EXAMPLES)
-@given(journals.events, st.sampled_from([0.6, 0.3, 1.0]))
-def test_columns_of_a_finished_run_agree_with_the_run_view(events: list[journals.Event], threshold: float) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+@given(journals.events, st.sampled_from([0.6, 0.3, 1.0]), st.sampled_from([1, 2, 1024]))
+def test_columns_of_a_finished_run_agree_with_the_run_view(
+    events: list[journals.Event], threshold: float, waiting: int
+) -> None:
+    outputs_at_once = patch("holdfast.view.reported._WAITING", waiting)  # with few, some come after their turn
+    with tempfile.TemporaryDirectory() as folder, outputs_at_once:
         run = JournaledRun(Path(folder))
         for event in events:
             run.append(event)
@@ -180,6 +184,22 @@ def finished(run: JournaledRun) -> JournaledRun:
                 run.append(event)
     run.report()
     return run
+
+
+def test_outputs_in_another_order_than_the_dataset_come_to_their_rows(
+    run: JournaledRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.view.reported._WAITING", 1)
+    monkeypatch.setattr("holdfast.view.reported._choose_outputs", None)  # the slow way, for keys with several outputs
+    for sample in reversed(range(len(ROWS))):
+        for trial in range(1, TRIALS + 1):
+            for event in whole_trial(sample, trial):
+                run.append(event)
+    run.report()
+    assert same(shown(open_again(run)), expected(run))
+    table = TrialTable.load(cache_file(run))
+    assert table is not None
+    assert table.notes["kind"] == "reported"
 
 
 def test_a_stored_table_is_used_as_long_as_nothing_changes(finished: JournaledRun) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.view.live import Watch
 from tests.support.browsing import browser, opened
 from tests.support.running import holdfast, module_server, run_dir, start, wait_for, write_eval
 from tests.support.viewing import Viewer, viewer
+from tests.view.journals import JournaledRun, whole_trial
 
 if TYPE_CHECKING:
     import subprocess
@@ -174,3 +176,21 @@ def test_where_streams_do_not_get_through_the_page_asks_and_says_so(
             page.get_by_text("the numbers are asked for every five seconds").wait_for()
         finally:
             context.close()
+
+
+def test_a_large_unfinished_run_has_an_estimate_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = JournaledRun(tmp_path)
+    for sample in range(2):
+        for event in whole_trial(sample, 1):
+            run.append(event)
+    watch = Watch("run", run.rundir, lambda: None)
+    assert watch.numbers().texts["progress"] == "2 of 6"
+    monkeypatch.setattr("holdfast.view.live._LARGE", 1)
+    first_line = (run.rundir.path / "outputs.jsonl").read_bytes().index(b"\n") + 1
+    monkeypatch.setattr("holdfast.view.live._SAMPLED", first_line)
+    numbers = Watch("run", run.rundir, lambda: None).numbers()
+    assert (numbers.status, numbers.texts["progress"]) == ("unfinished", "about 2 of 6")
+    run.report()
+    assert Watch("run", run.rundir, lambda: None).numbers().texts["progress"] == "2 of 6"

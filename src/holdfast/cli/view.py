@@ -118,6 +118,7 @@ def command(
 
 def _named_runs(names: tuple[str, ...], root: Path) -> dict[str, RunDir]:
     from holdfast.store.rundir import RunDir
+    from holdfast.view.site import archive_stamp
 
     named: dict[str, RunDir] = {}
     for name, path in [(each, path) for each in names for path in fetch_runs(each, root)]:
@@ -125,11 +126,10 @@ def _named_runs(names: tuple[str, ...], root: Path) -> dict[str, RunDir]:
         manifest = rundir.read_manifest()
         if manifest is None:
             raise UsageError(f"{rundir.path} is not a run directory: it has no manifest.json")
-        if manifest.id in named:
-            raise UsageError(
-                f"{name} is named twice, or is a copy: its id is {manifest.id}, as of {named[manifest.id].path}"
-            )
-        named[manifest.id] = rundir
+        run = manifest.id + archive_stamp(rundir)
+        if run in named:
+            raise UsageError(f"{name} is named twice, or is a copy: its id is {run}, as of {named[run].path}")
+        named[run] = rundir
     return named
 
 

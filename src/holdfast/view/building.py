@@ -37,5 +37,5 @@ def _show(share: float) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # Ctrl-C ends the viewer, and its helpers with it
+    except (KeyboardInterrupt, BrokenPipeError):  # the viewer has ended, and its helpers end with it
         sys.exit(1)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
-"""gets the share of the work that is done, from 0 to 1"""
+"""gets the share of the work that is done, from 0 to 1; 0 when a helper process begins, which takes a while"""
 
 FileStamp = tuple[str, int, int, int]
 """name, inode, size and time of the last change of a file"""
@@ -269,6 +269,7 @@ class Columns:
         command = [sys.executable, "-m", "holdfast.view.building", str(self.rundir.path), str(self._folder)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
+            progress(0.0)
             try:
                 for line in process.stdout:
                     progress(float(line))

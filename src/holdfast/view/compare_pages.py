@@ -16,7 +16,7 @@ from holdfast.report.compare import read_scores
 from holdfast.report.pairs import RunComparison, compare_runs, take_rows
 from holdfast.report.suite_grid import SuiteGrid, suite_grid
 from holdfast.report.timeline import trial_timeline
-from holdfast.view.site import NotFound, is_json
+from holdfast.view.site import RUN, NotFound, is_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +33,6 @@ _ROWS: Final = 100
 _KEPT: Final = 4
 """comparisons that are kept for the next page, and runs whose scores are kept"""
 _MOST_RUNS: Final = 12
-_RUN: Final = "[0-9a-f]+"
 _PATIENCE: Final = 3.0
 """seconds that a page waits for a comparison; beyond, it says so and loads again"""
 _MANY: Final = 20_000
@@ -108,11 +107,9 @@ def routes(site: Site) -> list[web.RouteDef]:
         return await site.respond(request, "suite.html", partial(_suite, site, [run for run in runs if run]))
 
     return [
-        *site.page(
-            f"/compare/{{first:{_RUN}}}/{{second:{_RUN}}}/trial/{{sample:[^/]+}}/{{number:[1-9][0-9]*}}", beside
-        ),
-        *site.page(f"/compare/{{runs:{_RUN}(?:/{_RUN})+}}", compare),
-        *site.page(f"/suite/{{runs:{_RUN}(?:/{_RUN})*}}", suite),
+        *site.page(f"/compare/{{first:{RUN}}}/{{second:{RUN}}}/trial/{{sample:[^/]+}}/{{number:[1-9][0-9]*}}", beside),
+        *site.page(f"/compare/{{runs:{RUN}(?:/{RUN})+}}", compare),
+        *site.page(f"/suite/{{runs:{RUN}(?:/{RUN})*}}", suite),
         *site.page("/suite", suite),
     ]
 

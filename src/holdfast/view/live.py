@@ -23,6 +23,8 @@ from holdfast.display.format import dollars, duration, rate, share
 from holdfast.errors import HoldfastError
 from holdfast.report.stats import estimate
 from holdfast.store.catalog import Status, is_running, summarize_run
+from holdfast.store.lines import LineRef
+from holdfast.store.shared import journal_size
 from holdfast.view.site import RUN_ID
 from holdfast.view.table import CODES
 
@@ -41,6 +43,10 @@ _LOAD: Final = 0.1
 """share of the time that looking may take"""
 _WINDOW: Final = 60.0
 """seconds over which the rate is measured"""
+_LARGE: Final = 32 << 20
+"""bytes of outputs from which on they are not counted for a first look"""
+_SAMPLED: Final = 1 << 18
+"""bytes of each journal from which the number of its lines is estimated"""
 _SILENCE: Final = 15.0
 """seconds after which a stream says that it is still there"""
 
@@ -53,6 +59,8 @@ class LiveNumbers(msgspec.Struct, frozen=True, kw_only=True):
     done: int
     """trials that have an output"""
     total: int
+    exact: bool = True
+    """False while `done` is an estimate: the journals are long, and are being read for the first time"""
     graded: int | None = None
     """trials with all their verdicts; None while the journals are read for the first time"""
     counts: dict[str, int] = {}
@@ -82,7 +90,7 @@ class LiveNumbers(msgspec.Struct, frozen=True, kw_only=True):
         errors = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.errors.items()))
         return {
             "status": self.status,
-            "progress": f"{self.done:,} of {self.total:,}",
+            "progress": f"{'' if self.exact else 'about '}{self.done:,} of {self.total:,}",
             "graded": "" if self.graded is None else f"{self.graded:,} graded",
             "score": share(self.score),
             "interval": "" if self.low is None or self.high is None else f"{share(self.low)} – {share(self.high)}",
@@ -123,26 +131,34 @@ class Watch:
         status = _status(self._rundir)
         columns = self._columns()
         if columns is None:
-            summary = summarize_run(self._rundir)
-            done, total = (summary.done, summary.total) if summary is not None else (0, 0)
-            return LiveNumbers(run=self._run, status=status, done=done, total=total)
+            return self._first_look(status)
+        if status != "finished":
+            self._reported = None
         columns.refresh()
         with columns.lock:
             counted = _count(columns.table)
             numbers = LiveNumbers(run=self._run, status=status, generation=columns.generation, **counted)
-            if status != "running":
-                return msgspec.structs.replace(numbers, **self._report(status))
+            if status == "finished":
+                return msgspec.structs.replace(numbers, **self._report())
             if self._measured is None or self._measured[0] != columns.generation:
                 self._measured = columns.generation, _measure(columns.table)
-            pace = _pace(columns.table, time.time())
+            pace = _pace(columns.table, time.time()) if status == "running" else None
         eta = (numbers.total - numbers.done) / pace if pace else None
         return msgspec.structs.replace(numbers, rate=pace, eta=eta, **self._measured[1])
 
-    def _report(self, status: Status) -> dict[str, Any]:
+    def _first_look(self, status: Status) -> LiveNumbers:
+        """Return what is known while the journals are read for the first time."""
+        if status != "finished" and (estimate := estimate_outputs(self._rundir)) is not None:
+            manifest = self._rundir.read_manifest()
+            total = 0 if manifest is None else manifest.dataset.count * manifest.trials
+            return LiveNumbers(run=self._run, status=status, done=min(estimate, total), total=total, exact=False)
+        summary = summarize_run(self._rundir)
+        done, total = (summary.done, summary.total) if summary is not None else (0, 0)
+        return LiveNumbers(run=self._run, status=status, done=done, total=total)
+
+    def _report(self) -> dict[str, Any]:
         """Return the numbers of the report, which is read once."""
-        if status != "finished":
-            self._reported = None
-        elif self._reported is None:
+        if self._reported is None:
             with suppress(HoldfastError, OSError):
                 metrics = self._rundir.read_metrics()
                 if metrics is not None and metrics.overall is not None:
@@ -198,6 +214,19 @@ def _pace(table: TrialTable, now: float) -> float | None:
         return None
     elapsed = min(_WINDOW, max(1.0, now - min(ends)))
     return len(ends) / float(elapsed)
+
+
+def estimate_outputs(rundir: RunDir) -> int | None:
+    """Return about how many outputs a large run has, by the first lines of its journals; None for other runs."""
+    sizes = {path: journal_size(path) for path in rundir.journals("outputs")}
+    if sum(sizes.values()) < _LARGE:
+        return None
+    estimate = 0.0
+    for path, size in sizes.items():
+        if size:
+            beginning = LineRef(path, 0, min(size, _SAMPLED)).read()
+            estimate += beginning.count(b"\n") * size / len(beginning)
+    return round(estimate)
 
 
 def routes(site: Site) -> list[web.RouteDef]:

@@ -16,10 +16,9 @@ import sys
 from array import array
 from contextlib import contextmanager, suppress
 from itertools import accumulate, chain
-from operator import add, sub
 from pathlib import Path
 from struct import Struct as Layout
-from struct import iter_unpack, pack
+from struct import iter_unpack
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -27,10 +26,10 @@ import msgspec
 from holdfast.store.lines import is_sound, read_blocks
 from holdfast.store.records import Timing, Usage  # noqa: TC001 - msgspec reads them
 from holdfast.store.shared import journal_size, lender_of
-from holdfast.view.table import NAN, NUMBERS, TrialTable, join_place, many_key_bytes
+from holdfast.view.table import NAN, TrialTable, join_place, many_key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from holdfast.store.lines import LineBlock
     from holdfast.store.rundir import RunDir
@@ -43,14 +42,19 @@ _MOST_CHUNKS: Final = 4_000
 """so many numbers fit into a pipe"""
 _MOST_HELPERS: Final = 3
 _NUMBER: Final = Layout("=I")
-_NAMES: Final = (*(name for name in NUMBERS if name != "score"), "stop", "source", "stopped", "at", "length")
-_TYPES: Final[dict[str, Any]] = {name: TrialTable(())[name].typecode for name in _NAMES}
+COLUMNS: Final = (
+    *("tokens", "input_tokens", "output_tokens", "cost", "seconds", "first_token", "started", "at"),
+    *("turns", "attempt", "stop", "source", "length", "stopped"),
+)
+"""columns that outputs fill, as a row holds them: larger numbers first, so that each is at a multiple of its size"""
+_TYPES: Final[dict[str, Any]] = {name: TrialTable(())[name].typecode for name in COLUMNS}
 _SIZES: Final = {name: array(code).itemsize for name, code in _TYPES.items()}
-COLUMNS: Final = tuple(sorted(_NAMES, key=_SIZES.__getitem__, reverse=True))
-"""columns that outputs fill; those with larger numbers first, so that each is at a multiple of its size"""
-_OFFSETS: Final = dict(zip(COLUMNS, accumulate(map(_SIZES.__getitem__, COLUMNS), initial=0), strict=False))
+_OFFSETS: Final = dict(zip(COLUMNS, accumulate(_SIZES.values(), initial=0), strict=False))
 _WIDTH: Final = -(-sum(_SIZES.values()) // 8) * 8
 """bytes of a row"""
+_pack_row: Final = Layout("=" + "".join(_TYPES.values()) + "x" * (_WIDTH - sum(_SIZES.values()))).pack
+NO_OUTPUT: Final = _pack_row(*(NAN if code in "df" else 0 for code in _TYPES.values()))
+"""the row of a trial without an output"""
 
 
 class _Mark(msgspec.Struct):
@@ -95,59 +99,72 @@ class _Head(msgspec.Struct):
     """The line before the rows that a helper process writes."""
 
     values: dict[str, dict[str, int]]
-    rows: int
+    chunks: list[tuple[int, int]]
+
+
+class _Numbers(dict[str, int]):
+    """Numbers of texts, in the order in which they were asked for first; the empty text has 0."""
+
+    def __init__(self) -> None:
+        super().__init__({"": 0})
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
 
 
 class OutputRows:
-    """Outputs of a run, one after the other."""
+    """Outputs of a run, chunk by chunk."""
 
     def __init__(self) -> None:
-        self.values = {"stop": {"": 0}, "source": {"": 0}}
+        self.values = {"stop": _Numbers(), "source": _Numbers()}
         """numbers of the texts in columns of texts"""
+        self._chunks: list[tuple[int, int]] = []
+        """number of each chunk, and how many outputs it has"""
         self._keys = bytearray()
         self._rows = bytearray()
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the key and the row of each output."""
-        keys, rows = iter_unpack("16s", self._keys), iter_unpack(f"{_WIDTH}s", self._rows)
-        return zip(chain.from_iterable(keys), chain.from_iterable(rows), strict=True)
+        """Yield the key and the row of each output, in the order of the journals."""
+        keys, rows = memoryview(self._keys), memoryview(self._rows)
+        starts = accumulate((count for _, count in self._chunks), initial=0)
+        parts = [(chunk, start, count) for (chunk, count), start in zip(self._chunks, starts, strict=False)]
+        for _, start, count in sorted(parts):
+            some_keys = iter_unpack("16s", keys[start * 16 : (start + count) * 16])
+            some_rows = iter_unpack(f"{_WIDTH}s", rows[start * _WIDTH : (start + count) * _WIDTH])
+            yield from zip(chain.from_iterable(some_keys), chain.from_iterable(some_rows), strict=True)
 
     def __len__(self) -> int:
         return len(self._keys) // 16
 
-    def add(self, keys: list[str], columns: dict[str, Sequence[Any]]) -> None:
-        """Add outputs, given as columns."""
+    def add(self, chunk: int, keys: list[str], rows: list[bytes]) -> None:
+        """Add outputs of a chunk."""
+        self._chunks.append((chunk, len(keys)))
         self._keys += many_key_bytes(keys)
-        self._rows += _to_rows(columns, len(keys))
+        self._rows += b"".join(rows)
 
     def write(self, file: IO[bytes]) -> None:
         """Write everything to a file."""
-        file.write(msgspec.json.encode(_Head(self.values, len(self))) + b"\n")
+        file.write(msgspec.json.encode(_Head({**self.values}, self._chunks)) + b"\n")
         file.write(self._keys)
         file.write(self._rows)
 
     def extend(self, file: IO[bytes]) -> None:
         """Add outputs that were written to a file; raise ValueError where some are missing."""
         head = msgspec.json.decode(file.readline(), type=_Head)
-        self._keys += file.read(head.rows * 16)
-        rows = bytearray(file.read(head.rows * _WIDTH))
-        if len(rows) != head.rows * _WIDTH:
+        count = sum(count for _, count in head.chunks)
+        self._chunks += head.chunks
+        self._keys += file.read(count * 16)
+        rows = bytearray(file.read(count * _WIDTH))
+        if len(rows) != count * _WIDTH:
             raise ValueError("rows are missing")
         for name, numbers in head.values.items():
             codes = array(_TYPES[name])
             codes.frombytes(column_of(rows, name))
-            here = _codes(self.values[name], list(numbers))
+            here = [self.values[name][text] for text in numbers]
             if here != list(numbers.values()):
                 _set_column(rows, name, array(_TYPES[name], map(here.__getitem__, codes)))
         self._rows += rows
-
-
-def _to_rows(columns: dict[str, Sequence[Any]], count: int) -> bytearray:
-    rows = bytearray(count * _WIDTH)
-    for name, values in columns.items():
-        # faster than making an array of the values
-        _set_column(rows, name, memoryview(pack(f"={count}{_TYPES[name]}", *values)).cast(_TYPES[name]))
-    return rows
 
 
 def _set_column(rows: bytearray, name: str, values: Any) -> None:
@@ -168,55 +185,54 @@ def place_and_length(row: bytes) -> tuple[int, int]:
     return int.from_bytes(column_of(row, "at"), sys.byteorder), int.from_bytes(column_of(row, "length"), sys.byteorder)
 
 
-NO_OUTPUT: Final = bytes(_to_rows({name: [NAN if code in "df" else 0] for name, code in _TYPES.items()}, 1))
-"""the row of a trial without an output"""
-
-
-def _read_chunks(job: _Job, chunks: Iterable[_Chunk]) -> OutputRows:
+def _read_chunks(job: _Job, numbers: Iterable[int]) -> OutputRows:
     outputs = OutputRows()
-    for chunk in chunks:
+    for number in numbers:
+        chunk = job.chunks[number]
         path = Path(job.root, job.files[chunk.file])
+        lender = lender_of(path) or ""
         for block in read_blocks(path, chunk.start, chunk.stop):
-            _add_block(outputs, chunk.file, block, lender_of(path) or "")
+            outputs.add(number, *_read_block(outputs.values, chunk.file, block, lender))
     return outputs
 
 
-def _add_block(outputs: OutputRows, file: int, block: LineBlock, lender: str) -> None:
+def _read_block(values: dict[str, _Numbers], file: int, block: LineBlock, lender: str) -> tuple[list[str], list[bytes]]:
+    """Return the keys and the rows of the sound outputs in a block."""
     first = join_place(file, block.offset)
-    places = [first + start for start in block.starts]
-    lengths = list(map(sub, block.ends, block.starts))
+    bounds: Iterable[tuple[int, int]] = zip(block.starts, block.ends, strict=True)
     try:
         data = memoryview(block.data)[block.starts[0] : block.ends[-1]]
         every = _output.decode_lines(data) if block.all_sound() else None
     except msgspec.DecodeError:
         every = None
     if every is None:
-        lines = zip(places, lengths, block.lines(), strict=True)
-        sound = [(*line, output) for *line, text in lines if is_sound(text) and (output := _decode(text)) is not None]
-        places, lengths = [place for place, _, _ in sound], [length for _, length, _ in sound]
-        every = [output for _, _, output in sound]
-    usages, timings = [output.usage for output in every], [output.timing for output in every]
-    inputs = known([usage.input_tokens for usage in usages])
-    tokens = known([usage.output_tokens for usage in usages])
-    outputs.add(
-        [output.key for output in every],
-        {
-            "turns": [output.turns for output in every],
-            "attempt": [output.attempt for output in every],
-            "tokens": list(map(add, inputs, tokens)),
-            "input_tokens": inputs,
-            "output_tokens": tokens,
-            "cost": known([usage.cost for usage in usages]),
-            "seconds": [timing.seconds for timing in timings],
-            "first_token": known([timing.first_token for timing in timings]),
-            "started": [timing.started for timing in timings],
-            "stop": _codes(outputs.values["stop"], [output.stop for output in every]),
-            "source": _codes(outputs.values["source"], [output.source or lender for output in every]),
-            "stopped": [0 if output.stopped_by is None else len(output.marks) or 1 for output in every],
-            "at": places,
-            "length": lengths,
-        },
-    )
+        lines = zip(bounds, block.lines(), strict=True)
+        sound = [(each, output) for each, text in lines if is_sound(text) and (output := _decode(text)) is not None]
+        bounds, every = [each for each, _ in sound], [output for _, output in sound]
+    rows, stops, sources = [], values["stop"], values["source"]
+    for (start, end), output in zip(bounds, every, strict=True):
+        usage, timing = output.usage, output.timing
+        incoming = NAN if usage.input_tokens is None else usage.input_tokens
+        outgoing = NAN if usage.output_tokens is None else usage.output_tokens
+        rows.append(  # in the order of `COLUMNS`
+            _pack_row(
+                incoming + outgoing,
+                incoming,
+                outgoing,
+                NAN if usage.cost is None else usage.cost,
+                timing.seconds,
+                NAN if timing.first_token is None else timing.first_token,
+                timing.started,
+                first + start,
+                output.turns,
+                output.attempt,
+                stops[output.stop],
+                sources[output.source or lender],
+                end - start,
+                0 if output.stopped_by is None else len(output.marks) or 1,
+            )
+        )
+    return [output.key for output in every], rows
 
 
 def _decode(line: bytes) -> _Output | None:
@@ -224,17 +240,6 @@ def _decode(line: bytes) -> _Output | None:
         return _output.decode(line)
     except msgspec.DecodeError:
         return None  # sound, but not an output
-
-
-def _codes(numbers: dict[str, int], texts: list[str]) -> list[int]:
-    for text in dict.fromkeys(texts):
-        numbers.setdefault(text, len(numbers))
-    return [numbers[text] for text in texts]
-
-
-def known(values: list[Any]) -> list[float]:
-    """Return numbers with NaN for those that are unknown."""
-    return [NAN if value is None else value for value in values] if None in values else values
 
 
 @contextmanager
@@ -250,7 +255,7 @@ def reading_outputs(rundir: RunDir) -> Iterator[Callable[[], OutputRows]]:
     for file, size in enumerate(sizes):
         job.chunks += [_Chunk(file, start, min(size, start + step)) for start in range(0, size, step)]
     if sum(sizes) < _LARGE:
-        yield lambda: _read_chunks(job, job.chunks)
+        yield lambda: _read_chunks(job, range(len(job.chunks)))
         return
     claims, end = os.pipe()
     os.write(end, b"".join(map(_NUMBER.pack, range(len(job.chunks)))))
@@ -258,7 +263,7 @@ def reading_outputs(rundir: RunDir) -> Iterator[Callable[[], OutputRows]]:
     helpers = [_start_helper(job, claims) for _ in range(max(1, min(_MOST_HELPERS, (os.cpu_count() or 1) - 1)))]
 
     def collect() -> OutputRows:
-        outputs = _read_chunks(job, _claim(job, claims))
+        outputs = _read_chunks(job, _claim(claims))
         for helper in helpers:
             assert helper.stdout is not None
             outputs.extend(helper.stdout)
@@ -289,21 +294,21 @@ def _start_helper(job: _Job, claims: int) -> subprocess.Popen[bytes]:
     return helper
 
 
-def _claim(job: _Job, claims: int) -> Iterator[_Chunk]:
-    """Yield chunks that no other process takes: their numbers are in a pipe, and reading one takes it out."""
+def _claim(claims: int) -> Iterator[int]:
+    """Yield numbers of chunks that no other process takes: they are in a pipe, and reading one takes it out."""
     while number := os.read(claims, _NUMBER.size):
-        yield job.chunks[_NUMBER.unpack(number)[0]]
+        yield _NUMBER.unpack(number)[0]
 
 
 def main() -> None:
     """Read chunks of outputs, and write their rows to standard output."""
     gc.disable()  # nothing here has cycles, and looking for them takes half of the time
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=_Job)
-    _read_chunks(job, _claim(job, int(sys.argv[1]))).write(sys.stdout.buffer)
+    _read_chunks(job, _claim(int(sys.argv[1]))).write(sys.stdout.buffer)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # Ctrl-C ends the viewer, and its helpers with it
+    except (KeyboardInterrupt, BrokenPipeError):  # the viewer has ended, and its helpers end with it
         sys.exit(1)

@@ -6,7 +6,7 @@ import gc
 import re
 from array import array
 from contextlib import contextmanager, nullcontext
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from operator import attrgetter
 from struct import iter_unpack
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -16,8 +16,8 @@ import msgspec
 from holdfast.store.index import Entry, Index, keep_output, read_output_head
 from holdfast.store.lines import LineRef
 from holdfast.view.facts import LastFailures, set_failure, set_missing
-from holdfast.view.outputs import COLUMNS, NO_OUTPUT, column_of, known, output_files, place_and_length, reading_outputs
-from holdfast.view.table import CODES, TrialTable, field_column, score_column, split_place, status_column
+from holdfast.view.outputs import COLUMNS, NO_OUTPUT, column_of, output_files, place_and_length, reading_outputs
+from holdfast.view.table import CODES, NAN, TrialTable, field_column, score_column, split_place, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +32,8 @@ _LAST: Final = b"\n]}\n"
 """the end of `results.json`"""
 _NOT_IN_STRUCTS: Final = re.compile(r"[\\\"\x00-\x1f]")
 """characters that no field of a struct may have in its name"""
+_WAITING: Final = 1024
+"""outputs that are taken at once"""
 Verdict = Literal["passed", "failed", "error", "skipped", "not_reached"]
 
 
@@ -42,6 +44,12 @@ class _Grade(msgspec.Struct, frozen=True, gc=False):
 
 
 _VERDICT_CODES: Final = {"": 0, **CODES}
+_ERROR: Final = CODES["error"]
+
+
+def known(values: list[Any]) -> list[float]:
+    """Return numbers with NaN for those that are unknown."""
+    return [NAN if value is None else value for value in values] if None in values else values
 
 
 def read_reported(
@@ -158,20 +166,22 @@ class _Results:
         """Add trials; returns False if the results do not tell which graders looked at one of them."""
         table, first = self.table, len(self.table)
         table.extend([each.sample for each in batch], [each.trial for each in batch], [each.key for each in batch])
-        table.fill("status", [CODES[each.status] for each in batch])
+        statuses = bytes([CODES[each.status] for each in batch])
+        table["status"].frombytes(statuses)
         table.fill("score", known([each.score for each in batch]))
         every_grades = [each.grades for each in batch]
         for number, name in enumerate(self._graders):
             verdicts = list(map(attrgetter(name), every_grades))
-            table.fill(status_column(number), [_VERDICT_CODES[verdict.status] for verdict in verdicts])
+            table[status_column(number)].frombytes(bytes([_VERDICT_CODES[verdict.status] for verdict in verdicts]))
             table.fill(score_column(number), known([verdict.score for verdict in verdicts]))
         for field, name in zip(self._fields, self._view.spec.by, strict=True):
             column = field_column(name)
-            table.fill(column, table.codes(column, [getattr(each.by, field) for each in batch]))
+            table.fill(column, table.codes(column, list(map(attrgetter(f"by.{field}"), batch))))
         for name in ("error", "error_at"):
             table[name].frombytes(bytes(len(batch) * table[name].itemsize))
         self.present += b"\1" * len(batch)
-        return all(self._explain_error(row, each) for row, each in enumerate(batch, first) if each.status == "error")
+        errors = [row for row, code in enumerate(statuses) if code == _ERROR] if _ERROR in statuses else ()
+        return all(self._explain_error(first + row, batch[row]) for row in errors)
 
     def _explain_error(self, row: int, result: Any) -> bool:
         """Tell a trial without an output from one whose verdicts failed or are still to come; False if unsure."""
@@ -194,17 +204,47 @@ class _Results:
 def _join(rundir: RunDir, results: _Results, outputs: OutputRows) -> TrialTable | None:
     """Fill the columns of the results with those of their outputs; None if there is an output too many or too few."""
     table = results.table
-    chosen = _choose_outputs(rundir, table.files, outputs)
-    keys = chain.from_iterable(iter_unpack("16s", table["keys"]))
-    joined = b"".join(map(chosen.get, keys, repeat(NO_OUTPUT)))
+    joined: bytes | bytearray | None = _in_order(table, outputs)
+    if joined is None:
+        chosen = _choose_outputs(rundir, table.files, outputs)
+        joined = b"".join([chosen.pop(key, NO_OUTPUT) for key in _keys(table)])
+        if chosen:
+            return None
     for name in COLUMNS:
         table[name].frombytes(column_of(joined, name))
-    if bytes(map(bool, table["at"])) != results.present or len(chosen) != sum(results.present):
+    if bytes(map(bool, table["at"])) != results.present:
         return None
     for name, codes in outputs.values.items():
         table.values[name] = list(codes)
     table.pad()
     return table
+
+
+def _keys(table: TrialTable) -> Iterator[bytes]:
+    return chain.from_iterable(iter_unpack("16s", table["keys"]))
+
+
+def _in_order(table: TrialTable, outputs: OutputRows) -> bytearray | None:
+    """Return the rows of the outputs in the order of the table; None if a key has several, or is not in the table.
+
+    Outputs are nearly in this order, since requests are sent in it. So few wait for their turn, and the dict of those
+    that do stays in the processor's cache.
+    """
+    keys, pairs = _keys(table), outputs.pairs()
+    waiting = dict(islice(pairs, _WAITING))
+    parts = []
+    while block := list(islice(keys, _WAITING)):
+        waiting.update(islice(pairs, _WAITING))
+        parts.append(b"".join(map(waiting.pop, block, repeat(NO_OUTPUT))))
+    waiting.update(pairs)
+    joined = bytearray(b"").join(parts)
+    places = array("Q", column_of(joined, "at"))
+    if len(places) - places.count(0) + len(waiting) != len(outputs):
+        return None  # one output has replaced another
+    for row in [row for row, place in enumerate(places) if not place] if waiting else ():
+        if (late := waiting.pop(table.key_at(row), None)) is not None:
+            joined[row * len(late) : (row + 1) * len(late)] = late
+    return None if waiting else joined
 
 
 def _choose_outputs(rundir: RunDir, files: list[str], outputs: OutputRows) -> dict[bytes, bytes]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
-from holdfast.store.catalog import RunSummary, summarize_run
+from holdfast.store.catalog import RunSummary, list_runs, summarize_run
 from holdfast.view.live import LiveNumbers, look_at, run_states, stamp_of
 from holdfast.view.site import NotFound
 
@@ -50,6 +51,16 @@ class EvalGroup(msgspec.Struct, frozen=True):
     """scores of its finished runs, the oldest first; none where there are fewer than two"""
 
 
+class ArchivedRun(msgspec.Struct, frozen=True):
+    """A run that `--fresh` archived."""
+
+    name: str
+    """in addresses"""
+    archived: str
+    """when, in UTC"""
+    run: RunSummary
+
+
 class RunsPage(msgspec.Struct, frozen=True):
     """The runs that are shown, by eval."""
 
@@ -65,6 +76,8 @@ class RunsPage(msgspec.Struct, frozen=True):
     """some of the runs are being written"""
     stamp: str
     """changes when runs come, go or end"""
+    archived: list[ArchivedRun]
+    """runs that `--fresh` archived and the filter selects, the latest first"""
 
 
 def routes(site: Site) -> list[web.RouteDef]:
@@ -109,12 +122,25 @@ def list_page(site: Site, words: str) -> RunsPage:
         str(site.runs_dir),
         any(run.status == "running" for run in runs),
         stamp_of(run_states(site)),
+        [run for run in _archived(site) if _matches(run.run, words.casefold().split())],
     )
+
+
+def _archived(site: Site) -> list[ArchivedRun]:
+    runs = []
+    for name, rundir in site.archived():
+        if (summary := summarize_run(rundir)) is not None:
+            time = datetime.strptime(name.partition(".")[2][:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+            runs.append(ArchivedRun(name, f"{time:%Y-%m-%d %H:%M}", summary))
+    return sorted(runs, key=lambda run: run.name.partition(".")[2], reverse=True)
 
 
 def summaries(site: Site) -> list[RunSummary]:
     """Summarize all runs, the most recently written first."""
-    runs = [summary for _, rundir in site.rundirs() if (summary := summarize_run(rundir)) is not None]
+    runs = [run for run in list_runs(site.runs_dir) if run.id not in site.named]
+    for name, rundir in site.named.items():
+        if (summary := summarize_run(rundir)) is not None:
+            runs.append(msgspec.structs.replace(summary, id=name))  # an archived one has another name here
     return sorted(runs, key=lambda run: (-run.written, run.name, run.id))
 
 

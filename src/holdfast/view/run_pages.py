@@ -23,7 +23,7 @@ from holdfast.store.catalog import Status  # noqa: TC001 - msgspec reads it
 from holdfast.store.rundir import RunDir
 from holdfast.view.counting import Counting
 from holdfast.view.live import look_at
-from holdfast.view.site import RUN_ID, Link, NotFound
+from holdfast.view.site import RUN_ID, Link, NotFound, archive_stamp
 from holdfast.view.trial_list import Neighbours, neighbours, trial_address
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 
     overview: Overview
     status: Status
+    progress: str
+    """trials that have an output, of how many"""
+    building: float | None = None
+    """share of the run that has been read, from 0 to 1, when it is opened for the first time"""
 
     @property
     def links(self) -> list[tuple[str, int, str]]:
@@ -128,11 +132,19 @@ def _run_page(site: Site, counting: Counting, run: str) -> RunPage:
     view = site.run(run)
     overview = counting.overview(run, view)
     changes = changes_since(view, _runs_beside(view))
-    return RunPage(overview=msgspec.structs.replace(overview, changes=changes), status=look_at(site, run).status)
+    numbers = look_at(site, run)
+    return RunPage(
+        overview=msgspec.structs.replace(overview, changes=changes),
+        status=numbers.status,
+        progress=numbers.texts["progress"],
+        building=None if overview.counted else site.shares_read.get(run, 0.0),
+    )
 
 
 def _runs_beside(view: RunView) -> Iterator[Manifest]:
-    """Yield the manifests of the runs in the folder of an eval."""
+    """Yield the manifests of the runs in the folder of an eval; none for an archived run, which is elsewhere."""
+    if archive_stamp(view.rundir):
+        return
     for path in view.rundir.path.parent.iterdir():
         with suppress(UsageError, OSError):
             if (manifest := RunDir(path).read_manifest()) is not None:

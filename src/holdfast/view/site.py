@@ -7,11 +7,13 @@ No address has a path in it: runs are found by their ids, below the runs directo
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -21,6 +23,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.pages.environment import compile_templates, render
 from holdfast.report.run_view import RunView
 from holdfast.store.catalog import find_runs
+from holdfast.store.rundir import ARCHIVE
 from holdfast.view.columns import open_columns
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.report.run_view import GradedTrial, Pending
+    from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
     from holdfast.view.columns import Columns
     from holdfast.view.live import Watch
@@ -38,8 +42,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RUN_ID = "{run:[0-9a-f]+}"
+RUN = r"[0-9a-f]+(?:\.[0-9TZ-]+)?"
+"""the name of a run in addresses: its id, and of an archived run also when it was archived"""
+RUN_ID = f"{{run:{RUN}}}"
 """the segment of an address that names a run"""
+_ARCHIVED = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
+"""the end of an archived run's directory name"""
 _KEPT_RUNS = 8
 """runs that are kept open"""
 _THREADS = 8
@@ -74,6 +82,26 @@ class NotFound(UsageError):
         self.close = list(close)
 
 
+class _ArchivedRunView(RunView):
+    """Reads an archived run under the name that it has in addresses: the run that replaced it has the same id."""
+
+    def __init__(self, rundir: RunDir, name: str) -> None:
+        super().__init__(rundir)
+        self.manifest = msgspec.structs.replace(self.manifest, id=name)
+
+    @cached_property
+    def metrics(self) -> Metrics | None:
+        """The content of `metrics.json`; None while the run is not finished."""
+        metrics = self.rundir.read_metrics()
+        return None if metrics is None else msgspec.structs.replace(metrics, run=self.manifest.id)
+
+
+def archive_stamp(rundir: RunDir) -> str:
+    """Return the end of an archived run's directory name, which says when it was archived; else an empty text."""
+    stamp = _ARCHIVED.search(rundir.path.name) if rundir.path.parent.name == ARCHIVE else None
+    return "" if stamp is None else stamp[0]
+
+
 class Site:
     """Everything that pages are made from."""
 
@@ -81,7 +109,7 @@ class Site:
         self.runs_dir = runs_dir
         self.home = home
         """`$HOLDFAST_HOME`, where the key and caches are"""
-        self._named = dict(named or {})
+        self.named = dict(named or {})
         """runs that were named on the command line, wherever they are, by id"""
         self._threads = ThreadPoolExecutor(_THREADS, "page")
         self._builders = ThreadPoolExecutor(1, "columns")
@@ -89,6 +117,8 @@ class Site:
         self._lock = threading.Lock()
         self._open: dict[str, tuple[object, RunView]] = {}
         self._columns: dict[str, Future[Columns]] = {}
+        self._decided: dict[str, threading.Event] = {}
+        """by run: set when its columns are there, or will take a while"""
         self.shares_read: dict[str, float] = {}
         """of runs whose columns are being built, how much of it is done, from 0 to 1"""
         self.watches: dict[str, Watch] = {}
@@ -104,16 +134,24 @@ class Site:
 
     def rundirs(self) -> Iterator[tuple[str, RunDir]]:
         """Yield the id and the directory of every run; those that were named come first."""
-        yield from self._named.items()
+        yield from self.named.items()
         for rundir in find_runs(self.runs_dir):
             run = rundir.path.name.rpartition("-")[2]
-            if run not in self._named:
+            if run not in self.named:
+                yield run, rundir
+
+    def archived(self) -> Iterator[tuple[str, RunDir]]:
+        """Yield the name and the directory of every archived run that was not named."""
+        for rundir in find_runs(self.runs_dir, archived=True):
+            stamp = archive_stamp(rundir)
+            run = rundir.path.name.removesuffix(stamp).rpartition("-")[2] + stamp
+            if stamp and run not in self.named:
                 yield run, rundir
 
     def rundir(self, run: str) -> RunDir:
-        """Return the run of an id."""
+        """Return the run of a name."""
         rundirs: dict[str, RunDir] = {}
-        for name, rundir in self.rundirs():
+        for name, rundir in chain(self.rundirs(), self.archived() if "." in run else ()):
             if name == run:
                 return rundir
             rundirs[name] = rundir
@@ -131,33 +169,40 @@ class Site:
         with self._lock:
             kept = self._open.pop(run, None)
             if kept is None or kept[0] != state:
-                kept = state, RunView(rundir)
+                kept = state, _ArchivedRunView(rundir, run) if "." in run else RunView(rundir)
             self._open[run] = kept
             if len(self._open) > _KEPT_RUNS:
                 del self._open[next(iter(self._open))]
         return kept[1]
 
     def columns(self, run: str, wait: float | None = None) -> Columns:
-        """Return the columns of a run; raise TimeoutError if building them for the first time takes longer."""
+        """Return the columns of a run; raise TimeoutError if building them takes longer, as soon as that is known."""
         rundir = self.rundir(run)
         with self._lock:
             future = self._columns.pop(run, None)
             if future is None or (future.done() and future.exception() is not None):
+                self._decided[run] = threading.Event()
                 future = self._builders.submit(open_columns, rundir, self.home, partial(self._note_share, run))
                 future.add_done_callback(lambda _: self._prepare_trials(run))
-            self._columns[run] = future
+            self._columns[run], decided = future, self._decided[run]
             evicted = self._columns.pop(next(iter(self._columns))) if len(self._columns) > _KEPT_RUNS else None
         if evicted is not None:
             _close_columns(evicted)
+        if wait is not None:
+            decided.wait(wait)
+            wait = 0.0
         return future.result(wait)
 
     def _prepare_trials(self, run: str) -> None:
         """Find out how trials of a run are read fastest, before somebody opens one."""
+        self._decided[run].set()
         with suppress(RuntimeError):  # the server is ending
             self._threads.submit(lambda: self.run(run).graded_once)
 
     def _note_share(self, run: str, done: float) -> None:
         self.shares_read[run] = done
+        if not done:
+            self._decided[run].set()
 
     def columns_if_ready(self, run: str) -> Columns | None:
         """Return the columns of a run; None if they are still being built, or cannot be."""

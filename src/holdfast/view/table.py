@@ -13,8 +13,8 @@ import sys
 from array import array
 from bisect import bisect_left
 from contextlib import suppress
-from itertools import accumulate, islice
-from operator import eq
+from itertools import accumulate, islice, repeat
+from operator import add, eq
 from struct import Struct as Layout
 from struct import pack
 from tempfile import NamedTemporaryFile
@@ -236,7 +236,8 @@ class TrialTable:
         if joined.count(_LINE) == len(samples) - 1 and not any(map(eq, samples, [last, *samples])):
             raw = joined.encode("utf-8", "surrogatepass")
             lengths = map(len, samples if len(raw) == len(joined) else raw.split(_LINE.encode()))
-            starts.extend(islice(accumulate((length + 1 for length in lengths), initial=len(ids)), len(samples)))
+            places = accumulate(map(add, lengths, repeat(1)), initial=len(ids))
+            starts.frombytes(pack(f"={len(samples)}Q", *islice(places, len(samples))))
             ids.frombytes(raw.replace(_LINE.encode(), _SEPARATOR) + _SEPARATOR)
         else:  # the trials of a sample share its id
             start = starts[-1] if len(self) else 0

@@ -64,7 +64,7 @@ function showFacets(page) {
       const values = document.createElement("ul");
       details.open = !closed.has(group.name);
       const summary = document.createElement("summary");
-      summary.textContent = group.name;
+      for (const part of group.name.split(/(?<=\/)/)) summary.append(part, document.createElement("wbr"));
       for (const value of group.values) {
         known.add(value.term);
         const link = document.createElement("a");

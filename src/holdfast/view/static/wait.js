@@ -16,7 +16,7 @@ async function look() {
       location.reload();
       return;
     }
-    const share = /<progress[^>]* value="([\d.]+)"/.exec(text);
+    const share = /<progress[^>]*data-wait[^>]* value="([\d.]+)"/.exec(text);
     const bar = document.querySelector("progress[data-wait]");
     if (share && bar instanceof HTMLProgressElement) bar.value = Number(share[1]);
   } catch {
