@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Fault, RunBeingFinished
 from holdfast.store.claims import Claims, Round, begin_round, cut
-from holdfast.store.index import read_blocks, read_output, read_steps
+from holdfast.store.index import read_output, read_steps
 from holdfast.store.lease import RunLease
+from holdfast.store.lines import read_blocks
 from holdfast.store.records import ErrorRecord, Grade, Step, Timing, Usage, to_line
 from holdfast.store.run_lock import finish, join, worker_lease
 from holdfast.store.rundir import RunDir
