@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Fault, RunBeingFinished
 from holdfast.store.claims import Claims, Round, begin_round, cut
-from holdfast.store.index import Index, read_output, read_steps
+from holdfast.store.index import read_output, read_steps
 from holdfast.store.lease import RunLease
+from holdfast.store.lines import read_blocks
 from holdfast.store.records import ErrorRecord, Grade, Step, Timing, Usage, to_line
 from holdfast.store.run_lock import finish, join, worker_lease
 from holdfast.store.rundir import RunDir
@@ -479,11 +480,14 @@ class TestTwice:
         assert [call.response for call in read_steps(places)] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", range(7))
+@pytest.mark.parametrize("at_once", [1, 10_000])
+def test_following_others_line_by_line_ends_where_reading_everything_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, at_once: int
+) -> None:
+    monkeypatch.setattr("holdfast.store.tail._MOST", at_once)
     folder = tmp_path / "workers" / "a"
     folder.mkdir(parents=True)
-    index = Index()
-    follower = Follower(RunDir(tmp_path), index)
     used = Usage(3, 4, 1, 0.5)
     records = [
         ("steps", Step("k", "s", 1, 1, "turn", "r", 1, "", used, 1.0, 0.5)),
@@ -493,7 +497,12 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_pa
         ("outputs", output_of("x", key="k", usage=Usage(6, 8, 2, 1.0))),
         ("grades", Grade("k", "g", "s", 1, "x", "x", None, "passed", 1.0, 1.0, "", None, 0.0, used, 5.0)),
     ]
-    for name, record in records:
+    for name, record in records[:start]:
+        with (folder / f"{name}.jsonl").open("ab") as file:
+            file.write(to_line(record))  # type: ignore[arg-type]
+    reader = RunDir(tmp_path).read_index()
+    index, follower = reader.index, Follower(RunDir(tmp_path), reader)
+    for name, record in records[start:]:
         line = to_line(record)  # type: ignore[arg-type]
         before = (index.spent.tokens, len(index.outputs), len(index.verdicts))
         for part in (line[:-9], line[-9:]):
@@ -504,9 +513,33 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_pa
         follower.refresh()
     whole = RunDir(tmp_path).load(repair=False)
     assert (index.outputs, index.verdicts, index.attempts) == (whole.outputs, whole.verdicts, whole.attempts)
+    assert index.steps == whole.steps, "the calls of finished conversations are forgotten"
     counts = ("tokens", "requests", "cost", "unpriced", "unmetered")
     assert [getattr(index.spent, name) for name in counts] == [getattr(whole.spent, name) for name in counts]
     assert whole.spent.tokens == (6 + 8) + 2 * (3 + 4), "the output, the call of the other trial, and the judge"
+
+
+def test_a_worker_joins_a_large_run_from_its_cached_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
+    (tmp_path / "workers" / "a").mkdir(parents=True)
+    journals = [tmp_path / "outputs.jsonl", tmp_path / "workers" / "a" / "outputs.jsonl"]
+    for number, path in enumerate(journals):
+        path.write_bytes(to_line(output_of("x", key=f"k{number}")))
+    RunDir(tmp_path).load(repair=True)
+    cached = journals[1].stat().st_size
+    with journals[1].open("ab") as file:
+        file.write(to_line(output_of("x", key="new")))
+    starts: list[int] = []
+
+    def read(path: Path, start: int, stop: int) -> Any:
+        starts.append(start)
+        return read_blocks(path, start, stop)
+
+    monkeypatch.setattr("holdfast.store.index.read_blocks", read)
+    reader = RunDir(tmp_path).read_index()
+    assert sorted(reader.index.outputs) == ["k0", "k1", "new"]
+    assert starts == [journals[0].stat().st_size, cached], "what the cache covers is not read again"
+    assert Follower(RunDir(tmp_path), reader).read() == []
 
 
 class TestClaims:

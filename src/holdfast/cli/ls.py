@@ -80,10 +80,9 @@ def show_runs(
 
     from holdfast.display.grid import Column, fit_table, make_console
 
-    cells = [[_cell(run, title) for title in titles] for run in runs]
+    cells = _cells(runs, titles)
     if not sys.stdout.isatty():
-        for row in (titles, *cells):
-            click.echo("\t".join(row))
+        click.echo("\n".join(["\t".join(row) for row in (titles, *cells)]))
         return 0
     words = ("status", "id")
     columns = [
@@ -101,22 +100,24 @@ def show_runs(
     return 0
 
 
-def _cell(run: RunSummary, title: str) -> str:
+def _cells(runs: Sequence[RunSummary], titles: Sequence[str]) -> list[list[str]]:
+    """Return the cells of a table of runs, a list for each run."""
     from holdfast.display.format import dollars, interval_text, printable
 
-    match title:
-        case "done":
-            return run.progress
-        case "score":
-            return run.score_text
-        case "interval":
-            return "-" if run.low is None else interval_text(run.low, run.high)
-        case "cost":
-            return "-" if run.cost is None else dollars(run.cost)
-        case "size":
-            return run.size_text
-        case _:
-            return printable(str(getattr(run, title)), keep="")
+    special: dict[str, Callable[[RunSummary], str]] = {
+        "done": lambda run: run.progress,
+        "score": lambda run: run.score_text,
+        "interval": lambda run: "-" if run.low is None else interval_text(run.low, run.high),
+        "cost": lambda run: "-" if run.cost is None else dollars(run.cost),
+        "size": lambda run: run.size_text,
+    }
+    columns = [
+        list(map(special[title], runs))
+        if title in special
+        else [printable(str(getattr(run, title)), keep="") for run in runs]
+        for title in titles
+    ]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def select_runs(options: dict[str, Any]) -> list[RunSummary]:

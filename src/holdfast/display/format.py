@@ -156,7 +156,7 @@ def printable(text: str, keep: str = "\n\t") -> str:
     def spell(match: re.Match[str]) -> str:
         return match[0] if match[0] in keep else match[0].encode("unicode_escape").decode()
 
-    return _UNSAFE.sub(spell, text)
+    return text if _UNSAFE.search(text) is None else _UNSAFE.sub(spell, text)
 
 
 def without_details(message: str) -> str:

@@ -30,7 +30,6 @@ from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
-from holdfast.store.index import Index
 from holdfast.store.records import ErrorRecord
 from holdfast.store.tail import Follower
 
@@ -66,8 +65,9 @@ class _LocalWorkers:
         self._identity, self._rundir, self._plan = shared
         self._display = display
         self._started = time.monotonic()
-        self._followed = Index()
-        """the records of the workers, as far as they were read while the workers ran"""
+        reader = self._rundir.read_index()
+        self._follower, self._followed = Follower(self._rundir, reader), reader.index
+        """the records of the run, as far as they were read while the workers ran"""
         self._ended: list[Ended] = []
         self._signal_sent: int | None = None
         self._readers: list[threading.Thread] = []
@@ -109,8 +109,6 @@ class _LocalWorkers:
     def watch(self, options: Options) -> None:
         """Show the workers' progress until all have ended."""
         identity, plan, index = self._identity, self._plan, self._followed
-        follower = Follower(self._rundir, index)
-        follower.refresh()
         graders_per_trial = identity.survey.panels.mean
         places = [] if options.skip_graders else grader_places(identity.spec)
         progress = Progress(
@@ -132,10 +130,9 @@ class _LocalWorkers:
                     self._send_signal(signal.SIGINT)
                 time.sleep(_LOOK_SECONDS)
                 with suppress(OSError):
-                    new_lines = follower.read()
-                    follower.apply(new_lines)
-                    for name, line in new_lines:
-                        self._show(name, line.head, progress)
+                    for new_lines in self._follower.follow():
+                        for name, line in new_lines:
+                            self._show(name, line.head, progress)
                 progress.outputs = min(plan.total, len(index.outputs))
                 progress.graded = min(
                     progress.outputs, int(len(index.verdicts) / graders_per_trial) if graders_per_trial else plan.total
@@ -143,7 +140,7 @@ class _LocalWorkers:
                 progress.mark()
                 self._display.tick(progress)
         with suppress(OSError):
-            follower.refresh()
+            self._follower.refresh()
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.close()

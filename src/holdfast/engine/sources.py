@@ -190,7 +190,8 @@ class Chunks(Supply):
     async def _catch_up(self) -> None:
         """Read what the other workers have done and spent."""
         async with self._one_at_a_time:
-            self._follower.apply(await asyncio.to_thread(self._follower.read))
+            while news := await asyncio.to_thread(self._follower.read):
+                self._follower.apply(news)
 
     async def _follow(self) -> None:
         while True:

@@ -18,6 +18,7 @@ from holdfast.engine.log import RunLog
 from holdfast.engine.session import Loaded, load_run, open_run, open_session
 from holdfast.engine.sources import Chunks
 from holdfast.errors import Fault, RunBeingFinished, UsageError
+from holdfast.plan.done import read_done
 from holdfast.plan.history import match_outputs
 from holdfast.plan.identity import identify
 from holdfast.plan.plan import Plan, make_plan, unfinished_trials
@@ -180,17 +181,18 @@ def run_worker(
 def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Callable[[str], None]) -> Loaded:
     """Read all records of a run. Only this worker's files are repaired: the others' owners may be writing them."""
     journals = rundir.workers / worker
-    index = load_index(
+    own = load_index(
         lambda name: [journals / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))],
         repair=journals / "set-aside",
         tails_only=True,  # others may know where our lines are
     )
-    for damage in index.damage:
+    for damage in own.damage:
         notice(f"{worker}: {damage}")
-    follower = Follower(rundir, index, skip_worker=worker)
-    follower.refresh()
+    reader = rundir.read_index()
+    index, follower = reader.index, Follower(rundir, reader, skip_worker=worker)
     identity.work.drop_unfit(index)
-    return Loaded(index, make_plan(identity.survey, identity.work, index), follower=follower)
+    plan = make_plan(identity.survey, identity.work, index, known_done=read_done(identity, rundir, index))
+    return Loaded(index, plan, follower=follower)
 
 
 def finish_run(

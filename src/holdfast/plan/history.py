@@ -20,6 +20,7 @@ from holdfast.plan.reuse import Borrowed, Lender, borrow
 from holdfast.store.catalog import brief_runs
 from holdfast.store.lines import scan
 from holdfast.store.manifest import Drift
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from holdfast.store.catalog import Brief
     from holdfast.store.index import Index
     from holdfast.store.manifest import Manifest
-    from holdfast.store.rundir import RunDir
 
 OtherRun = tuple["RunDir", "Manifest"]
 
@@ -54,13 +54,13 @@ def other_runs(
 
     Of the rest, not even the manifests are read again.
     """
-    others = [(other, brief) for other, brief in brief_runs(runs_dir) if other.path != rundir.path]
+    others = [(path, brief) for path, brief in brief_runs(runs_dir) if path != rundir.path]
     others.sort(key=lambda run: _nearness(identity, run[1]), reverse=True)
-    named_alike = [other for other, brief in others if brief.name == identity.spec.name][:alike]
-    compared = {other.path for other in named_alike}
+    compared = set([path for path, brief in others if brief.name == identity.spec.name][:alike])
     runs = []
-    for other, brief in others:
-        if other.path in compared or brief.fingerprints["work"] in identity.work.digests:
+    for path, brief in others:
+        if path in compared or brief.fingerprints["work"] in identity.work.digests:
+            other = RunDir(path)
             with suppress(UsageError, OSError):  # it may be gone by now
                 if (manifest := other.read_manifest()) is not None:
                     runs.append((other, manifest))

@@ -48,20 +48,21 @@ class Brief(msgspec.Struct, frozen=True):
     fingerprints: dict[str, Any]
 
 
-def brief_runs(root: Path) -> Iterator[tuple[RunDir, Brief]]:
-    """Yield the runs whose manifest can be read. Manifests of many runs are read once."""
+def brief_runs(root: Path) -> Iterator[tuple[Path, Brief]]:
+    """Yield the directories of runs whose manifest can be read. Manifests of many runs are read once."""
     cache = CatalogCache(root, "briefs", Brief)
-    for rundir in find_runs(root):
+    for path in _run_folders(root):
+        named = str(path)
         with suppress(UsageError, OSError):
-            stamp = stamp_of([("", rundir.manifest.stat())])
-            yield rundir, cache.get(str(rundir.path), stamp, partial(_read_brief, rundir))
+            stamp = stamp_of([("", os.stat(f"{named}/manifest.json"))])  # noqa: PTH116 - pathlib is slow for thousands of runs
+            yield path, cache.get(named, stamp, partial(_read_brief, path))
     cache.save()
 
 
-def _read_brief(rundir: RunDir) -> Brief:
-    manifest = rundir.read_manifest()
+def _read_brief(path: Path) -> Brief:
+    manifest = RunDir(path).read_manifest()
     if manifest is None:
-        raise FileNotFoundError(rundir.manifest)  # it is gone since it was looked at
+        raise FileNotFoundError(path)  # it is gone since it was looked at
     parts = msgspec.to_builtins(manifest.fingerprints)
     return Brief(manifest.name, manifest.created, manifest.dataset.count, parts)
 
@@ -156,7 +157,7 @@ def list_runs(root: Path, *, archived: bool = False) -> list[RunSummary]:
     cache = CatalogCache(root, "archived" if archived else "summaries", RunSummary)
     runs = []
     for path in _run_folders(root, archived=archived):
-        named, files = str(path), dict(_files(path))
+        named, files = str(path), _files(path)
         if not _is_run(named, files):
             continue
         stamp = stamp_of((file[len(named) :], stat) for file, stat in files.items())
@@ -169,7 +170,7 @@ def list_runs(root: Path, *, archived: bool = False) -> list[RunSummary]:
 
 def summarize_run(rundir: RunDir) -> RunSummary | None:
     """Summarize a run; None for a folder that is not a run of Holdfast."""
-    files = dict(_files(rundir.path))
+    files = _files(rundir.path)
     return _with_status(rundir, _summarize(rundir.path, files)) if _is_run(str(rundir.path), files) else None
 
 
@@ -241,14 +242,21 @@ def is_running(rundir: RunDir) -> bool:
     return is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease")))
 
 
-def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    with suppress(OSError), os.scandir(path) as entries:
-        for entry in entries:
-            with suppress(OSError):  # a live run's temporary file may be gone by now
+def _files(path: Path) -> dict[str, os.stat_result]:
+    """Return the files below a folder. Thousands of runs are looked at, so nothing is made but the result."""
+    files: dict[str, os.stat_result] = {}
+    folders = [str(path)]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    yield from _files(path / entry.name)
-                else:
-                    yield entry.path, entry.stat(follow_symlinks=False)
+                    folders.append(entry.path)
+                    continue
+                try:
+                    files[entry.path] = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue  # a live run's temporary file may be gone by now
+    return files
 
 
 def is_surely_ours(run: RunSummary) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.store.index import Damage
+    from holdfast.store.index_cache import IndexCache
 
 T = TypeVar("T")
 
@@ -117,15 +118,31 @@ class RunDir:
     def _is_large(self) -> bool:
         return sum(self._size(kind.name) for kind in KINDS) >= bytes_to_cache()
 
-    def _load_large(self, *, repair: bool) -> Index:
-        """Read the cached index of a large run and what was appended since, and cache the index if that was much."""
+    def read_index(self) -> IndexReader:
+        """Read a run that other processes may be writing, as far as possible from its cached index."""
+        if self._is_large:
+            reader, cache = self._read_large(durable=False)
+            reader.index.origin = cache.origin
+        else:
+            reader = IndexReader()
+            reader.read(self.journals, durable=False)
+        reader.take_steps()
+        reader.index.damage.clear()  # unfinished lines are those that are being written
+        return reader
+
+    def _read_large(self, *, durable: bool) -> tuple[IndexReader, IndexCache]:
         from holdfast.store.index_cache import IndexCache
 
         cache = IndexCache(self)
-        reader = cache.load(durable=repair)
+        reader = cache.load(durable=durable)
         if reader is None:
             reader = IndexReader()
-            reader.read(self.journals, durable=repair)
+            reader.read(self.journals, durable=durable)
+        return reader, cache
+
+    def _load_large(self, *, repair: bool) -> Index:
+        """Read the cached index of a large run and what was appended since, and cache the index if that was much."""
+        reader, cache = self._read_large(durable=repair)
         if repair and reader.index.damage and cut_damage(reader.index, self.aside):
             index = load_index(self.journals, repair=self.aside)
             index.damage = [*reader.index.damage, *index.damage]

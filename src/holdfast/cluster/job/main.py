@@ -48,7 +48,6 @@ from holdfast.cluster.remote.executor import job_command
 from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, with_hint
-from holdfast.store.index import Index
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
 from holdfast.store.run_lock import holders
@@ -525,8 +524,9 @@ class JobProgress:
     def __init__(self, prepared: Prepared) -> None:
         self._total = prepared.total
         self._slots = prepared.slots
-        self._index = Index()
-        self._follower = Follower(RunDir(Path(prepared.run_dir)), self._index)
+        rundir = RunDir(Path(prepared.run_dir))
+        reader = rundir.read_index()
+        self._index, self._follower = reader.index, Follower(rundir, reader)
         self._samples: list[tuple[float, int]] = []
         """times and numbers of outputs, for the rate"""
 
