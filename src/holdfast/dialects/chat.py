@@ -160,23 +160,29 @@ def beside_message(reply: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[
     beside = {key: value for key, value in reply.items() if key not in _OF_REPLY and value is not None}
     if not choice.keys() <= _OF_CHOICE:
         beside |= {key: value for key, value in choice.items() if key not in _OF_CHOICE and value is not None}
-    usage = beside.get("usage")
-    if not isinstance(usage, dict) or not any(isinstance(value, dict) for value in usage.values()):
-        beside.pop("usage", None)  # its counts are those of the output
+    if "usage" in beside and not _has_details(beside["usage"]):
+        del beside["usage"]  # its counts are those of the output
     return beside
+
+
+def _has_details(usage: Any) -> bool:
+    return isinstance(usage, dict) and dict in map(type, usage.values())
 
 
 def read_tokens(usage: Any) -> TokenCounts:
     """Read the counts of chat completions."""
     usage = usage if isinstance(usage, dict) else {}
+    incoming, outgoing = count(usage.get("prompt_tokens")), count(usage.get("completion_tokens"))
+    cached = count(usage.get("prompt_cache_hit_tokens"))  # DeepSeek
+    if not _has_details(usage):
+        return TokenCounts(input=incoming, output=outgoing, cache_read=cached or 0)
     sent, received = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
     sent, received = sent if isinstance(sent, dict) else {}, received if isinstance(received, dict) else {}
-    cached = count(sent.get("cached_tokens"))
-    if cached is None:
-        cached = count(usage.get("prompt_cache_hit_tokens"))  # DeepSeek
+    if (reported := count(sent.get("cached_tokens"))) is not None:
+        cached = reported
     return TokenCounts(
-        input=count(usage.get("prompt_tokens")),
-        output=count(usage.get("completion_tokens")),
+        input=incoming,
+        output=outgoing,
         cache_read=cached or 0,
         cache_write=count(sent.get("cache_write_tokens")) or 0,
         reasoning=count(received.get("reasoning_tokens")),

@@ -21,7 +21,7 @@ _HIDDEN: Final = frozenset(("reasoning", "reasoning_content", "reasoning_details
 
 def count(value: Any) -> int | None:
     """Return a number of tokens; None where the server sent something else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int else None  # a bool is no number
 
 
 def no_answer(reply: Any) -> AttemptError:
@@ -60,9 +60,9 @@ def text_of(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def with_raw(message: Message, api: str, reply: Mapping[str, Any]) -> Message:
+def with_raw(message: Message, api: str, reply: dict[str, Any]) -> Message:
     """Add what the server sent beside a message."""
-    return {**message, "raw": {"api": api, "reply": dict(reply)}} if reply else message
+    return {**message, "raw": {"api": api, "reply": reply}} if reply else message
 
 
 def raw_of(message: Message, api: str) -> Mapping[str, Any] | None:

@@ -48,9 +48,12 @@ class Budget:
         self._seconds_before = 0.0 if limits.max_time is None else progress.spent.seconds
         self._notice = notice
         self._warned: set[str] = set()
+        self._unlimited = limits.max_cost is None and limits.token_budget is None and limits.max_time is None
 
     def reached(self) -> BudgetReached | None:
         """Return the first limit that is reached, with what was used; warn of limits that cannot be enforced."""
+        if self._unlimited:
+            return None
         limits, spent = self._limits, self._spent
         if limits.max_cost is not None:
             if spent.unpriced:

@@ -56,6 +56,7 @@ class Grading:
     ) -> None:
         """`width` verdicts are asked for at once; where judges are asked in batches, `batch_width`."""
         self._graders = graders
+        self._instant = [grader if _is_instant(grader) else None for grader in graders]
         self._work = work
         self.checkpoints = frozenset(slot.turn for slot in work.slots if slot.turn) if graders else frozenset()
         """the turns after which graders look at a conversation"""
@@ -87,25 +88,30 @@ class Grading:
         """Obtain the verdicts that an output lacks. Waits only if the judges are behind."""
         if not self._graders:
             return
-        for turn in sorted({self._work.slots[number].turn or 0 for number in pending.missing} - {0}):
-            # Recorded turns, in order: after a checkpoint that stops the conversation, nothing is graded.
-            if await self.after_turn(turn, _as_of(case, turn), pending):
-                break
+        if pending.missing:
+            await self._grade_turns(case, pending)
+        slots = self._work.slots
         if pending.output is None and self._all_new:
-            missing = tuple(number for number in pending.panel.graders if not self._work.slots[number].votes)
+            missing = tuple([number for number in pending.panel.graders if not slots[number].votes])
         else:
             missing = self._work.missing(pending.key, ref, self._index.verdicts, pending.panel)
         self._recorder.expect_grades(pending.key, missing)
         for number in missing:
-            grader = self._graders[number]
-            if self._work.slots[number].turn is not None:
+            if slots[number].turn is not None:
                 continue  # the checkpoint could not judge: the trial stays pending for it
-            if _is_instant(grader) and (record := self._check(grader, case, pending, number)) is not None:
+            grader = self._instant[number]
+            if grader is not None and (record := self._check(grader, case, pending, number)) is not None:
                 self._recorder.grade(record)
             else:
                 if self._idle <= self._queue.qsize() and len(self._workers) < self._width:
                     self._workers.append(asyncio.create_task(self._serve()))
                 await self._put((case, pending, number))
+
+    async def _grade_turns(self, case: Case, pending: PendingTrial) -> None:
+        """Obtain the missing verdicts of checkpoints, up to one that stops the conversation: nothing follows it."""
+        for turn in sorted({self._work.slots[number].turn or 0 for number in pending.missing} - {0}):
+            if await self.after_turn(turn, _as_of(case, turn), pending):
+                break
 
     async def _put(self, work: tuple[Case, PendingTrial, int]) -> None:
         if not self._queue.full():
@@ -130,8 +136,8 @@ class Grading:
             verdict = self._verdict(case, pending, number)
             result = None if verdict is None else (verdict.status, verdict.score)
             if (verdict is None or verdict.status == "error") and not slot.votes:
-                grader = self._graders[number]
-                record = self._check(grader, case, pending, number) if _is_instant(grader) else None
+                grader = self._instant[number]
+                record = None if grader is None else self._check(grader, case, pending, number)
                 if record is None and number not in self.down:
                     record = await self._judge_for_trial(case, pending, number)
                 if record is not None:
@@ -261,9 +267,10 @@ class Grading:
 
     def _keys(self, case: Case, pending: PendingTrial, number: int) -> tuple[str, ...]:
         """Return the keys of a grader's verdict on an output. A new verdict gets the first."""
-        output = case.output
-        moment = Moment(output.digest, output.usage.tokens, output.timing.seconds)
-        return self._work.slots[number].keys(pending.key, moment, reread=number in pending.panel.reread)
+        output, slot = case.output, self._work.slots[number]
+        tokens = output.usage.tokens if slot.measures else None
+        moment = Moment(output.digest, tokens, output.timing.seconds)
+        return slot.keys(pending.key, moment, reread=number in pending.panel.reread)
 
     def _record(
         self, case: Case, pending: PendingTrial, number: int, result: Verdict | AttemptError, seconds: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import UNSET
 
@@ -19,7 +19,7 @@ from holdfast.store.records import ErrorRecord
 from holdfast.targets.asking import ASKER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from holdfast.engine.brake import Brake
     from holdfast.engine.concurrency import Window
@@ -166,33 +166,33 @@ class Retrier:
         self._streak = Streak(proven=progress.outputs > 0)
         self._time_limits = TimeLimits()
 
-    async def target(
+    def target(
         self,
         call: Callable[[], Awaitable[T]],
         pending: PendingTrial,
         deadline: Deadline,
         progress: Callable[[], int] = lambda: 0,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Ask the target. Its failures adjust the window, and can stop the run.
 
         An attempt that got further than the last one, by `progress`, has all its retries again.
         """
-        return await self._retry(call, pending, "target", deadline, progress)
+        return self._retry(call, pending, "target", deadline, progress)
 
     def deadline(self) -> Deadline:
         """Return the time at which a trial or a grade that begins now is given up."""
         return Deadline(time.monotonic() + self._limits.trial_timeout)
 
-    async def grader(
+    def grader(
         self,
         call: Callable[[], Awaitable[T]],
         pending: PendingTrial,
         name: str,
         deadline: Deadline,
         streak: Streak | None = None,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Ask a grader. Its failures do not stop the run; a `streak` of them is a Fault of this grader."""
-        return await self._retry(call, pending, name, deadline, lambda: 0, streak)
+        return self._retry(call, pending, name, deadline, lambda: 0, streak)
 
     def begin_work(self) -> None:
         """Begin to count time as busy."""

@@ -142,10 +142,10 @@ class Trial:
         except AttemptError as error:
             shared.retrier.never_asked(error, pending, self._clock)
             raise
-        try:
-            conversation = await self._converse_with_restarts(prompts)
-        finally:
-            await self._close()
+        if self._replay is None:
+            conversation = await self._converse(prompts)
+        else:
+            conversation = await self._converse_with_restarts(prompts, self._replay)
         seconds = time.monotonic() - self._clock - self._deadline.in_batches
         seconds += 0.0 if self._replay is None else self._replay.replayed_seconds
         timing = Timing(round(self._started, 3), round(seconds, 6), conversation.reply.first_token)
@@ -158,24 +158,23 @@ class Trial:
         usage_counted = shared.multi_turn or (self._replay is not None and self._replay.usage_counted)
         return output, await shared.recorder.output(output, usage_counted=usage_counted)
 
-    async def _close(self) -> None:
-        if self._replay is not None:
-            await self._replay.close()
-            if self._replay.workspace is not None:
-                await asyncio.to_thread(self._replay.workspace.close)
-
-    async def _converse_with_restarts(self, prompts: Prompts) -> Conversation:
+    async def _converse_with_restarts(self, prompts: Prompts, replay: Replay) -> Conversation:
         """Have the conversation; begin it again where a call that must not happen twice was cut off."""
         restarts = 0
-        while True:
-            try:
-                return await self._converse(prompts)
-            except RestartTrial as cut_off:
-                if self._replay is None or restarts == self._shared.spec.limits.retries:
-                    raise
-                restarts += 1
-                self._shared.notice(cut_off.message)
-                await self._replay.restart()
+        try:
+            while True:
+                try:
+                    return await self._converse(prompts)
+                except RestartTrial as cut_off:
+                    if restarts == self._shared.spec.limits.retries:
+                        raise
+                    restarts += 1
+                    self._shared.notice(cut_off.message)
+                    await replay.restart()
+        finally:
+            await replay.close()
+            if replay.workspace is not None:
+                await asyncio.to_thread(replay.workspace.close)
 
     async def _converse(self, prompts: Prompts) -> Conversation:
         conversation = Conversation(prompts, self._pending.sample, self._pending.trial, self._shared.blobs.read)
@@ -184,7 +183,7 @@ class Trial:
         while prompt is not None:
             reply = await self._ask(conversation.begin_turn(prompt))
             conversation.end_turn(reply, self._conversation_seconds())
-            if await self._stopped_by_checkpoint(conversation):
+            if conversation.turns in self._shared.checkpoints and await self._stopped_by_checkpoint(conversation):
                 conversation.stopped = True
                 break
             prompt = conversation.scripted_prompt
@@ -269,10 +268,8 @@ class Trial:
         return decision.message
 
     async def _stopped_by_checkpoint(self, conversation: Conversation) -> bool:
-        """Grade the conversation if there is a checkpoint after its last turn; True if that ends it."""
+        """Grade the conversation at the checkpoint after its last turn; True if that ends it."""
         turn = conversation.turns
-        if turn not in self._shared.checkpoints:
-            return False
         so_far = self._output(conversation, Timing(self._conversation_started, self._conversation_seconds()))
         case = Case(self._pending.sample, so_far, self._shared.blobs)
         started = time.monotonic()

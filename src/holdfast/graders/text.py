@@ -183,6 +183,7 @@ class Number(InstantGrader):
     def __init__(self, block: NumberGrader, origin: Origin) -> None:
         super().__init__(block, origin)
         self._after = None if block.after is None else compile_regex(block.after, dialect=block.dialect)
+        self._tolerance = Decimal(repr(block.tolerance))
 
     def check(self, case: Case) -> Verdict:
         """Compare the number in the answer with the expected one."""
@@ -190,19 +191,17 @@ class Number(InstantGrader):
         number = self._find(case.text(self.block))
         if number is None:
             return Verdict(0.0, "no number found in the answer", {"found": None})
-        right = any(self._is_close(number, each) for each in expected)
-        feedback = "" if right else f"found {number}, expected {' or '.join(map(str, expected))}"
-        return Verdict(float(right), feedback, {"found": str(number)})
-
-    def _is_close(self, number: Decimal, expected: Decimal) -> bool:
-        allowed = Decimal(repr(self.block.tolerance))
-        if self.block.relative:
-            allowed *= abs(expected)
-        return abs(number - expected) <= allowed
+        details = {"found": str(number)}
+        for each in expected:
+            allowed = self._tolerance * abs(each) if self.block.relative else self._tolerance
+            if abs(number - each) <= allowed:
+                return Verdict(1.0, "", details)
+        return Verdict(0.0, f"found {number}, expected {' or '.join(map(str, expected))}", details)
 
     def _find(self, text: str) -> Decimal | None:
         if self._after is None:
-            return next(iter(numbers_in(text)[-1:]), None)
+            numbers = numbers_in(text)
+            return numbers[-1] if numbers else None
         end = self._after.last_end(text)
         return None if end is None else next(iter(numbers_in(text[end:])), None)
 

@@ -40,16 +40,25 @@ class Tally:
             passes += status == "passed"
             if score is not None:
                 scores.append(score)
-        place = len(self._sums) if cluster is None else cluster
-        missing = place + 1 - len(self._sums)
-        self._sums.extend([0.0] * missing)
-        self._counts.extend([0] * missing)
-        self._sums[place] += math.fsum(scores)
-        self._counts[place] += len(scores)
+        count = len(scores)
+        if cluster is None:
+            self._sums.append(math.fsum(scores))
+            self._counts.append(count)
+        else:
+            missing = cluster + 1 - len(self._sums)
+            self._sums.extend([0.0] * missing)
+            self._counts.extend([0] * missing)
+            self._sums[cluster] += math.fsum(scores)
+            self._counts[cluster] += count
         self._proportion = self._proportion and _ENDS.issuperset(scores)
-        for k in range(1, len(scores) + 1):
-            self._pass_at[k - 1] += pass_at_k(len(scores), passes, k)
-            self._pass_all[k - 1] += pass_all_k(len(scores), passes, k)
+        if count == 1:  # the common case, in which the chances are 0 or 1
+            self._pass_at[0] += passes > 0
+            self._pass_all[0] += passes
+            self._pass_samples[0] += 1
+            return
+        for k in range(1, count + 1):
+            self._pass_at[k - 1] += pass_at_k(count, passes, k)
+            self._pass_all[k - 1] += pass_all_k(count, passes, k)
             self._pass_samples[k - 1] += 1
 
     @property

@@ -78,16 +78,18 @@ def combine_verdicts(
     for place, verdict in zip(places, verdicts, strict=True):
         if verdict is None or verdict.status == "error":
             return "error", None
-        objected = objected or verdict.status == "failed"
-        cut_short = cut_short or (verdict.status == "not_reached" and place.turn is None)
-        if place.block.weight == 0:
+        status, score, _ = verdict
+        objected = objected or status == "failed"
+        cut_short = cut_short or (status == "not_reached" and place.turn is None)
+        weight = place.block.weight
+        if weight == 0:
             continue
-        passed = passed and verdict.status != "failed"
-        if verdict.score is not None:
+        passed = passed and status != "failed"
+        if score is not None:
             scored = True
             if place.turn is None:
-                weights.append(place.block.weight)
-                weighted.append(place.block.weight * verdict.score)
+                weights.append(weight)
+                weighted.append(weight * score)
     if cut_short and objected:
         return "failed", 0.0
     if not scored:

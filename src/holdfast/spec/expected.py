@@ -28,9 +28,12 @@ def alternatives(written: Any, fields: Mapping[str, Any], *, composed: bool = Tr
     They are in Unicode's composed form (NFC), in which answers are compared, or else as written. Raises NotComparable,
     or one of RENDER_ERRORS, for a value that cannot be compared: null, an object, an empty list.
     """
+    parts = written if isinstance(written, list | tuple) else [written]
+    values = [template(part).value(fields, strict=True) if isinstance(part, str) else part for part in parts]
+    if len(values) == 1 and type(values[0]) is str:  # the common case
+        return _spellings(values[0], "is ", composed=composed)
     expected: list[str] = []
-    for part in written if isinstance(written, list | tuple) else [written]:
-        value = template(part).value(fields, strict=True) if isinstance(part, str) else part
+    for value in values:
         if isinstance(value, list | tuple) or hasattr(value, "__next__"):
             elements = list(islice(value, _MOST + 1))
             if not elements:

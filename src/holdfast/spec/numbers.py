@@ -13,6 +13,8 @@ _MOST_DIGITS: Final = 10_000
 
 def numbers_in(text: str) -> list[Decimal]:
     """Return every number of a text, in order."""
+    if text.isdecimal() and text.isascii() and len(text) < _MOST_DIGITS:  # as most expected values are
+        return [Decimal(text)]
     numbers = []
     for match in _NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")):
         try:

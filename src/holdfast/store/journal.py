@@ -150,11 +150,11 @@ class Journal:
         self._thread = Thread(target=self._run, name="holdfast-journal", daemon=True)
         self._thread.start()
 
-    async def write(self, name: JournalName, line: bytes) -> LineRef:
-        """Append a line, and return its place once it is on the medium."""
+    def write(self, name: JournalName, line: bytes) -> asyncio.Future[LineRef]:
+        """Append a line. The result is its place, once it is on the medium."""
         waiter: asyncio.Future[LineRef] = self._loop.create_future()
         self._add(_Entry(name, line, waiter, None))
-        return await waiter
+        return waiter
 
     def post(self, name: JournalName, line: bytes, then: Callable[[], None] | None = None) -> None:
         """Append a line without waiting; `then` is called on the loop once it is on the medium."""

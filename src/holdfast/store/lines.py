@@ -34,7 +34,7 @@ _NEAR: Final = 1 << 16
 def seal(body: bytes) -> bytes:
     """Turn an encoded JSON object into a journal line."""
     head = body[:-1]
-    return b'%b,"sum":"%b"}\n' % (head, xxh3_64_hexdigest(head).encode())
+    return head + b',"sum":"' + xxh3_64_hexdigest(head).encode() + b'"}\n'
 
 
 def with_source(line: bytes, source: str) -> bytes:

@@ -24,7 +24,7 @@ from holdfast.targets.rate_limits import limit_reset, retry_after
 from holdfast.targets.sse import Event, EventParser
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 
     import aiohttp
 
@@ -97,13 +97,13 @@ class Client:
             if opened is not None:
                 await opened.close()
 
-    async def post(self, body: Any) -> Any:
+    def post(self, body: Any) -> Coroutine[Any, Any, Any]:
         """Post JSON and return the JSON of the reply."""
-        return await self._ask("POST", self._url, msgspec.json.encode(body))
+        return self._ask("POST", self._url, msgspec.json.encode(body))
 
-    async def get(self, query: str = "") -> Any:
+    def get(self, query: str = "") -> Coroutine[Any, Any, Any]:
         """Return the JSON at the URL."""
-        return await self._ask("GET", urlsplit(self._url)._replace(query=query).geturl(), b"")
+        return self._ask("GET", urlsplit(self._url)._replace(query=query).geturl(), b"")
 
     async def _ask(self, method: str, url: str, data: bytes) -> Any:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import time
 import zlib
 from base64 import b64encode
 from collections import deque
@@ -150,9 +151,9 @@ class Connections:
         if parts.username is not None:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["authorization"] = f"Basic {b64encode(pair.encode('latin-1', 'replace')).decode()}"
-        self._known = ("POST", url)
-        """the request whose head is the same each time"""
-        self._known_head = self._head(*self._known, {})
+        self._url = url
+        self._usual_head = self._head("POST", url, {})
+        """of requests to the URL itself, which is the same each time"""
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._addresses: asyncio.Task[list[Any]] | None = None
@@ -174,7 +175,8 @@ class Connections:
 
         Return the response when its head has arrived; with `whole`, when all of it has.
         """
-        head = self._head(method, url, headers or {}) if headers or self._known != (method, url) else self._known_head
+        usual = not headers and method == "POST" and url == self._url
+        head = self._usual_head if usual else self._head(method, url, headers or {})
         connection = self._take() or await self._connect()
         try:
             return await connection.send(b"%b%d\r\n\r\n%b" % (head, len(data), data), whole)
@@ -184,7 +186,7 @@ class Connections:
 
     def _take(self) -> _Connection | None:
         """Return a connection that waits for a request, if there is one."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
             if now - connection.used < _IDLE_SECONDS and not connection.lost:
@@ -194,7 +196,7 @@ class Connections:
 
     def give_back(self, connection: _Connection) -> None:
         """Keep a connection whose response has arrived."""
-        connection.used = asyncio.get_running_loop().time()
+        connection.used = time.monotonic()
         if self._idle and connection.used - self._idle[0].used > _IDLE_SECONDS:
             self._idle.pop(0).close()
         self._idle.append(connection)

@@ -27,7 +27,7 @@ from holdfast.targets.tokenizer import tokenizer_identity
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from holdfast.dialects.types import Answer
     from holdfast.spec.grader_schema import PromptGrader
@@ -223,18 +223,18 @@ class Model(Target):
     async def reply(self, turn: Turn) -> Reply:
         """Ask for the next assistant message; call the tools it asks for, until it answers."""
         try:
-            return await self._reply(turn)
+            if self._tools is None:
+                return await self.complete(turn.messages, turn.params, turn.load)
+            return await self._reply_with_tools(turn, self._tools)
         except (AttemptError, Fault) as error:
             raise self.explained(error) from error
 
-    async def _reply(self, turn: Turn) -> Reply:
-        if self._tools is None:
-            return await self.complete(turn.messages, turn.params, turn.load)
+    async def _reply_with_tools(self, turn: Turn, toolbox: Toolbox) -> Reply:
         from holdfast.targets.tools import answer
 
         assert turn.calls is not None
-        tools = await self._tools.of(turn.calls)
-        await self._tools.restore(tools, turn)
+        tools = await toolbox.of(turn.calls)
+        await toolbox.restore(tools, turn)
         offered = [tool.definition() for tool in tools.values()]
         messages: list[Message] = []
         for _ in range(self.block.max_steps):
@@ -259,25 +259,28 @@ class Model(Target):
         request = {"model": self.endpoint.model, **self.block.params, **more, "messages": messages}
         return msgspec.convert(await calls.model(request, ask), Reply)
 
-    async def complete(
+    def complete(
         self,
         messages: list[Message],
         more: Mapping[str, Any] = MappingProxyType({}),
         load: Callable[[str], bytes] | None = None,
-    ) -> Reply:
+    ) -> Coroutine[Any, Any, Reply]:
         """Return the model's answer to a conversation; `more` is sent beside the target's parameters.
 
         `load` returns the content of a file that a message names by its digest.
         """
-        return await self.ask(self.request(messages, more, load=load, schema=self._schema))
+        return self.ask(self.request(messages, more, load=load, schema=self._schema))
 
     def request(self, messages: list[Message], more: Mapping[str, Any], **fields: Any) -> ModelRequest:
         """Return a request with the target's settings; `fields` are further ones of the request."""
-        params = {**self.block.params, **more}
+        params, tools = self.block.params, ()
+        if more or "tools" in params:
+            params = {**params, **more}
+            tools = params.pop("tools", ())
         return ModelRequest(
             model=self.endpoint.model,
             messages=messages,
-            tools=params.pop("tools", ()),
+            tools=tools,
             params=params,
             stream=self.block.stream,
             reasoning_history=self.block.reasoning_history,
