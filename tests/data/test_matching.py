@@ -38,10 +38,10 @@ def test_matches_are_equal_rows_used_once(windows: Any, old: list[int], edits: A
     used: list[int] = []
     position = 0
     for match in matches:
-        assert match.count > 0 and match.new >= position
-        assert new[match.new : match.new + match.count] == old[match.old : match.old + match.count]
-        used += range(match.old, match.old + match.count)
-        position = match.new + match.count
+        assert match.length > 0 and match.new >= position
+        assert new[match.new : match.new + match.length] == old[match.old : match.old + match.length]
+        used += range(match.old, match.old + match.length)
+        position = match.new + match.length
     assert len(set(used)) == len(used)
 
 
@@ -49,4 +49,4 @@ def test_matches_are_equal_rows_used_once(windows: Any, old: list[int], edits: A
 def test_all_rows_are_found_in_any_order(rows: list[int], order: Any) -> None:
     shuffled = list(rows)
     order.shuffle(shuffled)
-    assert sum(match.count for match in match_rows(digests(rows), digests(shuffled))) == len(rows)
+    assert sum(match.length for match in match_rows(digests(rows), digests(shuffled))) == len(rows)

@@ -179,8 +179,8 @@ class SurveyBuilder:
         shape = tuple(sample.fields), panel
         self._checks.look(sample, shape)
         self._groupings.add(sample.fields, sample.where)
-        number = self._shape_numbers.get(shape)
-        if number is None and (number := len(self._shapes)) < MOST_SHAPES:
+        number = self._shape_numbers.get(shape, len(self._shapes))
+        if number == len(self._shapes) < MOST_SHAPES:
             self._shape_numbers[shape], self._shapes[shape] = number, sample.where
         self._shape_rows.append(number)
         self._typed.append(sample.typed)

@@ -24,7 +24,7 @@ class Match(NamedTuple):
     new: int
     """position of the first of them in the new version"""
     old: int
-    count: int
+    length: int
 
 
 def match_rows(old: bytes, new: bytes) -> list[Match]:
@@ -75,22 +75,22 @@ def _match_others(old: bytes, new: bytes, matches: list[Match]) -> Iterator[Matc
     """Match the rows between the matches, wherever they are."""
     unused = {
         digest: place
-        for start, count in _gaps([(match.old, match.count) for match in matches], len(old) // WIDTH)
+        for start, count in _gaps([(match.old, match.length) for match in matches], len(old) // WIDTH)
         for place, digest in enumerate(_digests(old, start, count), start)
     }
     match = Match(0, 0, 0)
-    for start, count in _gaps([(match.new, match.count) for match in matches], len(new) // WIDTH) if unused else ():
+    for start, count in _gaps([(match.new, match.length) for match in matches], len(new) // WIDTH) if unused else ():
         for position, digest in enumerate(_digests(new, start, count), start):
             place = unused.pop(digest, None)
             if place is None:
                 continue
-            if match.count and (position, place) == (match.new + match.count, match.old + match.count):
-                match = match._replace(count=match.count + 1)
+            if match.length and (position, place) == (match.new + match.length, match.old + match.length):
+                match = match._replace(length=match.length + 1)
                 continue
-            if match.count:
+            if match.length:
                 yield match
             match = Match(position, place, 1)
-    if match.count:
+    if match.length:
         yield match
 
 

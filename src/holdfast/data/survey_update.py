@@ -87,7 +87,7 @@ class _Piece(NamedTuple):
     is_new: bool
     """of the survey of new lines, not of the earlier one"""
     start: int
-    count: int
+    length: int
 
 
 def update_survey(
@@ -127,9 +127,9 @@ def _pieces(earlier: bytes, now: bytes) -> tuple[list[_Piece], list[int]]:
         if position < match.new:
             pieces.append(_Piece(True, len(new), match.new - position))
             new.extend(range(position, match.new))
-        if match.count:
-            pieces.append(_Piece(False, match.old, match.count))
-        position = match.new + match.count
+        if match.length:
+            pieces.append(_Piece(False, match.old, match.length))
+        position = match.new + match.length
     return pieces, new
 
 
