@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.canonical import digest
+from holdfast.plan.done import write_done
 from holdfast.plan.identity import identify, new_manifest
+from holdfast.plan.plan import make_plan
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
 from holdfast.store.records import Grade, Output, Timing, Usage, to_line
@@ -69,7 +71,8 @@ def write_run(
     rundir.write_manifest(new_manifest(identity))
     _write_journals(identity, rundir, trials - missing)
     if report:
-        index = rundir.load(repair=False)
+        index = rundir.load(repair=True)  # which caches it, as a run does at its end
+        write_done(identity, rundir, index, make_plan(identity.survey, identity.work, index).done)
         write_report(identity, rundir, index)
     return rundir
 

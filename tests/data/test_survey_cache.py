@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from holdfast.data.dataset import Dataset
+from holdfast.errors import UsageError
 from holdfast.plan import identity
 from holdfast.plan.identity import identify
 from holdfast.spec.load import load_eval
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.data.dataset import Survey
 
 ROWS = [{"id": f"s{number}", "q": f"{number} + 1", "level": "ab"[number % 2], "expected": "1"} for number in range(6)]
@@ -57,7 +61,9 @@ def content(survey: Survey) -> dict[str, Any]:
         "digests": survey.digests,
         "panels": [survey.panels.panel_at(position) for position in range(survey.count)],
         "rows": survey.panels.rows(),
-        "shapes": survey.shapes,
+        "ids": [survey.ids[position] for position in range(survey.count)],
+        "panel kinds": survey.panels.fingerprint(),
+        "shapes": list(survey.shapes.items()),
         "typed": survey.typed,
         "groupings": {
             field: (grouping.values, [grouping.number_at(position) for position in range(survey.count)])
@@ -71,7 +77,7 @@ def surveyed(eval_file: Path) -> dict[str, Any]:
 
 
 def fresh(eval_file: Path) -> dict[str, Any]:
-    return content(identify(load_eval(eval_file)).dataset.survey())
+    return content(Dataset(load_eval(eval_file)).survey())
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_pa
         file.write(b"7")
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert surveyed(eval_file) == fresh(eval_file) != first
-    assert len(stored(home)) == 2
+    assert len(stored(home)) == 1, "the stored survey was replaced"
 
 
 @pytest.mark.parametrize(
@@ -167,3 +173,90 @@ def test_small_datasets_are_surveyed_each_time(tmp_path: Path, home: Path, monke
     monkeypatch.setenv("HOLDFAST_HOME", str(home))
     surveyed(write(tmp_path))
     assert not stored(home)
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Places of the rows of which samples were made."""
+    places: list[str] = []
+    make = Dataset.sample
+
+    def sample(self: Dataset, pair: tuple[str, Any]) -> Any:
+        places.append(pair[0].rpartition(":")[2])
+        return make(self, pair)
+
+    monkeypatch.setattr(Dataset, "sample", sample)
+    return places
+
+
+@pytest.mark.parametrize(
+    ("edit", "read"),
+    [
+        (lambda lines: [*lines, '{"id": "n", "q": "2", "level": "c", "expected": "1"}\n'], ["7"]),
+        (lambda lines: [lines[0], "\n", lines[1].replace("1 +", "9 +"), *lines[2:]], ["3"]),
+        (lambda lines: lines[2:], []),
+        (lambda lines: lines[::-1], []),
+        (lambda lines: ['{"id": "n", "q": "2", "level": "c", "expected": "1"}\n', *lines[3:], *lines[:2]], ["1"]),
+        (lambda lines: [*lines[:-1], lines[-1].rstrip()], ["6"]),
+    ],
+)
+def test_only_lines_that_are_new_or_changed_are_surveyed(
+    tmp_path: Path, sampled: list[str], edit: Any, read: list[str]
+) -> None:
+    eval_file, data = write(tmp_path), tmp_path / "data.jsonl"
+    surveyed(eval_file)
+    data.write_text("".join(edit(data.read_text().splitlines(keepends=True))))
+    sampled.clear()
+    survey = surveyed(eval_file)
+    assert sampled == read
+    assert survey == fresh(eval_file)
+    sampled.clear()
+    assert surveyed(eval_file) == survey and not sampled, "the survey of the changed file was stored"
+
+
+def test_a_file_with_a_byte_order_mark_is_surveyed_as_a_whole(tmp_path: Path, sampled: list[str]) -> None:
+    eval_file, data = write(tmp_path), tmp_path / "data.jsonl"
+    surveyed(eval_file)
+    data.write_bytes(b"\xef\xbb\xbf" + data.read_bytes())
+    sampled.clear()
+    assert surveyed(eval_file) == fresh(eval_file)
+    assert sampled
+
+
+fields = st.fixed_dictionaries(
+    {"q": st.sampled_from(["1", "2", "3"])},
+    optional={
+        "id": st.integers(4, 400).map(lambda number: f"s{number}"),
+        "level": st.sampled_from(["a", "b", "c", None, 3]),
+        "expected": st.sampled_from(["1", ["1", "2"]]),
+        "more": st.just(True),
+    },
+)
+written_lines = st.one_of(fields.map(json.dumps), fields.map(json.dumps), st.sampled_from(["", " ", "{}", "[]", "{"]))
+edits = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.lists(written_lines, max_size=3)), max_size=3)
+
+
+def survey_or_error(make: Any, eval_file: Path) -> Any:
+    try:
+        return make(eval_file)
+    except UsageError as error:
+        return str(error)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(written_lines, max_size=15), st.lists(st.tuples(st.integers(0, 1), edits), min_size=1, max_size=3))
+def test_any_edit_gives_the_survey_of_reading_everything(home: Path, lines: list[str], changes: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        graders = [
+            {"type": "exact", "name": "always", "expected": "{{ expected | default('') }}"},
+            {"type": "exact", "name": "some", "expected": "1", "where": "level is defined and level == 'a'"},
+        ]
+        eval_file = write(folder, dataset={"path": ["data.jsonl", "more.jsonl"]}, graders=graders)
+        files = [[json.dumps(row) for row in ROWS], lines]
+        for number, edited in [(0, []), *changes]:
+            for start, count, inserted in edited:
+                files[number][start : start + count] = inserted
+            for path, content_lines in zip(("data.jsonl", "more.jsonl"), files, strict=True):
+                (folder / path).write_text("\n".join(content_lines))
+            assert survey_or_error(surveyed, eval_file) == survey_or_error(fresh, eval_file)

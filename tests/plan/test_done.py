@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.plan.done import read_done, write_done
+from holdfast.plan.done import inherit_done, read_done, write_done
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.plan import make_plan
+from holdfast.plan.reuse import look_up
 from holdfast.spec.load import load_eval
 from holdfast.store.records import Grade, Timing, to_line
 from tests.support.specs import output_of
@@ -25,9 +26,13 @@ if TYPE_CHECKING:
 SAMPLES, TRIALS = 3, 2
 
 
-def make_run(folder: Path, **keys: Any) -> tuple[RunIdentity, RunDir]:
-    rows = [{"id": f"s{number}", "q": f"{number}", "expected": "1", "hard": number == 2} for number in range(SAMPLES)]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def row(number: int) -> dict[str, Any]:
+    return {"id": f"s{number}", "q": f"{number}", "expected": "1", "hard": number % 3 == 2}
+
+
+def make_run(folder: Path, rows: Any = None, **keys: Any) -> tuple[RunIdentity, RunDir]:
+    rows = [row(number) for number in range(SAMPLES)] if rows is None else rows
+    (folder / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     spec = {
         "name": "done",
         "dataset": {"path": "data.jsonl"},
@@ -58,7 +63,7 @@ def output(identity: RunIdentity, number: int, digest: int = 0) -> Any:
 def grade(identity: RunIdentity, number: int, grader: int, status: Any, digest: int = 0) -> Any:
     of = output(identity, number, digest)
     key = identity.work.slots[grader].keys(of.key, _moment(of))[0]
-    return Grade(of.key, key, "s", 1, "ab"[grader], "exact", None, status, 1.0, 1.0, "", None, 0.0, None, 2.0)
+    return Grade(of.key, key, "s", 1, "abc"[grader], "exact", None, status, 1.0, 1.0, "", None, 0.0, None, 2.0)
 
 
 def _moment(record: Any) -> Any:
@@ -137,3 +142,57 @@ def test_journals_that_lost_lines_since_are_planned_anew(tmp_path: Path, monkeyp
     index = rundir.load(repair=False)
     plan = make_plan(identity.survey, identity.work, index, known_done=read_done(identity, rundir, index))
     assert (plan.finished, plan.to_run) == (5, 1)
+
+
+GRADERS: Any = [
+    {"type": "exact", "name": "a"},
+    {"type": "exact", "name": "b", "expected": "2", "where": "hard"},
+    {"type": "text", "name": "c", "contains": "1"},
+]
+graders = st.lists(st.sampled_from(range(3)), min_size=1, max_size=3, unique=True)
+edits = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.lists(st.integers(0, 9), max_size=2)), max_size=2)
+
+
+def plan_counts(identity: RunIdentity, rundir: RunDir, known: bytes) -> Any:
+    return make_plan(identity.survey, identity.work, rundir.load(repair=False), known_done=known)
+
+
+@settings(max_examples=120, deadline=None)
+@given(graders, graders, st.booleans(), edits, st.lists(records, max_size=6), st.booleans(), st.booleans())
+def test_a_borrower_knows_what_looking_up_all_keys_tells(
+    lent: list[int], own: list[int], elsewhere: bool, changes: Any, added: Any, cached: bool, judged: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_INDEX_BYTES", "1")
+        lender, rundir = make_run(Path(name), graders=[GRADERS[number] for number in lent])
+        for number in range(4):
+            append(rundir, "outputs", output(lender, number))
+            for grader in lender.survey.panels.panel_at(number // TRIALS).graders:
+                append(rundir, "grades", grade(lender, number, grader, "passed"))
+        index = rundir.load(repair=True)
+        write_done(lender, rundir, index, make_plan(lender.survey, lender.work, index).done)
+        for kind, number, *values in added:
+            if kind == "outputs":
+                append(rundir, kind, output(lender, number, *values))
+            elif values[0] < len(lent):
+                append(rundir, kind, grade(lender, number, *values))
+        if elsewhere:  # an output that is in no dataset of these two
+            append(rundir, "outputs", output_of("x", key=f"sha256:{7:032x}", digest=f"sha256:{1:032x}"))
+        if cached:
+            rundir.load(repair=True)
+        numbers = list(range(SAMPLES))
+        for start, count, inserted in changes:
+            numbers[start : start + count] = inserted
+        rows = [row(number) for number in dict.fromkeys(numbers)] or [row(8)]
+        borrower, _ = make_run(Path(name), rows, graders=[GRADERS[number] for number in own])
+        if judged:
+            append(rundir, "grades", grade(borrower, 0, len(own) - 1, "passed"))
+        index = rundir.load(repair=False)
+        inherited = inherit_done(borrower.survey, borrower.work, rundir, index)
+        if not added and not elsewhere and not judged:
+            assert inherited is not None, "nothing speaks against it"
+        if inherited is not None:
+            expected = look_up(borrower.survey, borrower.work, index)
+            assert (inherited.usable, inherited.missing) == (expected.usable, expected.missing)
+            assert sorted(inherited.unwanted) == sorted(expected.unwanted)
+            assert plan_counts(borrower, rundir, inherited.known) == plan_counts(borrower, rundir, b"")

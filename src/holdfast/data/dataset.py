@@ -10,11 +10,11 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec import DecodeError
@@ -26,14 +26,15 @@ from holdfast.data.grouping import Groupings
 from holdfast.data.messages import RowMessages
 from holdfast.data.panels import Conditions, Panel, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
+from holdfast.data.row_checks import TemplateChecks
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.selection import Selection
 from holdfast.spec.target_schema import HttpTarget
-from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression, texts
+from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression, texts
 from holdfast.store.lines import find_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from holdfast.data.grouping import Grouping
@@ -42,14 +43,13 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
 
-_SENT = ("system", "prompt", "messages", "follow_ups")
-"""templates whose text is sent to the target as it comes out"""
-_NESTED = (list, tuple, dict)
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
-_MOST_SHAPES = 100_000
+MOST_SHAPES: Final = 100_000
+"""shapes that a survey distinguishes; datasets with more have other names of fields in each row"""
 _MOST_KEPT: Final = 4 << 20
 """bytes of rows that the survey keeps in memory, so that they are read once"""
+_JSON_LINES: Final = (".jsonl", ".ndjson")
 _PARTS: Final = 64
 """parts in which ids are compared"""
 _MARGIN: Final = 1 << 20
@@ -98,9 +98,26 @@ class Ids:
         self._text += name.encode("utf-8", "surrogatepass")
         self._ends.append(len(self._text))
 
+    def extend(self, others: Ids, start: int, count: int) -> None:
+        """Append some of other ids."""
+        begin = others._begin(start)
+        shift = len(self._text) - begin
+        ends = others._ends[start : start + count]
+        self._text += others._text[begin : others._begin(start + count)]
+        self._ends.extend([end + shift for end in ends] if shift else ends)
+
+    def encoded(self, start: int = 0, count: int | None = None) -> Iterator[bytearray]:
+        """Yield ids as they are stored."""
+        begin, text = self._begin(start), self._text
+        for end in self._ends[start : None if count is None else start + count]:
+            yield text[begin:end]
+            begin = end
+
+    def _begin(self, position: int) -> int:
+        return self._ends[position - 1] if position else 0
+
     def __getitem__(self, position: int) -> str:
-        start = self._ends[position - 1] if position else 0
-        return self._text[start : self._ends[position]].decode("utf-8", "surrogatepass")
+        return self._text[self._begin(position) : self._ends[position]].decode("utf-8", "surrogatepass")
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -119,6 +136,8 @@ class Survey(msgspec.Struct, frozen=True):
     """a 1 for each sample whose HTTP request holds values other than texts; empty if there is none"""
     shapes: dict[Shape, str] = {}
     """the place of the first row of each shape"""
+    shape_rows: array[int] = msgspec.field(default_factory=lambda: array("I"))
+    """the number of each sample's shape, as far as `shapes` holds them"""
     groupings: Mapping[str, Grouping] = {}
     """values of the fields by which results are broken down, by field"""
     ids: Ids = msgspec.field(default_factory=lambda: Ids())
@@ -131,6 +150,63 @@ class Survey(msgspec.Struct, frozen=True):
     def is_typed(self, position: int) -> bool:
         """True if the HTTP request of the sample at a position holds values other than texts."""
         return bool(self.typed) and self.typed[position] == 1
+
+
+class SurveyBuilder:
+    """Makes a survey, sample by sample."""
+
+    def __init__(
+        self, spec: Eval, stale: Mapping[int, Stale], check: RowCheck | None, fields: Collection[str] = ()
+    ) -> None:
+        """`stale` and `check` are those of `Dataset.survey`; `fields` are those of rows that are not added here."""
+        self.count = 0
+        self._digests, self._typed, self._ids = bytearray(), bytearray(), Ids()
+        self._id_digests = [array("Q") for _ in range(_PARTS)]
+        self._checks, self._conditions = TemplateChecks(spec, check, fields), Conditions(spec, stale)
+        self._panels, self._groupings = Panels(self._conditions.everyone), Groupings(spec, fields)
+        self._shapes: dict[Shape, str] = {}
+        self._shape_numbers: dict[Shape, int] = {}
+        self._shape_rows = array("I")
+
+    def add(self, sample: Sample) -> None:
+        """Check the next sample and add it."""
+        self._digests += bytes.fromhex(sample.digest[7:])
+        self._ids.add(sample.id)
+        id_digest = xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass"))
+        self._id_digests[id_digest % _PARTS].append(id_digest)
+        panel = self._conditions.panel_for(sample.fields)
+        self._panels.add(panel)
+        shape = tuple(sample.fields), panel
+        self._checks.look(sample, shape)
+        self._groupings.add(sample.fields, sample.where)
+        number = self._shape_numbers.get(shape, len(self._shapes))
+        if number == len(self._shapes) < MOST_SHAPES:
+            self._shape_numbers[shape], self._shapes[shape] = number, sample.where
+        self._shape_rows.append(number)
+        self._typed.append(sample.typed)
+        self.count += 1
+
+    def conclude(self) -> Survey:
+        """Return the survey; raise ConfigError for rows that cannot be evaluated."""
+        self._checks.conclude()
+        self._groupings.conclude(self._checks.fields)
+        return Survey(
+            count=self.count,
+            digest=digest_bytes(bytes(self._digests)),
+            digests=bytes(self._digests),
+            panels=self._panels,
+            unsendable=self._checks.unsendable(),
+            typed=bytes(self._typed) if any(self._typed) else b"",
+            shapes=self._shapes,
+            shape_rows=self._shape_rows,
+            groupings=self._groupings.by_field,
+            ids=self._ids,
+        )
+
+    @property
+    def may_repeat_ids(self) -> bool:
+        """True if an id seems to occur twice: digests of two ids are equal."""
+        return any(len(set(part)) < len(part) for part in self._id_digests)  # one set would take 100 bytes for each
 
 
 class Dataset:
@@ -249,50 +325,22 @@ class Dataset:
 
         `stale` is passed to `Conditions`; `check` yields what is wrong with a row, and where in the eval file.
         """
-        digests, typed = bytearray(), bytearray()
-        ids, id_digests = Ids(), [array("Q") for _ in range(_PARTS)]
         kept: list[Sample] | None = []
         stamp = self.stamp()
-        checks, conditions = _TemplateChecks(self._eval, check), Conditions(self._eval, stale)
-        panels, groupings = Panels(conditions.everyone), Groupings(self._eval)
-        shapes: dict[Shape, str] = {}
-        count = 0
+        survey = SurveyBuilder(self._eval, stale, check)
         for sample in self._read():
             if kept is not None:
                 kept.append(sample)
                 if self._read_bytes > _MOST_KEPT:
                     kept = None
-            digests += bytes.fromhex(sample.digest[7:])
-            ids.add(sample.id)
-            id_digest = xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass"))
-            id_digests[id_digest % _PARTS].append(id_digest)
-            panel = conditions.panel_for(sample.fields)
-            panels.add(panel)
-            shape = tuple(sample.fields), panel
-            checks.look(sample, shape)
-            groupings.add(sample.fields, sample.where)
-            if shape not in shapes and len(shapes) < _MOST_SHAPES:
-                shapes[shape] = sample.where
-            typed.append(sample.typed)
-            count += 1
-        if count == 0:
+            survey.add(sample)
+        if survey.count == 0:
             raise DataError(", ".join(self.source), self._why_empty())
-        checks.conclude()
-        groupings.conclude(checks.fields)
-        if any(len(set(part)) < len(part) for part in id_digests):  # a set of all would take 100 bytes for each
+        result = survey.conclude()
+        if survey.may_repeat_ids:
             self._name_duplicate()
         self._kept, self._kept_stamp = kept, stamp
-        return Survey(
-            count=count,
-            digest=digest_bytes(bytes(digests)),
-            digests=bytes(digests),
-            panels=panels,
-            unsendable=checks.unsendable(),
-            typed=bytes(typed) if any(typed) else b"",
-            shapes=shapes,
-            groupings=groupings.by_field,
-            ids=ids,
-        )
+        return result
 
     def _why_empty(self) -> str:
         rows = sum(1 for _ in self._rows())
@@ -333,6 +381,14 @@ class Dataset:
         block = self._block
         return block is None or not (block.limit or block.offset or block.where or self._selection)
 
+    @property
+    def has_row_per_line(self) -> bool:
+        """True if each line of the files is a sample, in their order: all rows of JSON lines."""
+        block = self._block
+        if block is None or not self._selects_all or block.shuffle is not None or not self._layout.is_utf8:
+            return False
+        return all(path.suffix.lower() in _JSON_LINES for path in self.files) and block.format in (None, "jsonl")
+
     def _rows_naming(self, name: str, near: float) -> Iterator[tuple[str, Row]]:
         """Yield rows that may have an id, from files of JSON lines as most programs write them."""
         assert self._block is not None
@@ -340,7 +396,7 @@ class Dataset:
         numbers = [field + separator + name.encode() for separator in (b": ", b":")] if name.isdecimal() else []
         needles = list(dict.fromkeys([encode(name), json.dumps(name).encode(), *numbers]))
         paths = self._files(self._block.path)
-        lines = [path for path in paths if path.suffix in (".jsonl", ".ndjson")]
+        lines = [path for path in paths if path.suffix in _JSON_LINES]
         for path in lines if self._block.format in (None, "jsonl") else ():
             start = int(near * path.stat().st_size) - _MARGIN if len(paths) == 1 else 0
             for needle in needles:
@@ -349,6 +405,11 @@ class Dataset:
                         row = decode(line)
                         if isinstance(row, dict):
                             yield str(path), row
+
+    @property
+    def _layout(self) -> Layout:
+        block = self._block
+        return Layout() if block is None else Layout(block.format, block.delimiter, block.encoding, block.field)
 
     def _hub_path(self) -> str | None:
         path = self._block.path[0] if self._block else ""
@@ -365,10 +426,8 @@ class Dataset:
         elif (name := self._hub_path()) is not None:
             yield from read_hub(name, self._block.split, self._block.subset, self.revision or "main")
         else:
-            block = self._block
-            layout = Layout(block.format, block.delimiter, block.encoding, block.field)
-            for path in self._files(block.path):
-                yield from read_rows(path, layout)
+            for path in self._files(self._block.path):
+                yield from read_rows(path, self._layout)
 
     def _selected(self) -> Iterator[tuple[str, Row]]:
         if self._where is None and self._selection is None:
@@ -425,118 +484,6 @@ class Dataset:
     @cached_property
     def _request(self) -> _Request:
         return _Request(self._eval)
-
-
-def _render(compiled: Template, values: Row, fields: Row) -> str:
-    return compiled.render({**fields, **values})
-
-
-class _RowTemplate(NamedTuple):
-    """A template or expression over the row."""
-
-    location: Location
-    """in the eval file"""
-    fill_in: Callable[[Row], Any]
-    needed: frozenset[str]
-    """fields that it names"""
-    grader: int | None
-    """the number of the grader that it belongs to, if any"""
-
-
-class _TemplateChecks:
-    """Checks templates, expressions and graders' `where` against rows.
-
-    Variables that some rows lack are reported before the run.
-    """
-
-    def __init__(self, spec: Eval, check: RowCheck | None) -> None:
-        self._document = spec.document
-        self._check = check
-        self.fields: set[str] = set()
-        """fields that some row has"""
-        self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
-        self._templates: list[_RowTemplate] = []
-        self._not_texts: dict[Location, str] = {}
-        self._unfit: dict[Location, str] = {}
-        self._graders = list(spec.placed_graders())
-        numbers = {location: number for number, (location, _) in enumerate(self._graders)}
-        for location, source, names in spec.templates():
-            compiled = Template(source, texts_only=location[0] in _SENT)
-            if needed := compiled.names - names:
-                placeholders = dict.fromkeys(compiled.names - needed, "")
-                grader = numbers.get(location[:-1])
-                self._templates.append(_RowTemplate(location, partial(_render, compiled, placeholders), needed, grader))
-        for location, formula in spec.row_expressions():
-            evaluate = expression(formula)
-            if evaluate.names:
-                grader = numbers.get(location[:-1])
-                self._templates.append(_RowTemplate(location, evaluate.required, evaluate.names, grader))
-        self._doubtful = lru_cache(self._find_doubtful)
-
-    def look(self, sample: Sample, shape: Shape) -> None:
-        incomplete, sent = self._doubtful(shape)
-        for template in incomplete:
-            self._try(sample, template)
-        for template in sent:
-            if _any_nested(sample.fields, template.needed):
-                self._try(sample, template)
-        if self._check is not None:
-            for location, message in self._check(sample, shape[1]):
-                self._unfit.setdefault(location, message)
-
-    def _find_doubtful(self, shape: Shape) -> tuple[list[_RowTemplate], list[_RowTemplate]]:
-        """Return the templates that lack a field in rows of this shape, and others that are sent.
-
-        Most datasets have many rows of few shapes, so this is asked once for each.
-        """
-        fields, panel = shape
-        self.fields.update(fields)
-        templates = [each for each in self._templates if each.grader is None or each.grader in panel.graders]
-        for number in panel.unsure:
-            location, block = self._graders[number]
-            condition = expression(block.where or "")
-            templates.append(_RowTemplate((*location, "where"), condition, condition.names, number))
-        incomplete = [each for each in templates if not each.needed.issubset(fields)]
-        return incomplete, [each for each in templates if each.location[0] in _SENT and each not in incomplete]
-
-    def _try(self, sample: Sample, template: _RowTemplate) -> None:
-        location, missing = template.location, template.needed - sample.fields.keys()
-        try:
-            template.fill_in(sample.fields)
-        except NotText as error:
-            self._not_texts.setdefault(location, f"{sample.where}: {error}")
-        except TemplateError as error:
-            if missing:
-                self._missing.setdefault(location, (sample.where, str(error), missing))
-        except RENDER_ERRORS:
-            return  # not due to a missing field: an error of that trial, when it runs
-
-    def conclude(self) -> None:
-        problems = []
-        for location, (where, message, names) in self._missing.items():
-            unknown = sorted(names - self.fields)
-            if unknown:
-                fields = ", ".join(sorted(self.fields))
-                text = f"no sample has a field {', '.join(map(repr, unknown))}; they have: {fields}"
-            else:
-                text = f"{where}: {message}"
-            problems.append(Problem(self._document.where(location), text))
-        if problems:
-            raise ConfigError(problems)
-
-    def unsendable(self) -> ConfigError | None:
-        """Return an error for templates that would send a list or an object as a text, and for rows that do not fit."""
-        messages = {**self._unfit, **self._not_texts}
-        problems = [Problem(self._document.where(location), message) for location, message in messages.items()]
-        hint = NotText.hint if self._not_texts else "Fix these rows, or leave them out with dataset.where."
-        return ConfigError(problems, remedy=hint) if problems else None
-
-
-def _any_nested(fields: Row, names: Iterable[str]) -> bool:
-    for name in names:  # noqa: SIM110 - asked of each row, for which a generator takes three times as long
-        if isinstance(fields[name], _NESTED):
-            return True
-    return False
 
 
 class _Request:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NO_VALUE: Final = "(none)"
 """stands for the value of rows that lack the field, or hold null in it"""
 _NESTED: Final = (list, tuple, dict)
-_MOST_VALUES: Final = 10_000
+MOST_VALUES: Final = 10_000
 """a field with more different values is a text or an id, and breaks nothing down"""
 
 
@@ -68,14 +68,15 @@ class Grouping:
 class Groupings:
     """The groupings of an eval: by the fields under `by`, by `cluster`, and for a benchmark by task."""
 
-    def __init__(self, spec: Eval) -> None:
+    def __init__(self, spec: Eval, present: Collection[str] = ()) -> None:
+        """`present` are the fields of other rows of the dataset."""
         self._spec = spec
         self._named = list(dict.fromkeys([*spec.by, *([] if spec.cluster is None else [spec.cluster])]))
         fields = dict.fromkeys(self._named)
         if (benchmark := benchmark_tasks(spec.document.data)) is not None and len(benchmark.tasks) > 1:
             fields[TASK_FIELD] = None
         self.by_field = {field: Grouping() for field in fields}
-        self._present: set[str] = set()
+        self._present = set(present)
         self._problems: dict[str, str] = {}
 
     def add(self, fields: Mapping[str, Any], where: str) -> None:
@@ -89,8 +90,8 @@ class Groupings:
                 self._problems.setdefault(field, f"{where}: {field!r} is {kind}, and results need one value per row")
                 value = None
             new = grouping.add(value if type(value) is str else as_text(value))
-            if new and len(grouping) > _MOST_VALUES and field in self._spec.by:
-                message = f"{field!r} has more than {_MOST_VALUES:,} different values, which breaks nothing down"
+            if new and len(grouping) > MOST_VALUES and field in self._spec.by:
+                message = f"{field!r} has more than {MOST_VALUES:,} different values, which breaks nothing down"
                 raise ConfigError([Problem(self._where(field), message)])
 
     def conclude(self, names: Collection[str]) -> None:

@@ -1,8 +1,9 @@
-"""Surveys of large datasets, kept in `$HOLDFAST_HOME/surveys`, so that unchanged files are not surveyed again.
+"""Surveys of large datasets, kept in `$HOLDFAST_HOME/surveys`, so that unchanged rows are not surveyed again.
 
 A survey depends on the bytes of the dataset's files and on what the eval says of rows: selection, templates, conditions
-of graders, groupings. All of it is in the name of the stored survey, so the files are read and digested each time, but
-their rows are not decoded. Nothing is stored for rows that name other files, and where code of the user is asked.
+of graders, groupings. The latter is in the name of the stored survey. The files are read and digested each time: while
+they are as they were, the survey is used as it is, and the survey of changed JSON lines is brought up to date
+(`survey_update`). Nothing is stored for rows that name other files, and where code of the user is asked.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from array import array
 from contextlib import suppress
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 from xxhash import xxh3_128
@@ -24,6 +25,7 @@ from holdfast.canonical import digest
 from holdfast.data.dataset import Ids, Survey
 from holdfast.data.grouping import Grouping
 from holdfast.data.panels import Panel, Panels
+from holdfast.data.survey_update import read_lines, update_survey
 from holdfast.spec.benchmark_tasks import benchmark_tasks
 from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.target_schema import HttpTarget
@@ -38,13 +40,17 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset, RowCheck
     from holdfast.spec.load import Eval
 
-_MAGIC: Final = b"holdfast survey 2\n"
+_MAGIC: Final = b"holdfast survey 3\n"
 _MOST: Final = 8
 """surveys that are kept"""
 
 
 class _Header(msgspec.Struct, array_like=True):
     byte_order: str
+    files: list[tuple[str, str]]
+    """paths and digests of the dataset's files"""
+    has_lines: bool
+    """with the digest of each sample's line"""
     count: int
     digest: str
     kinds: list[Panel]
@@ -57,27 +63,41 @@ class _Header(msgspec.Struct, array_like=True):
     """bytes of the ids"""
 
 
+class _Stored(NamedTuple):
+    files: list[tuple[str, str]]
+    survey: Survey
+    lines: bytes
+    """digests of the samples' lines; empty if they are not wanted, or unknown"""
+
+
 def survey_dataset(spec: Eval, dataset: Dataset, check: RowCheck | None) -> Survey:
     """Return the survey of a dataset, stored or made now. Graders that ask code of the user must not be among it."""
     if dataset.names_files or not all(GRADERS.is_builtin(block.type) for _, block in spec.placed_graders()):
         return dataset.survey(MappingProxyType({}), check)
     stamp = dataset.stamp()
-    path = home_directory() / "surveys" / _name(spec, dataset)
-    survey = _load(path)
-    if survey is None:
+    files = [(str(path), _digest(path)) for path in dataset.files]
+    path = home_directory() / "surveys" / _name(spec)
+    stored = _load(path, files)
+    if stored is not None and stored.files == files:
+        return stored.survey
+    lines = read_lines(dataset.files) if dataset.has_row_per_line else None
+    survey = None
+    if stored is not None and stored.lines and lines is not None:
+        survey = update_survey(spec, dataset, stored.survey, stored.lines, lines, check)
+    if survey is None or dataset.stamp() != stamp:
         survey = dataset.survey(MappingProxyType({}), check)
-        if survey.unsendable is None and dataset.stamp() == stamp:  # else its files may be others than those digested
-            with suppress(OSError):
-                _save(path, survey)
+    if survey.unsendable is None and dataset.stamp() == stamp:  # else its files may be others than those digested
+        with suppress(OSError):
+            _save(path, files, survey, b"" if lines is None else lines.digests)
     return survey
 
 
-def _name(spec: Eval, dataset: Dataset) -> str:
-    """Return a digest of everything that a survey depends on."""
+def _name(spec: Eval) -> str:
+    """Return a digest of everything that a survey depends on, except the dataset's files."""
     tasks = benchmark_tasks(spec.document.data)
     basis: list[Any] = [
         [__version__, platform.python_version(), msgspec.__version__, version("jinja2")],
-        [[str(path), _digest(path)] for path in dataset.files],
+        str(spec.folder),
         None if spec.dataset is None else spec.dataset.model_dump(mode="json"),
         [[location, text, sorted(names)] for location, text, names in spec.templates()],
         list(spec.row_expressions()),
@@ -96,12 +116,14 @@ def _digest(path: Path) -> str:
     return checksum.hexdigest()
 
 
-def _save(path: Path, survey: Survey) -> None:
+def _save(path: Path, files: list[tuple[str, str]], survey: Survey, lines: bytes) -> None:
     kinds, rows = survey.panels.packed()
     ids, ends = survey.ids.packed()
     numbers = {kind: number for number, kind in enumerate(kinds)}
     header = _Header(
         byte_order=sys.byteorder,
+        files=files,
+        has_lines=bool(lines),
         count=survey.count,
         digest=survey.digest,
         kinds=kinds,
@@ -113,25 +135,33 @@ def _save(path: Path, survey: Survey) -> None:
     groups = [memoryview(grouping.packed()).cast("B") for grouping in survey.groupings.values()]
     body: list[bytes | memoryview] = [survey.digests, memoryview(rows).cast("B"), survey.typed, *groups]
     body += [memoryview(ids), memoryview(ends).cast("B")]
+    if lines:
+        body += [memoryview(survey.shape_rows).cast("B"), lines]
     write_cache(path, _MAGIC, msgspec.msgpack.encode(header), body)
     stored = sorted(path.parent.glob("[0-9a-f]*"), key=lambda each: each.stat().st_mtime)
     for least_used in stored[:-_MOST]:
         least_used.unlink(missing_ok=True)
 
 
-def _load(path: Path) -> Survey | None:
-    """Return a stored survey; None if there is none, or it is torn, damaged or of another version."""
+def _load(path: Path, files: list[tuple[str, str]]) -> _Stored | None:
+    """Return a stored survey; None if there is none, or it is torn, damaged or of another version.
+
+    The digests of lines are read where the files are not the same.
+    """
     try:
         with path.open("rb") as file:
             data, _ = read_header(file, _MAGIC)
             header = msgspec.msgpack.decode(data, type=_Header)
             if header.byte_order != sys.byteorder:
                 return None
-            survey = _restore(header, file)
+            survey, lines = _restore(header, file), b""
+            if header.has_lines and header.files != files:
+                survey.shape_rows.fromfile(file, survey.count)
+                lines = file.read()
         os.utime(path)
     except (OSError, ValueError, EOFError, msgspec.DecodeError):
         return None
-    return survey
+    return _Stored(header.files, survey, lines)
 
 
 def _restore(header: _Header, file: BinaryIO) -> Survey:

@@ -197,14 +197,19 @@ class Session(msgspec.Struct):
         from holdfast.engine.outcome import conclude  # after the work: starting it needs no reports
 
         outcome = conclude(self, remaining, reason, started)
-        if outcome.metrics is None and not isinstance(reason, Interrupted):
-            self._cache_index()
+        self._cache_index(remaining, reason, finished=outcome.metrics is not None)
         return outcome
 
-    def _cache_index(self) -> None:
-        """Cache the index of a large run that is not finished, so that the next start is not late."""
-        self.index = Index()  # two indexes of a large run take too much memory
+    def _cache_index(self, remaining: Plan, reason: Reason | None, *, finished: bool) -> None:
+        """Cache the index of a large run, so that neither its next start nor a run that reuses it is late."""
         with suppress(OSError):
+            if self.rundir.keep_index(self.index):
+                if remaining.complete:
+                    write_done(self.identity, self.rundir, self.index, b"\x01" * remaining.total)
+                return
+            if finished or isinstance(reason, Interrupted):
+                return  # reading everything would take too long
+            self.index = Index()  # two indexes of a large run take too much memory
             for damage in self.rundir.cache_index():
                 self.notice(str(damage))
 
@@ -406,12 +411,12 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     borrowed, plan = plan_with_reuse(
         identity, index, options.runs_dir, others, grades=not options.again, known_done=known_done
     )
-    if not options.again and plan.done != known_done:
-        write_done(identity, rundir, index, plan.done)
     index.outputs.reserve(plan.total)
     index.verdicts.reserve(plan.total * len(identity.work.slots))
     if borrowed:
         adopt(borrowed, rundir, index)
+    if not options.again and plan.done != known_done:
+        write_done(identity, rundir, index, plan.done)
     return Loaded(index, plan, new)
 
 

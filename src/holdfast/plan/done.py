@@ -3,37 +3,79 @@
 To find out which of a million trials are finished, all their keys have to be computed. The result holds for the records
 of the cached index, as long as the rows and the graders are the same. Records that came later can only finish further
 trials, unless one of them replaces a record of the cache: then nothing is known.
+
+The digests of the rows are stored, too, so that a run that borrows from this one computes the keys of rows that differ.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from itertools import chain, compress, product, repeat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from holdfast.canonical import digest
+from holdfast.data.matching import WIDTH, match_rows
+from holdfast.plan.plan import TO_GRADE, places_of
 from holdfast.store.rundir import INDEX
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from holdfast.data.dataset import Survey
+    from holdfast.data.matching import Match
+    from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
+    from holdfast.plan.plan import Work
     from holdfast.store.index import Index
     from holdfast.store.rundir import RunDir
 
 _NAME: Final = "done"
-_MAGIC: Final = b"holdfast done 1\n"
+_MAGIC: Final = b"holdfast done 2\n"
+
+
+class _Header(msgspec.Struct, array_like=True):
+    basis: str
+    """digest of everything that the result depends on"""
+    byte_order: str
+    origin: str
+    """the cached index"""
+    work: str
+    trials: int
+    rows: int
+    kinds: list[list[Any]]
+    """for each of the different panels: what the keys of its graders' verdicts are made of"""
+    stops: bool
+    """a verdict may end a conversation, so that others are not needed"""
+    has_panels: bool
+    """with the panel of each row; else all rows have the first"""
+
+
+class Inherited(NamedTuple):
+    """What is known of the trials of a run from the run that it borrows from."""
+
+    known: bytes
+    """for each trial: 1 if it is finished, `TO_GRADE`, or 0"""
+    usable: int
+    """how many outputs of the lender are of this run"""
+    missing: array[int]
+    """positions of samples whose first trial the lender has not"""
+    unwanted: list[str]
+    """keys of the lender's other outputs"""
 
 
 def read_done(identity: RunIdentity, rundir: RunDir, index: Index) -> bytes:
     """Return `Plan.done` for the records of the cached index that an index continues; empty if it is not known."""
     if not index.origin or identity.work.typed_digest is not None:  # which of two keys counts depends on all records
         return b""
-    from holdfast.store.cache_file import read_header
-
-    with suppress(OSError, ValueError), (rundir.path / INDEX / _NAME).open("rb") as file:
-        header, _ = read_header(file, _MAGIC)
-        if header.decode() == _basis(identity, index):
-            return file.read()
+    with suppress(OSError, ValueError, msgspec.DecodeError), (rundir.path / INDEX / _NAME).open("rb") as file:
+        header = _read(file)
+        if header.basis == _basis(identity, index):
+            return file.read(header.rows * header.trials)
     return b""
 
 
@@ -43,8 +85,127 @@ def write_done(identity: RunIdentity, rundir: RunDir, index: Index, done: bytes)
         return
     from holdfast.store.cache_file import write_cache
 
+    survey, work = identity.survey, identity.work
+    kinds, rows = survey.panels.packed()
+    header = _Header(
+        basis=_basis(identity, index),
+        byte_order=sys.byteorder,
+        origin=index.origin,
+        work=work.digest,
+        trials=work.trials,
+        rows=survey.count,
+        kinds=[_signs(work, kind) for kind in kinds],
+        stops=_may_stop(work),
+        has_panels=any(rows),
+    )
+    body: list[bytes | memoryview] = [done, survey.digests]
+    if header.has_panels:
+        body.append(memoryview(rows).cast("B"))
     with suppress(OSError):
-        write_cache(rundir.path / INDEX / _NAME, _MAGIC, _basis(identity, index).encode(), [done])
+        write_cache(rundir.path / INDEX / _NAME, _MAGIC, msgspec.msgpack.encode(header), body)
+
+
+def inherit_done(survey: Survey, work: Work, lender: RunDir, index: Index) -> Inherited | None:
+    """Return what is known of a run's trials from a lender and its index; None if all keys have to be looked at.
+
+    Only rows that one of both has not, and trials that are not finished there, are looked up by their keys.
+    """
+    if not index.origin or work.typed_digest is not None or _may_stop(work):
+        return None
+    with suppress(OSError, ValueError, EOFError, msgspec.DecodeError), (lender.path / INDEX / _NAME).open("rb") as file:
+        header = _read(file)
+        if (header.origin, header.work, header.trials) != (index.origin, work.digest, work.trials) or header.stops:
+            return None
+        done, digests = file.read(header.rows * header.trials), file.read(header.rows * WIDTH)
+        panels = array("I", bytes(0 if header.has_panels else 4 * header.rows))
+        if header.has_panels:
+            panels.fromfile(file, header.rows)
+        return _inherit(survey, work, index, _Lent(header, done, digests, panels))
+    return None
+
+
+class _Lent(NamedTuple):
+    """The contents of a lender's file."""
+
+    header: _Header
+    done: bytes
+    digests: bytes
+    panels: array[int]
+
+    def known_of(self, match: Match, work: Work, survey: Survey, state: int) -> bytes:
+        """Return what is known of the trials of rows that both runs have; `state` is that of trials to be graded."""
+        trials, (kinds, rows) = work.trials, survey.panels.packed()
+        done = self.done[match.old * trials : (match.old + match.length) * trials]
+        there, here = match.old, match.new
+        pairs = list(zip(self.panels[there : there + match.length], rows[here : here + match.length], strict=True))
+        graded = {
+            (lent, own): all(sign in self.header.kinds[lent] for sign in _signs(work, kinds[own]))
+            for lent, own in set(pairs)
+        }
+        if all(graded.values()):
+            return done
+        ungraded = done.replace(b"\x01", bytes([state]))
+        if not any(graded.values()):
+            return ungraded
+        return b"".join(
+            [
+                (done if graded[pair] else ungraded)[place * trials : (place + 1) * trials]
+                for place, pair in enumerate(pairs)
+            ]
+        )
+
+    @property
+    def verdicts(self) -> int:
+        """The number of verdicts on finished trials."""
+        trials = self.header.trials
+        panels = chain.from_iterable(repeat(panel, trials) for panel in self.panels) if trials > 1 else self.panels
+        counts = Counter(compress(panels, self.done))
+        return sum(count * len(self.header.kinds[panel]) for panel, count in counts.items())
+
+
+def _inherit(survey: Survey, work: Work, index: Index, lent: _Lent) -> Inherited | None:
+    trials, outputs = work.trials, index.outputs
+    # If no verdict is left over, there is none of a grader that the lender does not have.
+    state = TO_GRADE if lent.verdicts == len(index.verdicts) else 0
+    known, gone = bytearray(survey.count * trials), bytearray(b"\x01" * lent.header.rows)
+    for match in match_rows(lent.digests, survey.digests):
+        known[match.new * trials : (match.new + match.length) * trials] = lent.known_of(match, work, survey, state)
+        gone[match.old : match.old + match.length] = bytes(match.length)
+    usable, missing = len(known) - known.count(0), array("Q")
+    for number, key in work.keys(survey, done=bytes(known)):
+        if key in outputs:
+            usable += 1
+        elif number % trials == 0:
+            missing.append(number // trials)
+    rows = ("sha256:" + lent.digests[row * WIDTH : (row + 1) * WIDTH].hex() for row in places_of(1, bytes(gone)))
+    keys = (work.key(row, trial, typed=False) for row, trial in product(rows, range(1, trials + 1)))
+    unwanted = [key for key in keys if key in outputs]
+    if usable + len(unwanted) != len(outputs):
+        return None  # the lender has outputs of other rows, which may be those of this run
+    return Inherited(bytes(known), usable, missing, unwanted)
+
+
+def _signs(work: Work, panel: Panel) -> list[Any]:
+    """Return what the keys of a panel's verdicts are made of, beside the outputs."""
+    slots = [(work.slots[number], number in panel.reread) for number in panel.graders]
+    return [
+        [list(slot.identified(reread=reread)), slot.turn, list(slot.measures)]
+        for slot, reread in slots
+        if not slot.votes
+    ]
+
+
+def _may_stop(work: Work) -> bool:
+    return any(slot.stops for slot in work.slots)
+
+
+def _read(file: BinaryIO) -> _Header:
+    from holdfast.store.cache_file import read_header
+
+    header = msgspec.msgpack.decode(read_header(file, _MAGIC)[0], type=_Header)
+    if header.byte_order != sys.byteorder:
+        raise ValueError("another byte order")
+    return header
 
 
 def _basis(identity: RunIdentity, index: Index) -> str:

@@ -102,6 +102,8 @@ def plan_with_reuse(
         grades=grades,
         known_done=known_done,
     )
+    if borrowed.shared is not None:
+        known_done = borrowed.shared.known_done
     plan = make_plan(identity.survey, identity.work, index, borrowed, known_done)
     if (index.outputs and borrowed.shared is None) or plan.complete:
         return borrowed, plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Manifest
     from holdfast.store.records import GradeStatus
     from holdfast.store.refs import Moment, OutputRef, VerdictRef
+
+
+TO_GRADE: Final = 2
+"""stands, where finished trials are known, for one that is known to have an output and to lack a verdict"""
 
 
 class Slot(NamedTuple):
@@ -126,7 +130,7 @@ class Work(msgspec.Struct, frozen=True):
             yield number, self.keys_of(sample, trial, typed=typed)
 
     def _trials(self, survey: Survey, done: bytes) -> Iterator[tuple[int, str, int, bool]]:
-        for number in _places_of(0, done) if done else range(survey.count * self.trials):
+        for number in places_of(0, done) if done else range(survey.count * self.trials):
             position, trial = divmod(number, self.trials)
             yield number, "sha256:" + survey.digest_at(position).hex(), trial + 1, survey.is_typed(position)
 
@@ -214,7 +218,8 @@ class Work(msgspec.Struct, frozen=True):
         return ((number, slot) for number, slot in enumerate(self.slots) if slot.stops and slot.turn == turn)
 
 
-def _places_of(value: int, data: bytes) -> Iterator[int]:
+def places_of(value: int, data: bytes) -> Iterator[int]:
+    """Yield the places of a byte."""
     place = data.find(value)
     while place >= 0:
         yield place
@@ -301,14 +306,16 @@ def make_plan(
 ) -> Plan:
     """Count the trials that are finished here, finished in other runs, and not finished.
 
-    `known_done` is `Plan.done` of an earlier plan with the same work, if no record has been replaced since.
+    `known_done` is `Plan.done` of an earlier plan with the same work, if no record has been replaced since. It may hold
+    `TO_GRADE`.
     """
-    finished, reused, to_grade = known_done.count(1), 0, 0
+    finished, reused, to_grade = known_done.count(1), 0, known_done.count(TO_GRADE)
     borrowed_outputs = borrowed.outputs if borrowed else {}
     verdicts: Mapping[str, VerdictRef] = index.verdicts
     if borrowed:
         verdicts = ChainMap(borrowed.verdicts, index.verdicts)
     done = bytearray(known_done or bytes(survey.count * work.trials if index.outputs else 0))
+    done = done.replace(bytes([TO_GRADE]), b"\0")
     if index.outputs or borrowed_outputs:
         holders = index.outputs, borrowed_outputs, *index.begun
         for number, key in work.keys(survey, *holders, done=known_done):

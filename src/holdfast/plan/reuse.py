@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.errors import UsageError
-from holdfast.plan.plan import find_verdict
+from holdfast.plan.done import Inherited, inherit_done
+from holdfast.plan.plan import TO_GRADE, find_verdict
 from holdfast.store.blobs import Blobs
 from holdfast.store.durable import make_directory
 from holdfast.store.index import read_grade_head, read_output_head
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, is_sound, scan_raw, with_source
+from holdfast.store.rundir import RunDir  # noqa: TC001 - msgspec reads it
 from holdfast.store.shared import (
     StaleJournalError,
     journal_size,
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from holdfast.plan.plan import Work
     from holdfast.store.index import Index
     from holdfast.store.refs import OutputRef, VerdictRef
-    from holdfast.store.rundir import RunDir
 
 _KEY: Final = slice(8, 47)
 """position of a line's key: after `{"key":"`"""
@@ -60,6 +61,9 @@ class Lender(msgspec.Struct, frozen=True):
     """A run whose journals a new run shares."""
 
     name: str
+    rundir: RunDir
+    origin: str
+    """names its cached index, if it has one"""
     recorded: int
     """how many outputs it has"""
     outputs: int
@@ -70,6 +74,8 @@ class Lender(msgspec.Struct, frozen=True):
     """positions of samples whose first trial it has not"""
     unwanted: dict[str, LineRef]
     """its outputs that are not of this run, by key"""
+    known_done: bytes
+    """that of `make_plan`; empty if all keys have to be looked at"""
 
 
 class Borrowed(msgspec.Struct):
@@ -112,11 +118,12 @@ def borrow(
     """
     borrowed = Borrowed()
     lenders = list(lenders)
-    if not index.outputs and (shareable := _find_shareable(survey, work, lenders)) is not None:
+    if not index.outputs and (shareable := _find_shareable(survey, work, lenders, grades=grades)) is not None:
         borrowed.shared, lent = shareable
-        index.outputs = lent.outputs
+        index.outputs, index.new_bytes = lent.outputs, lent.new_bytes
         if grades:
             index.verdicts = lent.verdicts
+        known_done = borrowed.shared.known_done.replace(bytes([TO_GRADE]), b"\0")
         lenders = [each for each in lenders if each[0] != borrowed.shared.name]
     if not lenders:
         return borrowed  # without computing all keys of a large run
@@ -166,7 +173,9 @@ def borrow(
     return borrowed
 
 
-def _find_shareable(survey: Survey, work: Work, lenders: Iterable[tuple[str, RunDir]]) -> tuple[Lender, Index] | None:
+def _find_shareable(
+    survey: Survey, work: Work, lenders: Iterable[tuple[str, RunDir]], *, grades: bool
+) -> tuple[Lender, Index] | None:
     """Find a large run whose outputs nearly all belong to this run; return it with its index of these outputs."""
     for name, rundir in lenders:
         sizes = {(kind, path): journal_size(path) for kind in ("grades", "outputs") for path in rundir.journals(kind)}
@@ -175,26 +184,36 @@ def _find_shareable(survey: Survey, work: Work, lenders: Iterable[tuple[str, Run
         index = rundir.load(repair=False)
         if not _is_free(rundir) or index.outputs.stopped():
             continue  # a writer may cut off what it cannot sync; of conversations that ended early, not all may fit
-        outputs = index.outputs
-        marks, missing, usable, recorded = bytearray(outputs.row_count), array("Q"), 0, len(outputs)
-        for number, keys in work.all_keys(survey):
-            rows = [row for key in keys if (row := outputs.row_of(key)) >= 0]
-            for row in rows:
-                marks[row] = 1
-            usable += bool(rows)
-            if not rows and number % work.trials == 0:
-                missing.append(number // work.trials)
-        if usable < _SHARED_PART * recorded:
+        outputs, recorded = index.outputs, len(index.outputs)
+        lent = inherit_done(survey, work, rundir, index) or look_up(survey, work, index)
+        if lent.usable < _SHARED_PART * recorded:
             continue
-        unwanted = {key: outputs[key].line for key in outputs if not marks[outputs.row_of(key)]}
+        unwanted = {key: outputs[key].line for key in lent.unwanted}
         for key in unwanted:
             del outputs[key]
         for spot in index.damage:
             if spot.torn:
                 sizes.update({each: spot.offset for each in sizes if each[1] == spot.path})
         journals = [(kind, path, size) for (kind, path), size in sizes.items() if size]
-        return Lender(name, recorded, usable, journals, missing, unwanted), index
+        known_done = lent.known if grades else b""
+        lender = Lender(name, rundir, index.origin, recorded, lent.usable, journals, lent.missing, unwanted, known_done)
+        return lender, index
     return None
+
+
+def look_up(survey: Survey, work: Work, index: Index) -> Inherited:
+    """Look up the outputs of all trials in the index of another run."""
+    outputs = index.outputs
+    marks, missing, usable = bytearray(outputs.row_count), array("Q"), 0
+    for number, keys in work.all_keys(survey):
+        rows = [row for key in keys if (row := outputs.row_of(key)) >= 0]
+        for row in rows:
+            marks[row] = 1
+        usable += bool(rows)
+        if not rows and number % work.trials == 0:
+            missing.append(number // work.trials)
+    unwanted = [key for key in outputs if not marks[outputs.row_of(key)]] if 0 in marks else []
+    return Inherited(b"", usable, missing, unwanted)
 
 
 def _is_free(rundir: RunDir) -> bool:
@@ -253,6 +272,12 @@ def _share(shared: Lender, rundir: RunDir, index: Index) -> None:
             ) from error
         Blobs(rundir.files).take_from(run_of(journal) / "files")
     index.outputs.use_files([places.get(path, path) for path in index.outputs.files])
+    if shared.origin:
+        from holdfast.store.index_cache import IndexCache  # which small runs need not import
+
+        cache = IndexCache(rundir)
+        cache.share(shared.rundir, shared.origin, places)
+        index.origin = cache.origin
 
 
 def _hits(path: Path, place: slice, missing: Set[str]) -> Iterator[tuple[int, bytes]]:

@@ -8,10 +8,14 @@ journals only what was appended.
 The journals stay the source of truth. A cache that is torn, damaged, of another version or another machine's byte
 order, and one that does not fit the journals (which were truncated, replaced, repaired or moved), is ignored, and the
 journals are read from their beginning. So they are where the order of lines in several files decides which line counts.
+
+A run that shares journals (`store.shared`) shares the tables, too: `.index/journals` then names the lender's cache, to
+which `.index/lent` is a hard link, and holds the rest.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from array import array
 from contextlib import suppress
@@ -23,10 +27,12 @@ from xxhash import xxh3_128_hexdigest
 from holdfast.store.cache_file import read_header, write_cache
 from holdfast.store.index import KINDS, AmbiguousOrderError, Entry, Extent, Index, IndexReader, Spent, StepHead
 from holdfast.store.index_table import RareOutput, RareVerdict
-from holdfast.store.lines import LineRef
+from holdfast.store.lines import LineRef, count_lines, last_line
 from holdfast.store.rundir import INDEX
+from holdfast.store.shared import journal_size, unwanted_keys
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import BinaryIO
 
@@ -34,7 +40,8 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 _NAME: Final = "journals"
-_MAGIC: Final = b"holdfast index 1\n"
+_LENT: Final = "lent"
+_MAGIC: Final = b"holdfast index 2\n"
 _HEAD: Final = 4096
 """bytes at the beginning of a journal that are compared"""
 
@@ -85,9 +92,11 @@ class _Header(msgspec.Struct, array_like=True):
     spent: tuple[int, int, float, int, int]
     """tokens, requests, cost, unpriced and unmetered work, without the calls"""
     periods: list[tuple[float, float]]
+    lent: str = ""
+    """digest of the lender's cache with the tables; empty if they are here"""
 
 
-class Stale(Exception):
+class Stale(ValueError):
     """The cache does not fit the journals."""
 
 
@@ -107,17 +116,98 @@ class IndexCache:
         """
         try:
             with self._path.open("rb") as file:
-                data, digest = read_header(file, _MAGIC)
-                reader = self._restore(msgspec.msgpack.decode(data, type=_Header), file)
+                header, digest = _read(file)
+                reader = self._restore(header, file) if not header.lent else self._restore_lent(header)
             reader.read(self._rundir.journals, durable=durable)
-        except (OSError, Stale, AmbiguousOrderError, msgspec.DecodeError, ValueError, EOFError):
+        except (OSError, AmbiguousOrderError, msgspec.DecodeError, ValueError, EOFError):
             return None
         self.origin = "" if reader.replaced else digest
         return reader
 
+    def covers(self) -> int:
+        """Return how many bytes of the journals the cache covers; 0 if there is none. They may have changed since."""
+        with suppress(OSError, ValueError, msgspec.DecodeError), self._path.open("rb") as file:
+            return sum(mark.end for mark in _read(file)[0].marks)
+        return 0
+
+    def save_live(self, index: Index) -> bool:
+        """Store the index of a process that has written the journals alone, without reading them; False if unsuitable.
+
+        That process has read what was there before, and synced what it appended. The index is stored only if it has a
+        row for each line of outputs and of grades: no line was replaced, left out by a cancelled task, or is damaged.
+        """
+        paths = {kind.name: [path for path in self._rundir.journals(kind.name) if path.exists()] for kind in KINDS}
+        if paths["steps"] or index.outputs.holes or index.verdicts.holes:
+            return False
+        ends = index.outputs.last_lines()
+        if any(ends.get(path, (0, 0, 0))[2] != journal_size(path) for path in paths["outputs"]):
+            return False
+        if sum(count_lines(path) for path in paths["grades"]) != len(index.verdicts):
+            return False
+        reader = IndexReader()  # failed attempts are counted by their lines, which are few
+        reader.read(lambda name: paths[name] if name == "errors" else (), durable=False)
+        reader.index = msgspec.structs.replace(
+            index, attempts=reader.index.attempts, grader_attempts=reader.index.grader_attempts
+        )
+        reader.extents |= {path: Extent(*ends[path][:2]) for path in paths["outputs"] if path in ends}
+        for path in paths["grades"]:
+            if end := journal_size(path):
+                reader.extents[path] = Extent(last_line(path), end)
+        self.save(reader)
+        return bool(self.origin)
+
+    def _restore_lent(self, header: _Header) -> IndexReader:
+        """Restore an index whose tables are those of a lender, less the outputs that are not of this run."""
+        with self._path.with_name(_LENT).open("rb") as file:
+            lent, digest = _read(file)
+            if digest != header.lent:
+                raise Stale
+            header.outputs, header.verdicts = lent.outputs, lent.verdicts
+            reader = self._restore(header, file)
+        outputs = reader.index.outputs
+        for path in outputs.files:
+            for key in unwanted_keys(path):
+                if (ref := outputs.get(key)) is not None and ref.line.path == path:
+                    del outputs[key]
+        return reader
+
+    def share(self, lender: RunDir, origin: str, places: Mapping[Path, Path]) -> None:
+        """Use the cache of a run whose journals this run shares, if it is still the one that `origin` names.
+
+        `places` are those of the journals here, by those there. Where the cache cannot be shared, there is none.
+        """
+        path = IndexCache(lender)._path
+        with suppress(OSError, ValueError, msgspec.DecodeError), path.open("rb") as file:
+            header, digest = _read(file)
+            files = [places.get(lender.path / name) for name in header.files]
+            if digest != origin or None in files:
+                return
+            marks = []
+            for mark in header.marks:
+                place = places.get(lender.path / mark.file)
+                if place is not None:
+                    mark.file, mark.inode = str(place.relative_to(self._rundir.path)), place.stat().st_ino
+                    marks.append(mark)
+            own = _Header(
+                byte_order=sys.byteorder,
+                marks=marks,
+                files=[str(place.relative_to(self._rundir.path)) for place in files if place is not None],
+                outputs=_Table(0, 0, {}, {}),
+                verdicts=_Table(0, 0, {}, {}),
+                attempts={},
+                grader_attempts=[],
+                steps=[],
+                spent=(0, 0, 0.0, 0, 0),
+                periods=[],
+                lent=header.lent or digest,
+            )
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            link = self._path.with_name(_LENT)
+            link.unlink(missing_ok=True)
+            os.link(path.with_name(_LENT) if header.lent else path, link)
+            self.origin = write_cache(self._path, _MAGIC, msgspec.msgpack.encode(own))
+
     def _restore(self, header: _Header, file: BinaryIO) -> IndexReader:
-        if header.byte_order != sys.byteorder:
-            raise Stale
         root = self._rundir.path
         index = Index()
         index.outputs.use_files([root / name for name in header.files])
@@ -189,7 +279,17 @@ class IndexCache:
         with suppress(OSError, OverflowError):  # a number that is too large to be encoded
             parts = [memoryview(part).cast("B") for part in body]
             self.origin = write_cache(self._path, _MAGIC, msgspec.msgpack.encode(header), parts)
+            self._path.with_name(_LENT).unlink(missing_ok=True)
             reader.new_bytes = 0
+
+
+def _read(file: BinaryIO) -> tuple[_Header, str]:
+    """Read the header of a cache, and its digest."""
+    data, digest = read_header(file, _MAGIC)
+    header = msgspec.msgpack.decode(data, type=_Header)
+    if header.byte_order != sys.byteorder:
+        raise Stale
+    return header, digest
 
 
 def _digests(path: Path, mark: _Mark) -> tuple[str, str]:
@@ -199,7 +299,7 @@ def _digests(path: Path, mark: _Mark) -> tuple[str, str]:
 
 
 def _notes(table: PackedTable[Any]) -> _Table:
-    assert not table.holes, "rows are removed only after an index was read"
+    table.compact()
     return _Table(len(table.rows), 4 * len(table.slots), table.odd_keys, table.rare)
 
 

@@ -168,6 +168,22 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         """Return the number of a key's row, or -1."""
         return self._find(key)[1]
 
+    def compact(self) -> None:
+        """Forget the rows whose keys were removed."""
+        if not self.holes:
+            return
+        rows, odd_keys, rare = bytearray(), {}, {}
+        for row in self._live_rows():
+            place = len(rows) // self._width
+            rows += self.rows[row * self._width : (row + 1) * self._width]
+            if row in self.odd_keys:
+                odd_keys[place] = self.odd_keys[row]
+            if row in self.rare:
+                rare[place] = self.rare[row]
+        self.rows, self.odd_keys, self.rare, self.holes = rows, odd_keys, rare, set()
+        self.slots = array("I", bytes(4 * _FEWEST_SLOTS))
+        self.reserve(self.row_count)
+
     def reserve(self, count: int) -> None:
         """Make room for a number of keys, so that adding them moves none."""
         size = _FEWEST_SLOTS
@@ -295,6 +311,17 @@ class OutputTable(PackedTable[OutputRef]):
         """Return the outputs that a checkpoint ended."""
         refs = [(self._key_at(row), self._unpack(row)) for row in self.rare]
         return [(key, ref) for key, ref in refs if ref.stopped_by is not None]
+
+    def last_lines(self) -> dict[Path, tuple[int, int, int]]:
+        """Return where the last line of each journal begins and ends, and how many bytes all its lines take."""
+        last, first_bits, total = [0] * len(self.files), (1 << _FILE_SHIFT) - 1, [0] * len(self.files)
+        ends = [0] * len(self.files)
+        for place, length in Struct(f"<{_KEY + 16}xQI{self._width - _KEY - 28}x").iter_unpack(self.rows):
+            file, offset = place >> _FILE_SHIFT, place & first_bits
+            total[file] += length + 1
+            if offset >= last[file]:
+                last[file], ends[file] = offset, offset + length + 1
+        return {path: (last[number], ends[number], total[number]) for number, path in enumerate(self.files)}
 
     def _pack(self, ref: OutputRef) -> tuple[tuple[Any, ...], Any]:
         (path, offset, length), digest, usage, seconds, marks, stopped_by, started = ref

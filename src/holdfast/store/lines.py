@@ -185,13 +185,20 @@ def first_line_since(path: Path, moment: float, time_of: Callable[[bytes], float
         return low
 
 
-def count_lines(path: Path, without: bytes) -> int:
+def last_line(path: Path) -> int:
+    """Return the offset of the last whole line of a file; 0 if there is none."""
+    with _opened(path) as content:
+        end = content.rfind(b"\n", 0, content.size)
+        return content.rfind(b"\n", 0, end) + 1 if end > 0 else 0
+
+
+def count_lines(path: Path, without: bytes = b"") -> int:
     """Return the number of whole lines of a file, less those that contain some bytes, at most once each."""
     with _opened(path) as content:
         count = 0
         for position in range(0, content.size, _BLOCK):
-            data = content.read(position, position + _BLOCK + len(without) - 1)
-            count += data.count(b"\n", 0, _BLOCK) - data.count(without)
+            data = content.read(position, position + _BLOCK + max(0, len(without) - 1))
+            count += data.count(b"\n", 0, _BLOCK) - (data.count(without) if without else 0)
         return count
 
 

@@ -114,6 +114,24 @@ class RunDir:
         """Cache the index of a large run, and return damage that was cut out. The caller holds the lease."""
         return self._load_large(repair=True).damage if self._is_large else []
 
+    def keep_index(self, index: Index) -> bool:
+        """Cache the index of a large run as this process has it in memory, if much came since it was cached.
+
+        The caller holds the lease, and was the only writer. False if the journals have to be read for a cache.
+        """
+        if not self._is_large:
+            return True
+        from holdfast.store.index_cache import IndexCache
+
+        cache = IndexCache(self)
+        index.new_bytes = sum(self._size(kind.name) for kind in KINDS) - cache.covers()
+        if index.new_bytes < bytes_to_cache():
+            return True
+        if not cache.save_live(index):
+            return False
+        index.origin, index.new_bytes = cache.origin, 0
+        return True
+
     @property
     def _is_large(self) -> bool:
         return sum(self._size(kind.name) for kind in KINDS) >= bytes_to_cache()
