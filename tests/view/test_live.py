@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
+import threading
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.view.columns import open_columns
 from holdfast.view.live import Watch
+from holdfast.view.site import Site
 from tests.support.browsing import browser, opened
 from tests.support.running import holdfast, module_server, run_dir, start, wait_for, write_eval
 from tests.support.viewing import Viewer, viewer
@@ -194,3 +198,34 @@ def test_a_large_unfinished_run_has_an_estimate_before_it_is_read(
     assert (numbers.status, numbers.texts["progress"]) == ("unfinished", "about 2 of 6")
     run.report()
     assert Watch("run", run.rundir, lambda: None).numbers().texts["progress"] == "2 of 6"
+
+
+def test_an_unfinished_run_keeps_its_score_while_a_page_follows_it(tmp_path: Path) -> None:
+    run = JournaledRun(tmp_path)
+    for event in whole_trial(1, 1):
+        run.append(event)
+    columns = open_columns(run.rundir, tmp_path / "home")
+    numbers = Watch("run", run.rundir, lambda: columns).numbers()
+    assert (numbers.status, numbers.score) == ("unfinished", columns.table["score"][2])
+    assert numbers.rate is None
+
+
+def test_a_page_does_not_wait_for_columns_that_a_helper_process_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = JournaledRun(tmp_path)
+    for event in whole_trial(1, 1):
+        run.append(event)
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    helper = tmp_path / "helper"
+    helper.write_text(f"#!/bin/sh\nread _ < '{go}'\nexit 1\n")
+    helper.chmod(0o700)
+    monkeypatch.setattr("holdfast.view.columns._LARGE", 0)
+    monkeypatch.setattr("sys.executable", str(helper))
+    site = Site(tmp_path / "none", tmp_path / "home", {"run": run.rundir})
+    with pytest.raises(TimeoutError):
+        site.columns("run", wait=threading.TIMEOUT_MAX)
+    go.write_text("\n")
+    assert site.columns("run").rows == 6
+    site.close()

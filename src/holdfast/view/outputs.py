@@ -24,7 +24,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.store.lines import is_sound, read_blocks
-from holdfast.store.records import Timing, Usage  # noqa: TC001 - msgspec reads them
 from holdfast.store.shared import journal_size, lender_of
 from holdfast.view.table import NAN, TrialTable, join_place, many_key_bytes
 
@@ -61,16 +60,28 @@ class _Mark(msgspec.Struct):
     """The end of a turn, of which only the number counts here."""
 
 
+class _Usage(msgspec.Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost: float | None = None
+
+
+class _Timing(msgspec.Struct, gc=False):
+    started: float
+    seconds: float
+    first_token: float | None = None
+
+
 class _Output(msgspec.Struct, gc=False):
-    """The fields of an output that have columns."""
+    """The fields of an output that have columns. Those of `records` would have more, and take longer to make."""
 
     key: str
     attempt: int
     turns: int
     stop: str
-    usage: Usage
-    timing: Timing
-    marks: list[_Mark] = []
+    usage: _Usage
+    timing: _Timing
+    marks: tuple[_Mark, ...] = ()
     stopped_by: str | None = None
     source: str | None = None
 
