@@ -812,9 +812,12 @@ def test_the_compiled_configuration_can_be_run_again(folder: Path, config: str) 
 
 
 def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Path) -> None:
-    shown = compiled_yaml(launched(folder, "newer", "BIG", "execution.workers=2", tasks=["hellaswag"]))
+    overrides = ("execution.workers=2", "evaluation.tasks.hellaswag.overrides.trials=3")
+    shown = compiled_yaml(launched(folder, "newer", "BIG", *overrides, tasks=["hellaswag"]))
     for line, place in {
         "workers: 2": "command line",
+        "trials: 3": "command line",
+        "- name: hellaswag": "config/newer.yaml:21",
         "account: acct": "default (execution/slurm/default) ← env.toml:7",
         "output_dir: /lustre/out": "config/newer.yaml:8",
         "max_walltime:": "default (execution/slurm/default)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -16,6 +17,9 @@ from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.remote.trees import SourceFile
 from tests.support.invocations import Launched, launched, register
 from tests.support.running import holdfast
+
+if TYPE_CHECKING:
+    from tests.support.slurm import Cluster
 
 WEEK = 7 * 86_400
 
@@ -98,8 +102,9 @@ def test_an_invocation_is_removed_and_forgotten_with_what_only_it_needed(base: P
     assert f"no invocation {invocation.id!r}" in clean(base, invocation.id, check=2)
 
 
-def test_files_that_are_sent_again_count_as_used(base: Path) -> None:
-    transport = Here(pauses=())
+@pytest.mark.parametrize("way", ["here", "ssh"])
+def test_files_that_are_sent_again_count_as_used(base: Path, slurm: Cluster, way: str) -> None:
+    transport = slurm.ssh() if way == "ssh" else Here(pauses=())
     place = Path(transport.put({"e.yaml": SourceFile(b"x")}, f"{base}/holdfast/bundles"))
     os.utime(place, (time.time() - WEEK,) * 2)
     assert transport.put({"e.yaml": SourceFile(b"x")}, f"{base}/holdfast/bundles") == str(place)

@@ -19,7 +19,7 @@ from holdfast.cluster.config.launch import Container, Launch, RunOptions, Server
 from holdfast.cluster.config.legacy import MOVED, move_keys
 from holdfast.cluster.config.no_effect import keys_without_effect
 from holdfast.cluster.config.profiles import WandbBlock, folder_problem, load_profile
-from holdfast.cluster.config.provenance import COMMAND_LINE
+from holdfast.cluster.config.provenance import COMMAND_LINE, Tree
 from holdfast.cluster.config.schema import (
     DEPLOYMENTS,
     DESTINATIONS,
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.config.executor import ExecutorRules
     from holdfast.cluster.config.profiles import Profile
-    from holdfast.cluster.config.provenance import Tree
     from holdfast.cluster.config.tasks import Task
     from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Location
@@ -495,16 +494,19 @@ def _add_exports(tree: Tree, names: Sequence[str]) -> None:
 def _keep_selected(tree: Tree, tasks: Sequence[Task], eval_overrides: Sequence[Override]) -> None:
     """Leave only the selected tasks in the compiled configuration, with their files, so that it can be run again."""
     files = {(task.name, task.number): task.eval_file for task in tasks}
-    changes = {".".join(key): value for key, value in eval_overrides}
+    listed: Location = ("evaluation", "tasks")
     numbers: dict[str, int] = {}
-    kept: list[tuple[Any, str]] = []
-    for index, data in enumerate(tree.get("evaluation", "tasks")):
-        entry: dict[str, Any] = {"name": data} if isinstance(data, str) else data
-        number = numbers[entry["name"]] = numbers.get(entry["name"], -1) + 1
-        if (entry["name"], number) in files:
-            overrides = {"overrides": {**(entry.get("overrides") or {}), **changes}} if changes else {}
-            file = {"eval": str(files[entry["name"], number])}
-            kept.append((entry | file | overrides, tree.origin(("evaluation", "tasks", index))))
-    tree.put(("evaluation", "tasks"), [entry for entry, _ in kept], tree.origin(("evaluation", "tasks")))
-    for index, (entry, origin) in enumerate(kept):
-        tree.put(("evaluation", "tasks", index), entry, origin)
+    kept: list[Tree] = []
+    for index, data in enumerate(tree.get(*listed)):
+        origin = tree.origin((*listed, index))
+        entry = Tree({"name": data}, {(): origin}) if isinstance(data, str) else tree.below((*listed, index))
+        name = entry.data["name"]
+        number = numbers[name] = numbers.get(name, -1) + 1
+        if (name, number) in files:
+            entry.put(("eval",), str(files[name, number]), origin)
+            for key, value in eval_overrides:
+                entry.put(("overrides", ".".join(key)), value, COMMAND_LINE)
+            kept.append(entry)
+    tree.put(listed, [entry.data for entry in kept], tree.origin(listed))
+    for index, entry in enumerate(kept):
+        tree.origins.update({(*listed, index, *inner): origin for inner, origin in entry.origins.items()})
