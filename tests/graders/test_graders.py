@@ -284,6 +284,11 @@ class TestNumber:
         for text in (f"{number}", f"{number:,}", f"is {number}.", f"({number})", f"{number:e}"):
             assert numbers_in(text)[-1] == number
 
+    @pytest.mark.parametrize("digits", ["42", "007", "\u0664\u0662", "\u00b2", "9" * 9_999, "9" * 10_001])
+    def test_digits_alone_are_read_as_digits_among_words(self, digits: str) -> None:
+        """A number alone takes a shorter way than one in a text."""
+        assert numbers_in(digits) == numbers_in(f"({digits})")
+
 
 SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
 

@@ -99,8 +99,6 @@ def _stop(number: int) -> None:
 
 def main() -> None:
     """The entry point."""
-    # Starting makes much and drops little: looking for garbage as often as by default is a tenth of its time.
-    gc.set_threshold(100_000, 50, 1000)
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -119,6 +118,8 @@ def _find(name: str, runs_dir: Path) -> Path:
             f"{name} has no manifest.json, which says what the run is",
             remedy="Run the `holdfast eval` command of this run again: it writes the manifest.",
         )
+    from difflib import get_close_matches  # which only a wrong name needs
+
     close = get_close_matches(name, ids.values(), n=3)
     near = ", ".join(str(path) for path, run_id in ids.items() if run_id in close)
     hint = f"Runs are looked for in {runs_dir}; `holdfast ls` lists them."

@@ -105,11 +105,13 @@ class Conversation:
     def end_turn(self, reply: Reply, seconds: float) -> None:
         """Add the target's reply; `seconds` is how long the conversation has taken."""
         calls_unknown = reply.messages is None and isinstance(reply.calls, UnsetType)
-        self._listed.append([ToolCall(self.turns + 1, None)] if calls_unknown else reply.calls)
+        listed = [ToolCall(self.turns + 1, None)] if calls_unknown else reply.calls
+        self._listed.append(listed)
         self.messages.extend(reply.messages or [{"role": "assistant", "content": reply.text}])
         self.usage += reply.usage
         self.trace += reply.trace or ()
-        self.calls = self._all_calls()
+        if not (isinstance(listed, UnsetType) and isinstance(self.calls, UnsetType)):
+            self.calls = self._all_calls()
         self.reply, self.state = reply, reply.state
         self.marks.append(
             Mark(
@@ -123,10 +125,8 @@ class Conversation:
             )
         )
 
-    def _all_calls(self) -> list[ToolCall] | UnsetType:
-        """Return the calls of all turns as soon as those of one turn are listed beside its messages."""
-        if all(isinstance(calls, UnsetType) for calls in self._listed):
-            return UNSET
+    def _all_calls(self) -> list[ToolCall]:
+        """Return the calls of all turns, once those of one turn are listed beside its messages."""
         ends = [*(mark.end for mark in self.marks), len(self.messages)]
         every: list[ToolCall] = []
         for turn, (start, end, calls) in enumerate(zip([self.opening, *ends], ends, self._listed, strict=False), 1):

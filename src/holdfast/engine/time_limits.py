@@ -21,7 +21,7 @@ class TimeLimits:
     """The limits that are in force in one event loop, whose clock counts."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._limits: set[TimeLimit] = set()
         self._timer: asyncio.Handle | None = None
         self._timer_at = math.inf
@@ -47,12 +47,12 @@ class TimeLimits:
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at = self._loop.call_at(when, self._look), when
+        self._timer, self._timer_at = self.loop.call_at(when, self._look), when
 
     def _look(self) -> None:
         """Cancel what is over its limit, and wait for the next one."""
         self._timer, self._timer_at = None, math.inf
-        now = self._loop.time() + _PRECISION
+        now = self.loop.time() + _PRECISION
         for limit in [limit for limit in self._limits if limit.when is not None and limit.when <= now]:
             self._limits.discard(limit)
             limit.expire()
@@ -83,7 +83,7 @@ class TimeLimit:
         self._task.cancel()
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._limits.loop)
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()

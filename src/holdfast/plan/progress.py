@@ -116,7 +116,9 @@ class Progress(msgspec.Struct):
 
     def grade(self, grader: str, score: float | None) -> None:
         """Count a verdict."""
-        counts = self.graders.setdefault(grader, GraderProgress())
+        counts = self.graders.get(grader)
+        if counts is None:
+            counts = self.graders[grader] = GraderProgress()
         counts.grades += 1
         if score is not None:
             counts.scored += 1

@@ -6,7 +6,6 @@ Each vote is a grade of its own. The combined verdict is computed wherever votes
 from __future__ import annotations
 
 import math
-from statistics import median
 from typing import TYPE_CHECKING
 
 from holdfast.store.records import apply_threshold
@@ -43,5 +42,7 @@ def combine_scores(scores: Sequence[float], combine: Combine, threshold: float |
         passes = sum(apply_threshold(threshold, "passed", score) == "passed" for score in scores)
         return float(2 * passes > len(scores))
     if combine == "median":
+        from statistics import median  # which few evals need
+
         return median(scores)
     return min(scores) if combine == "min" else math.fsum(scores) / len(scores)

@@ -6,7 +6,6 @@ many servers serve under their full names: for these two, $OPENAI_BASE_URL count
 
 from __future__ import annotations
 
-import difflib
 import os
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -167,6 +166,8 @@ def suggest_prefix(model: str, base_url: str | list[str] | None) -> str | None:
     prefix, slash, _ = model.partition("/")
     if base_url is not None or not slash or prefix in PROVIDERS:
         return None
+    import difflib  # which only a wrong name needs
+
     similar = difflib.get_close_matches(prefix.lower(), PROVIDERS, n=1, cutoff=0.7)
     return f"{prefix}/ is not the prefix of a provider: did you mean {similar[0]}/?" if similar else None
 

@@ -7,7 +7,6 @@ the start in seconds, from `ps`.
 
 from __future__ import annotations
 
-import calendar
 import os
 import subprocess
 import time
@@ -59,6 +58,8 @@ def _status(pid: int) -> _Status | None:
             fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
             return _Status(fields[0] in "ZX", fields[19])
         return None
+    import calendar  # which Linux does not need
+
     try:
         process = subprocess.run(
             ["ps", "-o", "stat=,lstart=", "-p", str(pid)],  # noqa: S607 - where it is differs

@@ -51,8 +51,8 @@ class Response:
         self._ended: OSError | bool = False
         """the failure that ended the body early, or True at its end"""
         self._arrival: asyncio.Future[None] | None = None
-        encoding = headers.get("content-encoding", "identity").strip().lower()
-        self._inflater = None if encoding in ("identity", "") else _Inflater(encoding)
+        encoding = headers.get("content-encoding", "").strip().lower()
+        self._inflater = None if encoding in ("", "identity") else _Inflater(encoding)
 
     async def read(self) -> bytes:
         """Return the whole body."""
@@ -338,8 +338,8 @@ class _Connection(asyncio.Protocol):
             return
         self._response = Response(status, headers, self)
         self._reusable = self._parser.should_keep_alive()
-        bodiless = status in (204, 304)
-        self._ends_with_connection = not (bodiless or headers.keys() & {"content-length", "transfer-encoding"})
+        bounded = status in (204, 304) or "content-length" in headers or "transfer-encoding" in headers
+        self._ends_with_connection = not bounded
         if not self._whole:
             self._answer(self._response)
 
