@@ -11,7 +11,6 @@ import gc
 import os
 import resource
 import signal
-import sys
 import time
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 BATCH_WINDOW: Final = 50_000
 """trials that may wait for batches at once"""
-_HEAD_START_SECONDS: Final = 0.005
-"""how long the first trial is alone: its request is on its way before those of the others are prepared"""
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -165,8 +162,6 @@ class Loop:
                 task.add_done_callback(self._ended)
                 stack.callback(task.cancel)
             self._source.arrived = self._admit
-            self._admit(1)
-            await asyncio.sleep(_HEAD_START_SECONDS)
             self._admit()
             while self._workers or (not self.brake.pulled and await self._source.more(self.brake)):
                 if self._workers:
@@ -253,9 +248,9 @@ class Loop:
             worker.cancel()
         self._grading.abandon()
 
-    def _admit(self, most: int = sys.maxsize) -> None:
-        """Start workers up to the window's limit, or `most`."""
-        while len(self._workers) < min(self._window.limit, most) and (pending := self._next()) is not None:
+    def _admit(self) -> None:
+        """Start workers up to the window's limit."""
+        while len(self._workers) < self._window.limit and (pending := self._next()) is not None:
             worker = asyncio.create_task(self._work(pending))
             self._workers.add(worker)
             worker.add_done_callback(self._leave)
