@@ -14,9 +14,9 @@ from tests.support.invocations import invocation
 from tests.support.nat import nat
 from tests.support.running import HOME, Server, holdfast, run_dir, server, write_eval
 from tests.support.sharing import fill_once
-from tests.support.slurm import own_slurm, slurm, sshd, stop_shared_lab, transport
+from tests.support.slurm import own_slurm, own_sshd, slurm, sshd, stop_shared_lab, transport
 
-__all__ = ["fill_once", "invocation", "nat", "own_slurm", "slurm", "sshd", "transport"]
+__all__ = ["fill_once", "invocation", "nat", "own_slurm", "own_sshd", "slurm", "sshd", "transport"]
 
 # A loaded machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     waiting, modules = [], defaultdict(list)
     for item in items:
-        if {"own_slurm", "slurm", "sshd", "transport"} & set(getattr(item, "fixturenames", ())):
+        if {"own_slurm", "own_sshd", "slurm", "sshd", "transport"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slurm")
             waiting.append(item)
         else:

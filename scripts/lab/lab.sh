@@ -10,15 +10,22 @@ fail() {
     exit 1
 }
 
+# The first line of a file, read without starting a process.
+first_line() { # file
+    { read -r line <"$1"; } 2>/dev/null
+}
+
 # Whether a process lives. A zombie does not: a container's first process may be slow to collect it.
 lives() { # pid
-    case "$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -c1)" in Z | X | "") return 1 ;; esac
+    local line
+    first_line "/proc/$1/stat" || return 1
+    case "${line##*) }" in Z* | X*) return 1 ;; esac
 }
 
 # The process a pid file names, if it lives and is the program we started: process ids are used again.
 running() { # pid file, program
-    local pid
-    pid=$(cat "$1" 2>/dev/null) && [ -n "$pid" ] && lives "$pid" && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$2" ] && echo "$pid"
+    local line pid
+    first_line "$1" && pid=$line && [ -n "$pid" ] && lives "$pid" && first_line "/proc/$pid/comm" && [ "$line" = "$2" ] && echo "$pid"
 }
 
 stop() { # pid file, program

@@ -471,6 +471,7 @@ def test_the_embedded_model_is_served_and_measured(site: Site) -> None:
         "params = xllamacpp.CommonParams()\n"
         f"params.model.path, params.port, params.hostnames = {str(weights)!r}, {port}, ['127.0.0.1']\n"
         "params.n_parallel, params.n_ctx, params.n_gpu_layers, params.use_jinja = 2, 4096, 0, True\n"
+        "params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1\n"  # several wait for each other and spin
         "server = xllamacpp.Server(params)\nthreading.Event().wait()\n"
     )
     served = {"type": "generic", "command": f"{sys.executable} {script}", "port": port, "served_model_name": "smollm2"}

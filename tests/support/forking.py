@@ -189,6 +189,7 @@ def serve(holdfast: int, lm_eval: int) -> None:
         import_module("holdfast.functions.loading").users_file(module)
     gc.collect()
     gc.freeze()  # no fork needs to look through all that, and to copy it by doing so
+    _use_huge_pages()
     if other := os.fork():
         _accept(socket.socket(fileno=holdfast), ())
         os.waitpid(other, 0)
@@ -275,7 +276,7 @@ def _obey(connection: socket.socket) -> Never:
 def _use_huge_pages() -> None:
     """Let the kernel put the memory of this process into huge pages, which takes it half as long to fork, where it can.
 
-    It copies what is shared with other processes, which is worth it only for a process that forks often.
+    What is shared with other processes is copied: that is worth it only in a process that forks often.
     """
     madvise = ctypes.CDLL(None).madvise
     for line in Path("/proc/self/maps").read_text().splitlines():

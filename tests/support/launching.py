@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import sys
-import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,12 +39,7 @@ PATIENCE = 300.0
 
 def calmly(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Wait like `wait_for`, but poll rarely, since polling loads the machine."""
-
-    def look() -> Any:
-        time.sleep(0.1)
-        return condition()
-
-    return wait_for(look, what, patience)
+    return wait_for(condition, what, patience, pause=0.1)
 
 
 def free_port(count: int = 1) -> int:

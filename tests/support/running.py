@@ -98,13 +98,13 @@ def module_server(**settings: Any) -> Any:
     return shared
 
 
-def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Return the condition's value once it is true."""
+def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE, pause: float = 0.005) -> Any:
+    """Return the condition's value once it is true. What takes longer to find out is asked less often."""
     end = time.monotonic() + patience
-    while time.monotonic() < end:
+    while (began := time.monotonic()) < end:
         if value := condition():
             return value
-        time.sleep(0.005)
+        time.sleep(max(pause, min(1.0, 2 * (time.monotonic() - began))))
     raise AssertionError(f"waited {patience} s in vain for {what}")
 
 

@@ -1,7 +1,7 @@
 """A real Slurm and a real ssh server for tests: `scripts/lab` starts them, once for all processes of a test run.
 
 `slurm` and `sshd` are shared by everything that runs at the same time: jobs have names of their own, nobody cancels
-what is not theirs, and nobody stops a daemon. Whoever must do that takes `own_slurm`.
+what is not theirs, and nobody stops a daemon. Whoever must do that takes `own_slurm` or `own_sshd`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,14 +138,28 @@ def sshd(slurm: Cluster) -> Cluster:
 @pytest.fixture
 def own_slurm() -> Iterator[Cluster]:
     """A cluster with an ssh server for one test that breaks it."""
+    with _own("slurm", "sshd") as lab:
+        yield lab
+
+
+@pytest.fixture
+def own_sshd() -> Iterator[Cluster]:
+    """An ssh server without a Slurm, for one test that breaks it."""
+    with _own("sshd") as lab:
+        yield lab
+
+
+@contextmanager
+def _own(*parts: str) -> Iterator[Cluster]:
+    """Start parts of a lab, and stop them at the end."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-lab-"))
     lab = Cluster(folder)
     try:
-        _start(lab, "slurm-up", "sshd-up")
+        _start(lab, *(f"{part}-up" for part in parts))
         yield lab
     finally:
-        lab.script("sshd-down")
-        lab.script("slurm-down")
+        for part in reversed(parts):
+            lab.script(f"{part}-down")
         shutil.rmtree(folder)
 
 

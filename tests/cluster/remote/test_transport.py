@@ -202,23 +202,23 @@ def test_appended_lines_stay_lines_after_a_torn_one(transport: Transport, tmp_pa
     assert path.read_bytes() == b"one\ntw\nfour\n"
 
 
-def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: Cluster) -> None:
-    ssh = own_slurm.ssh()
+def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_sshd: Cluster) -> None:
+    ssh = own_sshd.ssh()
     assert ssh.run(["echo", "here"]).text == "here\n"
-    own_slurm.script("sshd-down")
+    own_sshd.script("sshd-down")
     with pytest.raises(Unreachable, match=r"(?i)refused|closed|reset") as caught:
         ssh.run(["echo", "gone"])
     assert "ssh cluster true" in str(caught.value)
-    own_slurm.script("sshd-up")
+    own_sshd.script("sshd-up")
     assert ssh.run(["echo", "back"]).text == "back\n"
 
 
-def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slurm: Cluster, tmp_path: Path) -> None:
-    own_slurm.script("sshd-down")
-    patient = Ssh("cluster", config=own_slurm.ssh_config, pauses=(0.2,) * 100)
+def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_sshd: Cluster, tmp_path: Path) -> None:
+    own_sshd.script("sshd-down")
+    patient = Ssh("cluster", config=own_sshd.ssh_config, pauses=(0.2,) * 100)
     with pytest.raises(Unreachable):
         patient.run(["touch", str(tmp_path / "once")], once=True)
-    later = threading.Timer(1, own_slurm.script, ["sshd-up"])
+    later = threading.Timer(1, own_sshd.script, ["sshd-up"])
     later.start()
     assert patient.run(["cat"], input=b"still whole").stdout == b"still whole"
     later.join()
