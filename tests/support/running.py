@@ -100,11 +100,11 @@ def module_server(**settings: Any) -> Any:
 
 def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Return the condition's value once it is true."""
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
+    start = time.monotonic()
+    while (waited := time.monotonic() - start) < patience:
         if value := condition():
             return value
-        time.sleep(0.005)
+        time.sleep(min(max(0.005, waited / 10), 0.05))  # many conditions ask a server
     raise AssertionError(f"waited {patience} s in vain for {what}")
 
 
