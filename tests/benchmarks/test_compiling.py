@@ -43,7 +43,7 @@ MODEL: list[tuple[tuple[str, ...], Any]] = [(("target", "model"), "m"), (("targe
 
 @pytest.fixture(scope="module")
 def shared(fill_once: FillOnce) -> Path:
-    return fill_once("compiling", lambda folder: write_hub(folder / "hub"))
+    return fill_once("benchmarks", lambda folder: write_hub(folder / "hub"))
 
 
 @pytest.fixture

@@ -23,14 +23,26 @@ NOBODY = "http://127.0.0.1:1"
 provider = module_server()
 
 
-@pytest.fixture
-def lab(tmp_path: Path, provider: Server) -> Lab:
-    """A finished run of two graders, and a machine that knows nothing of W&B."""
-    (tmp_path / "home").mkdir()
-    lab = Lab(tmp_path / "lab", provider, rows=rows(4), spec={"trials": 2})
+def finished(folder: Path, provider: Server) -> Lab:
+    """Return a finished run of two graders, on a machine that knows nothing of W&B."""
+    (folder / "home").mkdir()
+    lab = Lab(folder / "lab", provider, rows=rows(4), spec={"trials": 2})
     lab.spec["graders"].append({"type": "text", "name": "mentions", "contains": "question"})
     lab.run = lab.eval().run
     return lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path, provider: Server) -> Lab:
+    return finished(tmp_path, provider)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> tuple[Lab, str]:
+    """A finished run that was exported, which tests only read, and what the command printed."""
+    lab = finished(tmp_path_factory.mktemp("exported"), provider)
+    options = ("project=p", "entity=somebody", "tags=[a, b]", "description=why", "extra_metadata={k: 1}")
+    return lab, export(lab, *options).stdout
 
 
 def export(lab: Lab, *options: str, check: int = 0, **env: Any) -> Any:
@@ -54,9 +66,9 @@ def run_id(lab: Lab) -> str:
 
 
 class TestOffline:
-    def test_numbers_configuration_table_and_files_are_in_what_was_written(self, lab: Lab) -> None:
-        done = export(lab, "project=p", "entity=somebody", "tags=[a, b]", "description=why", "extra_metadata={k: 1}")
-        assert f"wandb sync {written(lab).resolve()}" in done.stdout
+    def test_numbers_configuration_table_and_files_are_in_what_was_written(self, exported: tuple[Lab, str]) -> None:
+        lab, stdout = exported
+        assert f"wandb sync {written(lab).resolve()}" in stdout
         offline_run, report = offline(lab), metrics(lab.run)
         assert (offline_run.run.run_id, offline_run.run.project, offline_run.run.entity) == (
             run_id(lab),
@@ -181,9 +193,9 @@ class TestOnline:
         assert double.summary()["correct/low"] == metrics(lab.run)["metrics"]["correct"]["low"]
         assert any(name.startswith("media/table/trials") for name in double.files)
 
-    def test_the_sync_command_sends_what_was_written_offline(self, lab: Lab) -> None:
-        done = export(lab, "project=p", "entity=team")
-        command = done.stdout.partition("To send it: ")[2].split()
+    def test_the_sync_command_sends_what_was_written_offline(self, exported: tuple[Lab, str]) -> None:
+        lab, stdout = exported
+        command = stdout.partition("To send it: ")[2].split()
         assert command[:2] == ["wandb", "sync"]
         with wandb_double() as double:
             sent = subprocess.run(

@@ -35,15 +35,16 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, viewer: Viewer, path: str = "/", **options: Any) -> Iterator[Page]:
+def opened(browser: Browser, viewer: Viewer, path: str = "/") -> Iterator[Page]:
     """Open a page as the printed address does, and refuse anything that a page must not do.
 
     No script may fail, nothing may be refused by the page's own policy, no dialog may open, and no request may go
     elsewhere.
     """
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-    context.set_default_timeout(300_000)  # a loaded machine is slow, not wrong
+    contexts = browser.contexts  # one for all pages: it takes longer to make than most of them
+    context = contexts[0] if contexts else browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
+    page.set_default_timeout(300_000)  # a loaded machine is slow, not wrong
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(f"script: {error}"))
     page.on("console", lambda line: complaints.append(f"console: {line.text}") if line.type == "error" else None)
@@ -64,4 +65,4 @@ def opened(browser: Browser, viewer: Viewer, path: str = "/", **options: Any) ->
         yield page
         assert complaints == []
     finally:
-        context.close()
+        page.close()
