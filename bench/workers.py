@@ -1,7 +1,7 @@
 """Samples per second with 1, 2 and 4 workers on one run, at 50 ms latency, as ratios to one process in the same run;
-and what 100,000 samples cost in a directory that four workers share.
+and what 100,000 samples cost in a directory that four workers share, or as many as `--crews` lists.
 
-    python bench/workers.py [--rows 4000] [--repeats 3] [--large 100000]
+    python bench/workers.py [--rows 4000] [--repeats 3] [--large 100000] [--crews 0 4]
 
 Each worker has 16 requests in flight, so that the server's latency is what limits it and not the machine's cores. They
 take turns; rates are taken from the first request to the last answer, and by the whole command.
@@ -13,9 +13,12 @@ import argparse
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from run import HOLDFAST, Case, compile_first, serving, spend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CONCURRENCY: Final = 16
 CREWS: Final = (0, 1, 2, 4)
@@ -28,6 +31,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--large", type=int, default=100_000, help="samples of the shared directory; 0: leave that out")
+    parser.add_argument("--crews", type=int, nargs="+", default=(0, 4), help="workers in it, one run for each number")
     options = parser.parse_args()
     compile_first()
     steady: dict[int, list[float]] = {count: [] for count in CREWS}
@@ -55,16 +59,16 @@ def main() -> None:
             f"{median(whole[count]):>14,.0f}  {ratios[1]:>6.2f}"
         )
     if options.large:
-        large(options.large)
+        large(options.large, options.crews)
 
 
-def large(rows: int) -> None:
+def large(rows: int, crews: Sequence[int]) -> None:
     """Many samples at no latency: what sharing them out adds to their cost."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, serving() as server:
         case = Case(Path(name) / "case", rows, f"{server.url}/0")
         print(f"{rows:,} samples at 0 ms: {'wall s':>8}  {'CPU ms a sample':>16}  {'CPU, ratio':>11}  {'files':>6}")
         alone = 0.0
-        for count in (0, 4):
+        for count in crews:
             command = [HOLDFAST, "eval", "bench.yaml", "--fresh", "--display", "none"]
             spent, seen = server.watch(
                 lambda words=[*command, *(["--workers", str(count)] if count else [])]: spend(*words, cwd=case.folder)

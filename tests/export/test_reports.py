@@ -20,6 +20,7 @@ from holdfast.export import html
 from holdfast.export.html import write_html
 from holdfast.export.junit import write_junit
 from holdfast.report.run_view import GradedTrial, Pending, RunView
+from holdfast.report.timeline import trial_timeline
 from holdfast.store.records import Grade, Output, Timing, Usage
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows
@@ -250,6 +251,22 @@ class TestPage:
         page = Page((tmp_path / "report.html").read_text())
         assert 0 < len(page.statuses) < len(results(run)) and set(page.statuses) == {"failed"}
         assert f"{len(page.statuses)} of {len(results(run))} trials are shown" in page.text
+
+    def test_trials_that_passed_are_not_rendered_once_the_page_is_full(
+        self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        passed = [trial for trial in RunView(RunDir(run)).trials() if trial.status == "passed"]
+        monkeypatch.setattr(html, "_PAGE", 10_000)
+        rendered: list[GradedTrial] = []
+
+        def render(view: RunView, trial: GradedTrial, *, contents: bool) -> Any:
+            rendered.append(trial)
+            return trial_timeline(view, trial, contents=contents)
+
+        monkeypatch.setattr(html, "trial_timeline", render)
+        write_html(Told(run, [*passed * 20]), tmp_path)
+        shown = len(Page((tmp_path / "report.html").read_text()).statuses)
+        assert 0 < shown < len(passed) * 20 and len(rendered) == shown + 1
 
     def test_an_unfinished_run_is_marked(self, run: Path, tmp_path: Path) -> None:
         copy = tmp_path / "run"

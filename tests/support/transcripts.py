@@ -30,24 +30,19 @@ def search(place: str) -> str:
 '''
 
 
-def write_conversations(
-    folder: Path, base_url: str, rows: int, *, turns: int, size: int, api_key_env: str | None = None
-) -> Path:
+def write_conversations(folder: Path, base_url: str, rows: int, *, turns: int, size: int) -> Path:
     """Write an eval of equal conversations: in each turn the model calls a tool, whose result has `size` bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tools.py").write_text(TOOLS.replace("SIZE", str(size)))
     with (folder / "data.jsonl").open("w") as file:
         file.writelines(json.dumps({"id": f"s{number}"}) + "\n" for number in range(rows))
-    target: dict[str, Any] = {"model": "m", "base_url": base_url, "tools": [{"python": "tools.py:search"}]}
-    if api_key_env is not None:
-        target["api_key_env"] = api_key_env
     spec = {
         "schemaVersion": "1.0",
         "name": "long",
         "dataset": {"path": "data.jsonl"},
-        "target": target,
+        "target": {"model": "m", "base_url": base_url, "tools": [{"python": "tools.py:search"}]},
         "prompt": "Begin.",
-        "follow_ups": [f"Go on with part {number}." for number in range(2, turns + 1)],
+        "follow_ups": [f"Continue with part {number}." for number in range(2, turns + 1)],
         "graders": [{"type": "text", "name": "said", "contains": "part"}],
         "limits": {"concurrency": 4, "trial_timeout": 36_000},
     }

@@ -35,3 +35,11 @@ class Brake:
             return True
         except TimeoutError:
             return False
+
+    async def wait_for(self, task: asyncio.Task[None]) -> None:
+        """Wait until a task has ended or the brake is pulled."""
+        pulled = asyncio.create_task(self._event.wait())
+        try:
+            await asyncio.wait([task, pulled], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pulled.cancel()

@@ -107,7 +107,7 @@ class Chunks(Supply):
         """Return the next trial of the claimed chunks, and claim ahead."""
         if self._failure is not None:
             raise self._failure
-        if len(self._ready) < _AHEAD:
+        if len(self._ready) < _AHEAD and not self._over:
             self._claim_ahead()
         return self._ready.popleft() if self._ready else None
 
@@ -123,16 +123,16 @@ class Chunks(Supply):
     async def more(self, brake: Brake) -> bool:
         """Wait for a chunk."""
         while not (self._ready or self._over or self._failure or brake.pulled):
-            self._claim_ahead()
-            await asyncio.sleep(0.02)
+            await brake.wait_for(self._claim_ahead())
         return bool(self._ready or self._failure) and not brake.pulled
 
-    def _claim_ahead(self) -> None:
+    def _claim_ahead(self) -> asyncio.Task[None]:
         """Start claiming a chunk, unless that is in progress."""
-        if self._task is None and not self._over:
-            self._task = asyncio.create_task(self._fetch())
         if self._following is None and self._has_budget:
             self._following = asyncio.create_task(self._follow())
+        if self._task is None:
+            self._task = asyncio.create_task(self._fetch())
+        return self._task
 
     async def close(self) -> None:
         """Give back unfinished chunks, so that other workers can take them at once."""

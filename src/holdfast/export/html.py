@@ -46,14 +46,14 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
     tally = TrialsTally(view)
     cards: dict[int, Markup] = {}
     passed: list[int] = []
-    space = _PAGE
+    space, full = _PAGE, False
     prompt = template(view.spec.prompt or "")
     for number, trial in enumerate(view.everything()):
         status = trial.status if isinstance(trial, GradedTrial) else "error"
         counts[status] += 1
         count_trial(tally, view.places, trial)
-        if space <= 0 and (status == "passed" or not passed):
-            continue
+        if (full and status == "passed") or (space <= 0 and not passed):
+            continue  # not rendered in vain: that takes long for a long conversation
         timeline = trial_timeline(view, trial, contents=False)
         text = card.render(_card(trial, timeline, prompt), timeline=timeline, status=status)
         cards[number] = Markup(text)  # noqa: S704 - made by a template that escapes
@@ -62,6 +62,7 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
             passed.append(number)
         while space < 0 and passed:  # what did not pass is what people look for
             space += len(cards.pop(passed.pop()))
+            full = True  # from here on, only what did not pass is added
     style, script = read_asset("style.css"), read_asset("report.js")
     page = generate(
         "report.html",

@@ -9,6 +9,7 @@ renamed, or whose threshold has moved, since it gave a verdict has here the stat
 
 from __future__ import annotations
 
+from array import array
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -128,8 +129,8 @@ class RunView:
         self.manifest: Manifest = manifest
         self.missing_rows = 0
         """outputs whose row the dataset no longer has; counted while the trials are read"""
-        self._lines: dict[str, dict[str, list[LineRef]]] | None = None
-        """by kind of journal and key of the trial: lines, once trials are read one after the other"""
+        self._lines: dict[str, tuple[list[Path], dict[str, array[int]]]] | None = None
+        """by kind of journal: what `_all_lines` returns, once trials are read one after the other"""
 
     @cached_property
     def spec(self) -> Eval:
@@ -364,13 +365,26 @@ class RunView:
                 if line.data.startswith(_key_words(key))
             ]
         if journal not in self._lines:
-            lines = self._lines[journal] = {}
-            for path in self.rundir.journals(journal):
-                for line in scan(path):
-                    if line.sound:
-                        of_trial = lines.setdefault(_keyed.decode(line.data).key, [])
-                        of_trial.append(LineRef(path, line.offset, len(line.data)))
-        return self._lines[journal].get(key, ())
+            self._lines[journal] = self._all_lines(journal)
+        files, places = self._lines[journal]
+        numbers = iter(places.get(key, ()))
+        return [LineRef(files[file], offset, length) for file, offset, length in zip(*[numbers] * 3, strict=True)]
+
+    def _all_lines(self, journal: str) -> tuple[list[Path], dict[str, array[int]]]:
+        """Return the files of a journal, and by trial the file's number, the offset and the length of each line.
+
+        They are packed: long conversations have thousands of lines.
+        """
+        files = list(self.rundir.journals(journal))
+        places: dict[str, array[int]] = {}
+        for number, path in enumerate(files):
+            for line in scan(path):
+                if line.sound:
+                    key = _keyed.decode(line.data).key
+                    if key not in places:
+                        places[key] = array("Q")
+                    places[key].extend((number, line.offset, len(line.data)))
+        return files, places
 
     def _slot(self, place: GraderPlace) -> Slot:
         fingerprint = self.manifest.fingerprints.graders.get(place.name, "")

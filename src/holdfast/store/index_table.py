@@ -48,6 +48,31 @@ def pack_digest(text: str) -> bytes | None:
     return raw if len(raw) == 16 else None  # else there is a space among the digits
 
 
+_MOMENT: Final = Struct("<16sId")
+"""a moment of a conversation; one of hundreds of turns has as many"""
+_Moments = bytes | tuple[Moment, ...]
+
+
+def _pack_moments(marks: tuple[Moment, ...]) -> _Moments:
+    """Return moments in 28 bytes each, or as they are if one of them does not fit."""
+    packed = bytearray()
+    for digest, tokens, seconds in marks:
+        raw = pack_digest(digest)
+        if raw is None or not (tokens is None or 0 <= tokens < _UNKNOWN):
+            return marks
+        packed += _MOMENT.pack(raw, _number(tokens), seconds)
+    return bytes(packed)
+
+
+def _unpack_moments(marks: _Moments) -> tuple[Moment, ...]:
+    if isinstance(marks, tuple):
+        return marks
+    parts = _MOMENT.iter_unpack(marks)
+    return tuple(
+        [Moment(_TAG + raw.hex(), None if tokens == _UNKNOWN else tokens, seconds) for raw, tokens, seconds in parts]
+    )
+
+
 _Spot = tuple[bytes, int, int, bool]
 """bytes of a key, its row or -1, its slot, and whether it is no digest. A named tuple would take longer to make"""
 
@@ -285,7 +310,7 @@ def _pack_usage(usage: Usage) -> tuple[int, int, int, float]:
     return _number(usage.input_tokens), _number(usage.output_tokens), usage.requests, nan if cost is None else cost
 
 
-RareOutput = tuple[str | None, Usage | None, tuple[Moment, ...], str | None]
+RareOutput = tuple[str | None, Usage | None, _Moments, str | None]
 """digest and usage where they do not fit into a row, marks of turns, and the checkpoint that ended the conversation"""
 RareVerdict = tuple[Usage | None, tuple[int, ...] | None]
 """usage where it does not fit into a row, and counts"""
@@ -334,18 +359,18 @@ class OutputTable(PackedTable[OutputRef]):
         numbers = _pack_usage(usage) if fits else _NO_NUMBERS
         rare = None
         if raw is None or not fits or marks or stopped_by is not None:
-            rare = None if raw else digest, None if fits else usage, marks, stopped_by
+            rare = None if raw else digest, None if fits else usage, _pack_moments(marks), stopped_by
         return (raw or bytes(16), file << _FILE_SHIFT | offset, length, *numbers, seconds, started), rare
 
     def _unpack(self, row: int) -> OutputRef:
         digest, place, length, incoming, outgoing, requests, cost, seconds, started = self._fields(row)
         line = LineRef(self.files[place >> _FILE_SHIFT], place & ((1 << _FILE_SHIFT) - 1), length)
-        text, usage, marks, stopped_by = _TAG + digest.hex(), None, (), None
+        text, usage, marks, stopped_by = _TAG + digest.hex(), None, b"", None
         if self.rare and (rare := self.rare.get(row)) is not None:
             odd, usage, marks, stopped_by = rare
             text = text if odd is None else odd
         usage = usage or _usage(incoming, outgoing, requests, cost)
-        return OutputRef(line, text, usage, seconds, marks, stopped_by, started)
+        return OutputRef(line, text, usage, seconds, _unpack_moments(marks) if marks else (), stopped_by, started)
 
 
 class VerdictTable(PackedTable[VerdictRef]):
