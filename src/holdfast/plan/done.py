@@ -136,11 +136,10 @@ class _Lent(NamedTuple):
         """Return what is known of the trials of rows that both runs have; `state` is that of trials to be graded."""
         trials, (kinds, rows) = work.trials, survey.panels.packed()
         done = self.done[match.old * trials : (match.old + match.length) * trials]
-        there, here = match.old, match.new
-        pairs = list(zip(self.panels[there : there + match.length], rows[here : here + match.length], strict=True))
+        lent, own = self.panels[match.old : match.old + match.length], rows[match.new : match.new + match.length]
         graded = {
-            (lent, own): all(sign in self.header.kinds[lent] for sign in _signs(work, kinds[own]))
-            for lent, own in set(pairs)
+            (theirs, ours): all(sign in self.header.kinds[theirs] for sign in _signs(work, kinds[ours]))
+            for theirs, ours in set(zip(lent, own, strict=True))
         }
         if all(graded.values()):
             return done
@@ -150,7 +149,7 @@ class _Lent(NamedTuple):
         return b"".join(
             [
                 (done if graded[pair] else ungraded)[place * trials : (place + 1) * trials]
-                for place, pair in enumerate(pairs)
+                for place, pair in enumerate(zip(lent, own, strict=True))
             ]
         )
 
