@@ -187,7 +187,12 @@ def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Cal
     )
     for damage in index.damage:
         notice(f"{worker}: {damage}")
-    follower = Follower(rundir, index, skip_worker=worker)
+    if any(path.exists() for path in rundir.journals("steps")):  # a follower has to see all calls
+        follower = Follower(rundir, index, skip_worker=worker)
+    else:
+        reader = rundir.read_index()
+        index = reader.index
+        follower = Follower(rundir, index, skip_worker=worker, extents=reader.extents)
     follower.refresh()
     identity.work.drop_unfit(index)
     return Loaded(index, make_plan(identity.survey, identity.work, index), follower=follower)

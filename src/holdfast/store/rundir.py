@@ -109,6 +109,19 @@ class RunDir:
             shutil.rmtree(self.path / INDEX, ignore_errors=True)
         return index
 
+    def read_index(self) -> IndexReader:
+        """Read the journals, of a large run from its cached index on, for a process that will follow them."""
+        reader = None
+        if self._is_large:
+            from holdfast.store.index_cache import IndexCache
+
+            reader = IndexCache(self).load(durable=False)
+        if reader is None:
+            reader = IndexReader()
+            reader.read(self.journals, durable=False)
+        reader.take_steps()
+        return reader
+
     def cache_index(self) -> list[Damage]:
         """Cache the index of a large run, and return damage that was cut out. The caller holds the lease."""
         return self._load_large(repair=True).damage if self._is_large else []

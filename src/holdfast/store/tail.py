@@ -5,6 +5,7 @@ An unfinished last line is read later; a damaged line is skipped until a single 
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,9 +14,10 @@ from holdfast.store.index import KINDS, Entry, Index, Kind
 from holdfast.store.lines import LineRef, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from holdfast.store.index import Extent
     from holdfast.store.records import Usage
     from holdfast.store.rundir import RunDir
 
@@ -25,11 +27,19 @@ News = list[tuple[str, Entry]]
 class Follower:
     """Reads new lines of a run's journals into an existing index."""
 
-    def __init__(self, rundir: RunDir, index: Index, *, skip_worker: str | None = None) -> None:
+    def __init__(
+        self,
+        rundir: RunDir,
+        index: Index,
+        *,
+        skip_worker: str | None = None,
+        extents: Mapping[Path, Extent] = MappingProxyType({}),
+    ) -> None:
+        """`extents` tell how far the index covers the journals, which must not contain calls then."""
         self._rundir = rundir
         self._index = index
         self._skip_worker = skip_worker
-        self._read_to: dict[Path, int] = {}
+        self._read_to = {path: extent.end for path, extent in extents.items()}
         self._counted: dict[str, list[Usage]] = {}
         """usage already counted for conversations without an output, call by call"""
 
