@@ -306,7 +306,8 @@ def _notes(table: PackedTable[Any]) -> _Table:
 def _fill(table: PackedTable[Any], notes: _Table, rare: dict[int, Any], file: BinaryIO) -> None:
     """Read the rows and slots of a table."""
     table.rows = bytearray(notes.rows)
-    file.readinto(table.rows)  # type: ignore[attr-defined]
-    table.slots = array("I")
-    table.slots.fromfile(file, notes.slots // 4)
+    table.slots = array("I", [0]) * (notes.slots // 4)
+    for part in (memoryview(table.rows), memoryview(table.slots).cast("B")):
+        if file.readinto(part) != len(part):  # type: ignore[attr-defined]
+            raise Stale
     table.odd_keys, table.rare = notes.odd_keys, rare
