@@ -128,7 +128,7 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
             self.odd_keys[row] = key
         self.slots[slot] = row + 1
         if 3 * (row + 1) > 2 * len(self.slots):
-            self.reserve(2 * (row + 1))
+            self.reserve(row + 2)
         if rare is not None:
             self.rare[row] = rare
 
