@@ -92,7 +92,7 @@ class _Header(msgspec.Struct, array_like=True):
     spent: tuple[int, int, float, int, int]
     """tokens, requests, cost, unpriced and unmetered work, without the calls"""
     periods: list[tuple[float, float]]
-    lent: str = ""
+    lent: str
     """digest of the lender's cache with the tables; empty if they are here"""
 
 
@@ -269,6 +269,7 @@ class IndexCache:
             ],
             spent=(spent.tokens, spent.requests, spent.cost, spent.unpriced, spent.unmetered),
             periods=spent.periods(),
+            lent="",
         )
         body: list[bytearray | array[int]] = [
             index.outputs.rows,
