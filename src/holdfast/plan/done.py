@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from holdfast.data.dataset import Survey
-    from holdfast.data.matching import Match
+    from holdfast.data.matching import CommonRows
     from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Work
@@ -133,7 +133,7 @@ class _Lent(NamedTuple):
     digests: bytes
     panels: array[int]
 
-    def known_of(self, match: Match, work: Work, survey: Survey, state: int) -> bytes:
+    def known_of(self, match: CommonRows, work: Work, survey: Survey, state: int) -> bytes:
         """Return what is known of the trials of rows that both runs have; `state` is that of trials to be graded."""
         trials, (kinds, rows) = work.trials, survey.panels.packed()
         done = self.done[match.old * trials : (match.old + match.length) * trials]
