@@ -192,9 +192,9 @@ def test_fresh_archives_the_earlier_run_and_starts_from_scratch(tmp_path: Path, 
         archived = sorted((run.parent / "archived").iterdir())
         assert len(archived) == number
         if number == 1:
-            assert {path.name: path.read_bytes() for path in archived[0].iterdir()} == files
+            assert {path.name: path.read_bytes() for path in archived[0].rglob("*") if path.is_file()} == files
             first = archived[0]
-    assert {path.name: path.read_bytes() for path in first.iterdir()} == files
+    assert {path.name: path.read_bytes() for path in first.rglob("*") if path.is_file()} == files
     assert_same_numbers(run, first)
 
 
