@@ -171,20 +171,20 @@ def test_a_kill_before_a_file_gets_its_name_leaves_no_half_file(
 def test_a_finished_run_makes_no_request(tmp_path: Path, provider: Server) -> None:
     eval_file = write_eval(tmp_path, provider.base_url)
     holdfast("eval", eval_file, cwd=tmp_path)
-    files = {path: path.read_bytes() for path in run_dir(tmp_path).iterdir()}
+    files = {path: path.read_bytes() for path in run_dir(tmp_path).rglob("*") if path.is_file()}
     provider.reset()
 
     again = holdfast("eval", eval_file, cwd=tmp_path)
     assert "already finished" in again.stdout
     assert provider.requests == 0
-    assert {path: path.read_bytes() for path in run_dir(tmp_path).iterdir()} == files
+    assert {path: path.read_bytes() for path in run_dir(tmp_path).rglob("*") if path.is_file()} == files
 
 
 def test_fresh_archives_the_earlier_run_and_starts_from_scratch(tmp_path: Path, provider: Server) -> None:
     eval_file = write_eval(tmp_path, provider.base_url)
     holdfast("eval", eval_file, cwd=tmp_path)
     run = run_dir(tmp_path)
-    files = {path.name: path.read_bytes() for path in run.iterdir()}
+    files = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
     for number in (1, 2):
         holdfast("eval", eval_file, "--fresh" if number == 1 else "--force", cwd=tmp_path)
@@ -192,9 +192,9 @@ def test_fresh_archives_the_earlier_run_and_starts_from_scratch(tmp_path: Path, 
         archived = sorted((run.parent / "archived").iterdir())
         assert len(archived) == number
         if number == 1:
-            assert {path.name: path.read_bytes() for path in archived[0].iterdir()} == files
+            assert {path.name: path.read_bytes() for path in archived[0].rglob("*") if path.is_file()} == files
             first = archived[0]
-    assert {path.name: path.read_bytes() for path in first.iterdir()} == files
+    assert {path.name: path.read_bytes() for path in first.rglob("*") if path.is_file()} == files
     assert_same_numbers(run, first)
 
 

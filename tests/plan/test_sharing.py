@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from holdfast.store.index import Index
+
 ROWS = 420
 TARGET = """from pathlib import Path
 
@@ -74,20 +76,28 @@ class Folder:
         return [manifest.parent for manifest in sorted(manifests, key=lambda file: file.stat().st_mtime)]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[None, "1000000"], ids=["index read", "index cached"])
+def finished(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The folder of an eval that has run."""
-    folder = Folder(tmp_path_factory.mktemp("finished"))
-    folder.write(questions())
-    folder.eval()
-    assert folder.asked() == ROWS
-    return folder.path
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param is not None:
+            patch.setenv("HOLDFAST_INDEX_BYTES", request.param)
+        folder = Folder(tmp_path_factory.mktemp("finished"))
+        folder.write(questions())
+        folder.eval()
+        assert folder.asked() == ROWS
+        yield folder.path
 
 
 @pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Iterator[Folder]:
+def folder(finished: Path, tmp_path: Path) -> Folder:
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    yield Folder(tmp_path)
+    folder = Folder(tmp_path)
+    if "HOLDFAST_INDEX_BYTES" in os.environ:  # the cached index is that of the files that were copied
+        (folder.runs[0] / "metrics.json").unlink()
+        folder.eval()
+        assert folder.asked() == 0
+    return folder
 
 
 def questions(**changed: str) -> list[str]:
@@ -286,7 +296,7 @@ def test_a_lender_that_is_being_written_is_copied(folder: Folder) -> None:
     writer = start("eval", "e.yaml", cwd=folder.path)
     try:
         wait_for(lambda: len(folder.runs) == 2 and (folder.runs[-1] / "outputs.jsonl").exists(), "its outputs")
-        wait_for(lambda: len(lines(folder.runs[-1] / "outputs.jsonl")) == ROWS, "all but one")
+        wait_for(lambda: sum(line.sound for line in scan(folder.runs[-1] / "outputs.jsonl")) == ROWS, "all but one")
         folder.asked()
         folder.write(questions())
         folder.eval()
@@ -335,3 +345,57 @@ def test_a_journal_that_cannot_be_linked_is_copied(
     assert place.read_bytes() == b"counted\n"
     assert end_of(place) == 8
     assert [line.data for line in scan(place)] == [b"counted"]
+
+
+@pytest.fixture
+def cached(folder: Folder) -> Folder:
+    if "HOLDFAST_INDEX_BYTES" not in os.environ:
+        pytest.skip("nothing is cached")
+    return folder
+
+
+def index_of(index: Index) -> Any:
+    return dict(index.outputs), dict(index.verdicts), index.attempts, index.spent.tokens, index.spent.periods()
+
+
+def test_the_index_of_a_run_that_ended_is_cached_as_it_was_in_memory(finished: Path, cached: Folder) -> None:
+    (run,) = map(RunDir, Folder(finished).runs)
+    assert (run.path / ".index/done").exists()
+    index = run.load(repair=False)
+    assert index.origin and index.new_bytes == 0
+    assert index_of(index) == index_of(run.load(repair=False, verify=True))
+
+
+def test_a_chain_of_runs_shares_one_cached_index(cached: Folder) -> None:
+    lent = (cached.runs[0] / ".index/journals").stat().st_ino
+    rows = questions(s7="question, changed")
+    for number in range(3):
+        rows = [*rows, f"question, added {number}"]
+        cached.write(rows)
+        cached.eval()
+        assert cached.asked() == (2 if number == 0 else 1)
+        run = RunDir(cached.runs[-1])
+        assert (run.path / ".index/lent").stat().st_ino == lent
+        index = run.load(repair=False)
+        assert index.origin and index.new_bytes < 100_000
+        assert index_of(index) == index_of(run.load(repair=False, verify=True))
+    shutil.rmtree(cached.runs[0])
+    assert run.load(repair=False).origin
+    assert_as_if_run_alone(cached, run.path)
+
+
+def test_a_lent_index_that_is_damaged_is_not_used(cached: Folder) -> None:
+    cached.write([*questions(), "question, new"])
+    cached.eval()
+    run = RunDir(cached.runs[-1])
+    expected = index_of(run.load(repair=False))
+    lent = run.path / ".index/lent"
+    damaged = bytearray(lent.read_bytes())
+    damaged[-1] ^= 1
+    lent.unlink()
+    lent.write_bytes(damaged)
+    index = run.load(repair=False)
+    assert not index.origin
+    assert index_of(index) == expected
+    run.load(repair=True)
+    assert run.load(repair=False).origin and not lent.exists(), "cached again, as a whole"

@@ -18,7 +18,7 @@ _WINDOWS: Final = (16, 1024)
 """rows among which the next common row is looked for behind a difference, before it is looked for anywhere"""
 
 
-class Match(NamedTuple):
+class CommonRows(NamedTuple):
     """Rows that both versions have, one behind the other."""
 
     new: int
@@ -27,16 +27,16 @@ class Match(NamedTuple):
     length: int
 
 
-def match_rows(old: bytes, new: bytes) -> list[Match]:
+def match_rows(old: bytes, new: bytes) -> list[CommonRows]:
     """Return the rows that two versions have in common, in the order of the new one. Each old row is used once.
 
     `old` and `new` are the digests of the rows, one behind the other.
     """
-    matches: list[Match] = []
+    matches: list[CommonRows] = []
     here, there, end_new, end_old = 0, 0, len(new) // WIDTH, len(old) // WIDTH
     while here < end_new and there < end_old:
         if count := _count_equal(old, there, new, here):
-            matches.append(Match(here, there, count))
+            matches.append(CommonRows(here, there, count))
             here, there = here + count, there + count
         elif (common := _next_common(old, there, new, here)) is not None:
             there, here = common
@@ -71,14 +71,14 @@ def _next_common(old: bytes, there: int, new: bytes, here: int) -> tuple[int, in
     return None
 
 
-def _match_others(old: bytes, new: bytes, matches: list[Match]) -> Iterator[Match]:
+def _match_others(old: bytes, new: bytes, matches: list[CommonRows]) -> Iterator[CommonRows]:
     """Match the rows between the matches, wherever they are."""
     unused = {
         digest: place
         for start, count in _gaps([(match.old, match.length) for match in matches], len(old) // WIDTH)
         for place, digest in enumerate(_digests(old, start, count), start)
     }
-    match = Match(0, 0, 0)
+    match = CommonRows(0, 0, 0)
     for start, count in _gaps([(match.new, match.length) for match in matches], len(new) // WIDTH) if unused else ():
         for position, digest in enumerate(_digests(new, start, count), start):
             place = unused.pop(digest, None)
@@ -89,7 +89,7 @@ def _match_others(old: bytes, new: bytes, matches: list[Match]) -> Iterator[Matc
                 continue
             if match.length:
                 yield match
-            match = Match(position, place, 1)
+            match = CommonRows(position, place, 1)
     if match.length:
         yield match
 

@@ -8,6 +8,7 @@ they are as they were, the survey is used as it is, and the survey of changed JS
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -89,7 +90,15 @@ def survey_dataset(spec: Eval, dataset: Dataset, check: RowCheck | None) -> Surv
     if survey.unsendable is None and dataset.stamp() == stamp:  # else its files may be others than those digested
         with suppress(OSError):
             _save(path, files, survey, b"" if lines is None else lines.digests)
+    del stored, lines
+    _release_memory()
     return survey
+
+
+def _release_memory() -> None:
+    """Return what surveying needed to the system: 60 MB at 1,000,000 rows, which glibc keeps for later otherwise."""
+    with suppress(OSError, AttributeError):  # other C libraries have no such call
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _name(spec: Eval) -> str:

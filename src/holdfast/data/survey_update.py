@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from holdfast.canonical import digest_bytes
 from holdfast.data.dataset import MOST_SHAPES, Ids, Survey, SurveyBuilder
 from holdfast.data.grouping import MOST_VALUES, Grouping
-from holdfast.data.matching import WIDTH, Match, match_rows
+from holdfast.data.matching import WIDTH, CommonRows, match_rows
 from holdfast.data.panels import Panels
 from holdfast.errors import HoldfastError
 
@@ -123,7 +123,7 @@ def _pieces(earlier: bytes, now: bytes) -> tuple[list[_Piece], list[int]]:
     pieces: list[_Piece] = []
     new: list[int] = []
     position = 0
-    for match in [*match_rows(earlier, now), Match(len(now) // WIDTH, 0, 0)]:
+    for match in [*match_rows(earlier, now), CommonRows(len(now) // WIDTH, 0, 0)]:
         if position < match.new:
             pieces.append(_Piece(True, len(new), match.new - position))
             new.extend(range(position, match.new))

@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.canonical import digest
 from holdfast.data.matching import WIDTH, match_rows
+from holdfast.plan.keys import grade_key
 from holdfast.plan.plan import TO_GRADE, places_of
 from holdfast.store.rundir import INDEX
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from holdfast.data.dataset import Survey
-    from holdfast.data.matching import Match
+    from holdfast.data.matching import CommonRows
     from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Work
@@ -132,15 +133,14 @@ class _Lent(NamedTuple):
     digests: bytes
     panels: array[int]
 
-    def known_of(self, match: Match, work: Work, survey: Survey, state: int) -> bytes:
+    def known_of(self, match: CommonRows, work: Work, survey: Survey, state: int) -> bytes:
         """Return what is known of the trials of rows that both runs have; `state` is that of trials to be graded."""
         trials, (kinds, rows) = work.trials, survey.panels.packed()
         done = self.done[match.old * trials : (match.old + match.length) * trials]
-        there, here = match.old, match.new
-        pairs = list(zip(self.panels[there : there + match.length], rows[here : here + match.length], strict=True))
+        lent, own = self.panels[match.old : match.old + match.length], rows[match.new : match.new + match.length]
         graded = {
-            (lent, own): all(sign in self.header.kinds[lent] for sign in _signs(work, kinds[own]))
-            for lent, own in set(pairs)
+            (theirs, ours): all(sign in self.header.kinds[theirs] for sign in _signs(work, kinds[ours]))
+            for theirs, ours in set(zip(lent, own, strict=True))
         }
         if all(graded.values()):
             return done
@@ -150,23 +150,34 @@ class _Lent(NamedTuple):
         return b"".join(
             [
                 (done if graded[pair] else ungraded)[place * trials : (place + 1) * trials]
-                for place, pair in enumerate(pairs)
+                for place, pair in enumerate(zip(lent, own, strict=True))
             ]
         )
 
-    @property
-    def verdicts(self) -> int:
-        """The number of verdicts on finished trials."""
-        trials = self.header.trials
+    def explains(self, work: Work, index: Index) -> bool:
+        """Return True if every verdict of the lender is one of its graders on its rows: there are no others."""
+        trials, kinds = self.header.trials, self.header.kinds
         panels = chain.from_iterable(repeat(panel, trials) for panel in self.panels) if trials > 1 else self.panels
         counts = Counter(compress(panels, self.done))
-        return sum(count * len(self.header.kinds[panel]) for panel, count in counts.items())
+        verdicts = sum(count * len(kinds[panel]) for panel, count in counts.items())
+        for number in places_of(0, self.done) if verdicts < len(index.verdicts) else ():
+            row, trial = divmod(number, trials)
+            key = work.key(self.row_at(row), trial + 1, typed=False)
+            ref = index.outputs.get(key)
+            for fingerprints, turn, measures in kinds[self.panels[row]] if ref is not None else ():
+                if turn is not None or measures:
+                    return False
+                verdicts += sum(grade_key(key, ref.digest, each) in index.verdicts for each in fingerprints)
+        return verdicts == len(index.verdicts)
+
+    def row_at(self, position: int) -> str:
+        """Return the digest of a row."""
+        return "sha256:" + self.digests[position * WIDTH : (position + 1) * WIDTH].hex()
 
 
 def _inherit(survey: Survey, work: Work, index: Index, lent: _Lent) -> Inherited | None:
     trials, outputs = work.trials, index.outputs
-    # If no verdict is left over, there is none of a grader that the lender does not have.
-    state = TO_GRADE if lent.verdicts == len(index.verdicts) else 0
+    state = TO_GRADE if lent.explains(work, index) else 0
     known, gone = bytearray(survey.count * trials), bytearray(b"\x01" * lent.header.rows)
     for match in match_rows(lent.digests, survey.digests):
         known[match.new * trials : (match.new + match.length) * trials] = lent.known_of(match, work, survey, state)
@@ -177,7 +188,7 @@ def _inherit(survey: Survey, work: Work, index: Index, lent: _Lent) -> Inherited
             usable += 1
         elif number % trials == 0:
             missing.append(number // trials)
-    rows = ("sha256:" + lent.digests[row * WIDTH : (row + 1) * WIDTH].hex() for row in places_of(1, bytes(gone)))
+    rows = map(lent.row_at, places_of(1, bytes(gone)))
     keys = (work.key(row, trial, typed=False) for row, trial in product(rows, range(1, trials + 1)))
     unwanted = [key for key in keys if key in outputs]
     if usable + len(unwanted) != len(outputs):

@@ -139,10 +139,11 @@ def borrow(
             _note_twins(twins, keys)
         else:
             missing_grades.update(_missing_grade_keys(work, own_key, index.outputs[own_key], index, panel, twins))
+    shared_files = _shared_files(borrowed.shared)
     for name, rundir in lenders:
         if not missing and not (missing_grades and grades):
             break
-        for path in rundir.journals("outputs"):
+        for path in _other_journals(rundir, "outputs", shared_files):
             for offset, line in _hits(path, _KEY, missing.keys()):
                 head = read_output_head(line)
                 if head is None:
@@ -160,7 +161,7 @@ def borrow(
         for path in rundir.journals("steps"):
             for offset, line in _hits(path, _KEY, missing.keys() - index.steps.keys()):
                 borrowed.steps.append((name, line[_KEY].decode(), LineRef(path, offset, len(line))))
-        for path in rundir.journals("grades") if grades else ():
+        for path in _other_journals(rundir, "grades", shared_files) if grades else ():
             for offset, line in _hits(path, _GRADE_KEY, missing_grades):
                 grade = read_grade_head(line)
                 if grade is None or grade.status == "error":
@@ -171,6 +172,26 @@ def borrow(
                 missing_grades.discard(grade.grade_key)
                 missing_grades.discard(twins.get(grade.grade_key, ""))
     return borrowed
+
+
+def _shared_files(shared: Lender | None) -> set[tuple[int, int]]:
+    """Return what names the files that are shared as a whole: another run may share the same ones."""
+    files = set()
+    for _, path, length in [] if shared is None else shared.journals:
+        with suppress(OSError):
+            stat = path.stat()
+            if stat.st_size == length:
+                files.add((stat.st_dev, stat.st_ino))
+    return files
+
+
+def _other_journals(rundir: RunDir, kind: str, shared_files: Set[tuple[int, int]]) -> Iterator[Path]:
+    """Yield the journals of a run that are not shared already."""
+    for path in rundir.journals(kind):
+        with suppress(OSError):
+            stat = path.stat()
+            if (stat.st_dev, stat.st_ino) not in shared_files:
+                yield path
 
 
 def _find_shareable(

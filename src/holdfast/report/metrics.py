@@ -19,7 +19,7 @@ from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
 from holdfast.report.breakdown import RowsTally
 from holdfast.report.notices import without_verdicts
-from holdfast.report.stats import pass_at_k, quantile
+from holdfast.report.stats import pass_at_k, quantile_of
 from holdfast.report.tally import UsageTally
 from holdfast.report.verdicts import JudgedOutput, grading_rules, judge_output
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
@@ -214,7 +214,7 @@ class _Report:
             overall = msgspec.structs.replace(overall, ungraded=self._outputs - self._graded)
         statuses = self._whole.overall.statuses
         decided = statuses["passed"] + statuses["failed"]
-        seconds = sorted(self._seconds)
+        seconds = self._seconds
         graders = self._by_grader(so_far=so_far)
         notices = [*identified.idle_notices, *without_verdicts(self._places, graders)]
         if self._benchmark is not None:
@@ -242,8 +242,8 @@ class _Report:
             timing=RunTiming(
                 finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 seconds=round(self._index.spent.seconds, 3),
-                trial_seconds_p50=quantile(seconds, 0.5) if seconds else None,
-                trial_seconds_p95=quantile(seconds, 0.95) if seconds else None,
+                trial_seconds_p50=quantile_of(seconds, 0.5) if seconds else None,
+                trial_seconds_p95=quantile_of(seconds, 0.95) if seconds else None,
                 **(sizes or {}),
             ),
         )

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from itertools import accumulate, chain, repeat
+from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+_PARTS: Final = 1 << 12
+"""numbers that are summed at a time"""
+_BINS: Final = 1 << 12
+"""bins among which a quantile is looked for"""
 
 Z95: Final = 1.959963984540054
 """the normal quantile of a two-sided 95 % interval"""
@@ -61,20 +71,47 @@ def _t_inside(bound: float, freedom: int) -> float:
     return 2 / math.pi * (angle + inner) if odd else inner
 
 
-def estimate(sums: Sequence[float], counts: Sequence[int], *, proportion: bool) -> Estimate:
+class ExactSum:
+    """A sum of many floats, rounded once at the end as by `math.fsum`, in little memory."""
+
+    def __init__(self) -> None:
+        self._parts = array("d")
+        self._limit = _PARTS
+
+    def add(self, value: float) -> None:
+        """Add a number."""
+        self._parts.append(value)
+        if len(self._parts) >= self._limit:
+            total = math.fsum(self._parts)
+            rest = math.fsum([*self._parts, -total])
+            self._parts = array("d", [total, rest, math.fsum([*self._parts, -total, -rest])])
+
+    @property
+    def value(self) -> float:
+        """The sum."""
+        return math.fsum(self._parts)
+
+
+def estimate(
+    sums: Sequence[float], counts: Sequence[int], times: Sequence[int] | None = None, *, proportion: bool
+) -> Estimate:
     """The mean score and its interval, from each sample's sum of scores and number of graded trials.
+
+    With `times`, each pair of a sum and a number stands for so many samples.
 
     Trials of one sample are not independent, so the standard error is clustered by sample; where samples belong
     together, the sums and numbers are those of each cluster of samples. A proportion gets Wilson's
     interval at the effective number of trials (which for one trial per sample is their number); other scores
     get Student's interval, with one degree of freedom less than there are clusters, cut to 0..1.
     """
-    total = sum(counts)
-    mean = math.fsum(sums) / total
-    clusters = sum(1 for count in counts if count)
+    times = times or array("B", [1]) * len(sums)
+    total = sum(map(mul, counts, times))
+    mean = math.fsum(_repeated(sums, times)) / total
+    clusters = sum(number for count, number in zip(counts, times, strict=True) if count)
     stderr = None
     if clusters > 1:
-        spread = math.fsum((part - count * mean) ** 2 for part, count in zip(sums, counts, strict=True))
+        squares = ((part - count * mean) ** 2 for part, count in zip(sums, counts, strict=True))
+        spread = math.fsum(_repeated(squares, times))
         stderr = math.sqrt(spread * clusters / (clusters - 1)) / total
     if proportion:
         effective = float(total)
@@ -91,6 +128,10 @@ def estimate(sums: Sequence[float], counts: Sequence[int], *, proportion: bool) 
     half = t95(clusters - 1) * stderr
     method = "t" if total == clusters else "t-clustered"
     return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half), stderr, method)
+
+
+def _repeated(values: Iterable[float], times: Iterable[int]) -> Iterator[float]:
+    return chain.from_iterable(map(repeat, values, times))
 
 
 def pass_at_k(trials: int, passes: int, k: int) -> float:
@@ -111,3 +152,18 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def quantile_of(values: Sequence[float], share: float) -> float:
+    """A quantile of values in any order, as `quantile` returns it, without a sorted copy of many values."""
+    place = share * (len(values) - 1)
+    first = math.floor(place)
+    last = min(first + 1, len(values) - 1)
+    low = min(values)
+    width = (max(values) - low) / _BINS or 1.0
+    counts = Counter(int((value - low) / width) for value in values)
+    ends = list(accumulate(counts[number] for number in range(max(counts) + 1)))
+    least, most = bisect_right(ends, first), bisect_right(ends, last)
+    near = sorted(value for value in values if least <= int((value - low) / width) <= most)
+    before = ends[least - 1] if least else 0
+    return near[first - before] + (near[last - before] - near[first - before]) * (place - first)

@@ -7,17 +7,20 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from holdfast.report.stats import estimate, pass_all_k, pass_at_k
+from holdfast.report.stats import ExactSum, estimate, pass_all_k, pass_at_k
 from holdfast.store.metrics import GraderMetrics
 from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.report.stats import Estimate
     from holdfast.store.records import GradeStatus
 
 _ENDS: Final = frozenset((0.0, 1.0))
 """the only scores of a proportion"""
+_MOST_PAIRS: Final = 1 << 12
+"""different pairs that are counted instead of listed"""
 
 
 class Tally:
@@ -25,7 +28,10 @@ class Tally:
 
     def __init__(self, trials: int) -> None:
         self._trials = trials
+        self._samples: dict[tuple[float, int], int] = {}
+        """how many samples have a sum and a number of scores, while few of these are different"""
         self._sums, self._counts = array("d"), array("I")
+        """sum and number of scores of each further sample, or of each cluster"""
         self._proportion = True
         self._pass_at = [0.0] * trials
         self._pass_all = [0.0] * trials
@@ -41,15 +47,7 @@ class Tally:
             if score is not None:
                 scores.append(score)
         count = len(scores)
-        if cluster is None:
-            self._sums.append(math.fsum(scores))
-            self._counts.append(count)
-        else:
-            missing = cluster + 1 - len(self._sums)
-            self._sums.extend([0.0] * missing)
-            self._counts.extend([0] * missing)
-            self._sums[cluster] += math.fsum(scores)
-            self._counts[cluster] += count
+        self._add_scores(math.fsum(scores), count, cluster)
         self._proportion = self._proportion and _ENDS.issuperset(scores)
         if count == 1:  # the common case, in which the chances are 0 or 1
             self._pass_at[0] += passes > 0
@@ -61,6 +59,27 @@ class Tally:
             self._pass_all[k - 1] += pass_all_k(count, passes, k)
             self._pass_samples[k - 1] += 1
 
+    def _add_scores(self, total: float, count: int, cluster: int | None) -> None:
+        if cluster is None:
+            pair = total, count
+            if pair in self._samples or len(self._samples) < _MOST_PAIRS:
+                self._samples[pair] = self._samples.get(pair, 0) + 1
+                return
+        place = len(self._sums) if cluster is None else cluster
+        missing = place + 1 - len(self._sums)
+        self._sums.extend([0.0] * missing)
+        self._counts.extend([0] * missing)
+        self._sums[place] += total
+        self._counts[place] += count
+
+    def _estimate(self) -> Estimate:
+        sums, counts, times = self._sums, self._counts, None
+        if self._samples:
+            sums = array("d", [total for total, _ in self._samples]) + sums
+            counts = array("I", [count for _, count in self._samples]) + counts
+            times = array("I", self._samples.values()) + array("I", [1]) * len(self._sums)
+        return estimate(sums, counts, times, proportion=self._proportion)
+
     @property
     def decided(self) -> int:
         """Number of trials with a verdict; an error is not a verdict."""
@@ -68,10 +87,8 @@ class Tally:
 
     def summary(self) -> GraderMetrics:
         """Return the verdicts counted so far in numbers."""
-        n = sum(self._counts)
-        mean, low, high, stderr, method = (
-            estimate(self._sums, self._counts, proportion=self._proportion) if n else (None, None, None, None, "none")
-        )
+        n = sum(self._counts) + sum(count * times for (_, count), times in self._samples.items())
+        mean, low, high, stderr, method = self._estimate() if n else (None, None, None, None, "none")
         return GraderMetrics(
             score=mean,
             low=low,
@@ -100,7 +117,7 @@ class UsageTally:
 
     def __init__(self) -> None:
         self._input = self._output = self._requests = 0
-        self._costs = array("d")
+        self._cost = ExactSum()
         self._tokens_known = self._cost_known = True
 
     def add(self, usage: Usage) -> None:
@@ -113,7 +130,7 @@ class UsageTally:
         if usage.cost is None:
             self._cost_known = False
         else:
-            self._costs.append(usage.cost)
+            self._cost.add(usage.cost)
 
     def summary(self) -> Usage:
         """Return the sums."""
@@ -121,5 +138,5 @@ class UsageTally:
             self._input if self._tokens_known else None,
             self._output if self._tokens_known else None,
             self._requests,
-            math.fsum(self._costs) if self._cost_known else None,
+            self._cost.value if self._cost_known else None,
         )

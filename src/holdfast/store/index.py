@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
-    from holdfast.store.index_table import PackedTable
-
 
 class Damage(NamedTuple):
     """Bytes of a journal file that are not a sound line."""
@@ -399,24 +397,17 @@ class IndexReader:
         read from their beginning.
         """
         index, resumed = self.index, bool(self.extents)
-        tables: dict[str, PackedTable[Any]] = {"outputs": index.outputs, "grades": index.verdicts}
         has_steps = any(path.exists() for path in files("steps"))
         for kind in KINDS:
             paths = [path for path in files(kind.name) if path.exists()]
             # Of equal keys in one file the last counts; with several files, their order and times decide.
             ambiguous = resumed and (len(paths) > 1 or (kind.name == "outputs" and has_steps))
-            table = tables.get(kind.name)
             if kind.name == "steps":
                 self.steps = [step for step in self.steps if index.needs_step(step.head.key)]
             for path in paths:
                 before = self.extents.get(path, Extent(0, 0))
                 for entry in self._entries(path, kind, before, durable=durable):
-                    if table is None:
-                        kind.take(index, entry)
-                        continue
-                    count = len(table)
-                    kind.take(index, entry)
-                    if len(table) == count:
+                    if not kind.take(index, entry):
                         self.replaced = True
                         if ambiguous:
                             raise AmbiguousOrderError
@@ -472,7 +463,8 @@ class Kind(NamedTuple):
 
     name: str
     decoder: msgspec.json.Decoder[Any]
-    take: Callable[[Index, Entry], None]
+    take: Callable[[Index, Entry], bool]
+    """adds a line to an index; returns False if the index had an output or verdict with its key"""
 
     def decode_in(self, path: Path) -> Callable[[bytes], Any]:
         """Return the decoder of lines in a file; it returns None for an output that is not of this run."""
@@ -489,16 +481,19 @@ class Kind(NamedTuple):
         return decode
 
 
-def _take_output(index: Index, entry: Entry) -> None:
+def _take_output(index: Index, entry: Entry) -> bool:
     head: OutputHead = entry.head
-    keep_output(index, entry)
+    is_new = keep_output(index, entry)
     if head.source is None:  # a copied output was paid for in the other run
         index.spent.add(head.usage)
         index.spent.add_time(head.timing.started, head.timing.started + head.timing.seconds)
+    return is_new
 
 
-def keep_output(index: Index, entry: Entry) -> None:
-    """Add an output. Of several outputs of a trial the one that was begun last counts; within a file, the last one.
+def keep_output(index: Index, entry: Entry) -> bool:
+    """Add an output; return True if it is the first of its trial.
+
+    Of several outputs of a trial the one that was begun last counts; within a file, the last one.
 
     So an output that was repeated on purpose counts, in whichever file it is. An output that a suspended worker writes
     after it wakes up was begun before that of the worker that took over, and is ignored.
@@ -507,6 +502,7 @@ def keep_output(index: Index, entry: Entry) -> None:
     earlier = index.outputs.add(entry.head.key, ref)
     if earlier is not None and (earlier.line.path == ref.line.path or _order(earlier) < _order(ref)):
         index.outputs[entry.head.key] = ref
+    return earlier is None
 
 
 def _order(ref: OutputRef) -> tuple[bool, float, str]:
@@ -514,12 +510,13 @@ def _order(ref: OutputRef) -> tuple[bool, float, str]:
     return lender_of(ref.line.path) is None, ref.started, str(ref.line.path)
 
 
-def _take_step(index: Index, entry: Entry) -> None:
+def _take_step(index: Index, entry: Entry) -> bool:
     head: StepHead = entry.head
     keep_step(index, entry)
     if head.key not in index.outputs and head.source is None:
         index.spent.add(head.usage)
         index.spent.add_time(head.time - head.seconds, head.time)
+    return True
 
 
 def keep_step(index: Index, entry: Entry) -> None:
@@ -528,21 +525,24 @@ def keep_step(index: Index, entry: Entry) -> None:
         index.steps.setdefault(entry.head.key, []).append(entry.line)
 
 
-def _take_grade(index: Index, entry: Entry) -> None:
+def _take_grade(index: Index, entry: Entry) -> bool:
     head: GradeHead = entry.head
-    keep_verdict(index, head)
+    is_new = keep_verdict(index, head)
     if head.source is None:
         index.spent.add_grade(head.usage, head.time, head.seconds)
+    return is_new
 
 
-def keep_verdict(index: Index, head: GradeHead) -> None:
-    """Add a verdict. Of several verdicts on an output the latest counts, in whichever file it is."""
-    earlier = index.verdicts.add(head.grade_key, head.verdict)
-    if earlier is not None and earlier.time <= head.time:
-        index.verdicts[head.grade_key] = head.verdict
+def keep_verdict(index: Index, head: GradeHead) -> bool:
+    """Add a verdict; return True if it is the first. Of several the latest counts, in whichever file it is."""
+    verdict = head.verdict
+    earlier = index.verdicts.add(head.grade_key, verdict)
+    if earlier is not None and earlier.time <= verdict.time:
+        index.verdicts[head.grade_key] = verdict
+    return earlier is None
 
 
-def _take_error(index: Index, entry: Entry) -> None:
+def _take_error(index: Index, entry: Entry) -> bool:
     head: ErrorHead = entry.head
     index.spent.add_time(head.time - head.seconds, head.time)
     if head.usage is not None:
@@ -552,6 +552,7 @@ def _take_error(index: Index, entry: Entry) -> None:
     else:
         pair = head.key, head.where
         index.grader_attempts[pair] = index.grader_attempts.get(pair, 0) + 1
+    return True
 
 
 KINDS: Final = (  # calls last: outputs tell which of them are needed

@@ -92,7 +92,7 @@ class _Header(msgspec.Struct, array_like=True):
     spent: tuple[int, int, float, int, int]
     """tokens, requests, cost, unpriced and unmetered work, without the calls"""
     periods: list[tuple[float, float]]
-    lent: str = ""
+    lent: str
     """digest of the lender's cache with the tables; empty if they are here"""
 
 
@@ -269,6 +269,7 @@ class IndexCache:
             ],
             spent=(spent.tokens, spent.requests, spent.cost, spent.unpriced, spent.unmetered),
             periods=spent.periods(),
+            lent="",
         )
         body: list[bytearray | array[int]] = [
             index.outputs.rows,
@@ -306,7 +307,8 @@ def _notes(table: PackedTable[Any]) -> _Table:
 def _fill(table: PackedTable[Any], notes: _Table, rare: dict[int, Any], file: BinaryIO) -> None:
     """Read the rows and slots of a table."""
     table.rows = bytearray(notes.rows)
-    file.readinto(table.rows)  # type: ignore[attr-defined]
-    table.slots = array("I")
-    table.slots.fromfile(file, notes.slots // 4)
+    table.slots = array("I", [0]) * (notes.slots // 4)
+    for part in (memoryview(table.rows), memoryview(table.slots).cast("B")):
+        if file.readinto(part) != len(part):  # type: ignore[attr-defined]
+            raise Stale
     table.odd_keys, table.rare = notes.odd_keys, rare

@@ -39,7 +39,7 @@ _CODES: Final = {status: code for code, status in enumerate(_STATUSES)}
 
 def pack_digest(text: str) -> bytes | None:
     """Return the 16 bytes of a digest as Holdfast writes it; None for any other text."""
-    if len(text) != _DIGEST_LENGTH or text[:7] != _TAG or not text.islower():
+    if len(text) != _DIGEST_LENGTH or not text.startswith(_TAG) or not text.islower():
         return None
     try:
         raw = bytes.fromhex(text[7:])
@@ -148,13 +148,12 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         raw, _, slot, odd = spot
         values, rare = self._pack(ref)
         row = len(self.rows) // self._width
-        self.rows += raw
-        self.rows += self._layout.pack(*values)
+        self.rows += raw + self._layout.pack(*values)
         if odd:
             self.odd_keys[row] = key
         self.slots[slot] = row + 1
         if 3 * (row + 1) > 2 * len(self.slots):
-            self.reserve(2 * (row + 1))
+            self.reserve(row + 2)
         if rare is not None:
             self.rare[row] = rare
 
@@ -354,8 +353,7 @@ class OutputTable(PackedTable[OutputRef]):
         if file is None:
             file = self._numbers[path] = len(self.files)
             self.files.append(path)
-        raw = pack_digest(digest)
-        fits = _packs(usage)
+        raw, fits = pack_digest(digest), _packs(usage)
         numbers = _pack_usage(usage) if fits else _NO_NUMBERS
         rare = None
         if raw is None or not fits or marks or stopped_by is not None:
