@@ -347,18 +347,15 @@ def test_a_journal_that_cannot_be_linked_is_copied(
     assert [line.data for line in scan(place)] == [b"counted"]
 
 
-@pytest.fixture
-def cached(folder: Folder) -> Folder:
-    if "HOLDFAST_INDEX_BYTES" not in os.environ:
-        pytest.skip("nothing is cached")
-    return folder
+only_cached = pytest.mark.parametrize("finished", ["1000000"], indirect=True, ids=["index cached"])
 
 
 def index_of(index: Index) -> Any:
     return dict(index.outputs), dict(index.verdicts), index.attempts, index.spent.tokens, index.spent.periods()
 
 
-def test_the_index_of_a_run_that_ended_is_cached_as_it_was_in_memory(finished: Path, cached: Folder) -> None:
+@only_cached
+def test_the_index_of_a_run_that_ended_is_cached_as_it_was_in_memory(finished: Path) -> None:
     (run,) = map(RunDir, Folder(finished).runs)
     assert (run.path / ".index/done").exists()
     index = run.load(repair=False)
@@ -366,28 +363,30 @@ def test_the_index_of_a_run_that_ended_is_cached_as_it_was_in_memory(finished: P
     assert index_of(index) == index_of(run.load(repair=False, verify=True))
 
 
-def test_a_chain_of_runs_shares_one_cached_index(cached: Folder) -> None:
-    lent = (cached.runs[0] / ".index/journals").stat().st_ino
+@only_cached
+def test_a_chain_of_runs_shares_one_cached_index(folder: Folder) -> None:
+    lent = (folder.runs[0] / ".index/journals").stat().st_ino
     rows = questions(s7="question, changed")
     for number in range(3):
         rows = [*rows, f"question, added {number}"]
-        cached.write(rows)
-        cached.eval()
-        assert cached.asked() == (2 if number == 0 else 1)
-        run = RunDir(cached.runs[-1])
+        folder.write(rows)
+        folder.eval()
+        assert folder.asked() == (2 if number == 0 else 1)
+        run = RunDir(folder.runs[-1])
         assert (run.path / ".index/lent").stat().st_ino == lent
         index = run.load(repair=False)
         assert index.origin and index.new_bytes < 100_000
         assert index_of(index) == index_of(run.load(repair=False, verify=True))
-    shutil.rmtree(cached.runs[0])
+    shutil.rmtree(folder.runs[0])
     assert run.load(repair=False).origin
-    assert_as_if_run_alone(cached, run.path)
+    assert_as_if_run_alone(folder, run.path)
 
 
-def test_a_lent_index_that_is_damaged_is_not_used(cached: Folder) -> None:
-    cached.write([*questions(), "question, new"])
-    cached.eval()
-    run = RunDir(cached.runs[-1])
+@only_cached
+def test_a_lent_index_that_is_damaged_is_not_used(folder: Folder) -> None:
+    folder.write([*questions(), "question, new"])
+    folder.eval()
+    run = RunDir(folder.runs[-1])
     expected = index_of(run.load(repair=False))
     lent = run.path / ".index/lent"
     damaged = bytearray(lent.read_bytes())

@@ -76,12 +76,16 @@ def survey_dataset(spec: Eval, dataset: Dataset, check: RowCheck | None) -> Surv
     if dataset.names_files or not all(GRADERS.is_builtin(block.type) for _, block in spec.placed_graders()):
         return dataset.survey(MappingProxyType({}), check)
     stamp = dataset.stamp()
-    files = [(str(path), _digest(path)) for path in dataset.files]
     path = home_directory() / "surveys" / _name(spec)
+    # Without a stored survey, the digests of lines will be needed: they are taken together with those of the files.
+    lines = read_lines(dataset.files) if dataset.has_row_per_line and not path.exists() else None
+    digests = map(_digest, dataset.files) if lines is None else lines.file_digests
+    files = list(zip(map(str, dataset.files), digests, strict=True))
     stored = _load(path, files)
     if stored is not None and stored.files == files:
         return stored.survey
-    lines = read_lines(dataset.files) if dataset.has_row_per_line else None
+    if lines is None and dataset.has_row_per_line:
+        lines = read_lines(dataset.files)
     survey = None
     if stored is not None and stored.lines and lines is not None:
         survey = update_survey(spec, dataset, stored.survey, stored.lines, lines, check)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from xxhash import xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
 from holdfast.canonical import digest_bytes
 from holdfast.data.dataset import MOST_SHAPES, Ids, Survey, SurveyBuilder
@@ -42,6 +42,7 @@ class Lines(NamedTuple):
 
     digests: bytes
     """of their bytes, one behind the other"""
+    file_digests: list[str]
     offsets: array[int]
     numbers: array[int]
     """from 1, in their file"""
@@ -61,15 +62,18 @@ class Lines(NamedTuple):
 
 
 def read_lines(files: Sequence[Path]) -> Lines | None:
-    """Digest the lines of files; None if one begins with a byte order mark, which belongs to no line."""
+    """Digest files and their lines; None if one begins with a byte order mark, which belongs to no line."""
     digests, offsets, numbers, starts = bytearray(), array("Q"), array("I"), []
+    file_digests = []
     for path in files:
         starts.append(len(numbers))
+        checksum = xxh3_128()
         number, offset = 1, 0
         with path.open("rb") as file:
             while lines := file.readlines(_CHUNK):
                 if offset == 0 and lines[0].startswith(_BOM):
                     return None
+                checksum.update(b"".join(lines))
                 places = accumulate(map(len, lines), initial=offset)
                 rows = list(zip(places, range(number, number + len(lines)), lines, strict=False))
                 number, offset = number + len(lines), offset + sum(map(len, lines))
@@ -78,7 +82,8 @@ def read_lines(files: Sequence[Path]) -> Lines | None:
                 digests += b"".join([xxh3_128_digest(line) for _, _, line in rows])
                 offsets.extend([place for place, _, _ in rows])
                 numbers.extend([line_number for _, line_number, _ in rows])
-    return Lines(bytes(digests), offsets, numbers, starts, list(files))
+        file_digests.append(checksum.hexdigest())
+    return Lines(bytes(digests), file_digests, offsets, numbers, starts, list(files))
 
 
 class _Piece(NamedTuple):
