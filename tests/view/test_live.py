@@ -229,3 +229,17 @@ def test_a_page_does_not_wait_for_columns_that_a_helper_process_builds(
     go.write_text("\n")
     assert site.columns("run").rows == 6
     site.close()
+
+
+def test_a_run_that_is_removed_while_it_is_shown_is_not_found(tmp_path: Path, provider: Server) -> None:
+    holdfast("eval", write_eval(tmp_path, provider.base_url, rows=2), cwd=tmp_path)
+    run = run_dir(tmp_path)
+    with viewer(tmp_path) as shown:
+        address = f"/run/{run.name.rpartition('-')[2]}"
+        wait_for(lambda: shown.json(f"{address}/trials.json")["building"] is None, "the columns")
+        first = shown.json(f"{address}/trials.json")["rows"][0]
+        trial = f"{address}/trial/{first['sample']}/{first['trial']}"
+        assert shown.get(trial).status == 200
+        (run / "outputs.jsonl").unlink()
+        answer = shown.get(trial)
+        assert answer.status == 404 and "outputs.jsonl was removed while it was read" in answer.text

@@ -70,6 +70,8 @@ def _problems(site: Site) -> Middleware:
             problem, status = ProblemPage("Not found", "There is no page at this address."), 404
         except HoldfastError as error:
             problem, status = problem_page(error)
+        except FileNotFoundError as error:
+            problem, status = ProblemPage("Not found", f"{error.filename} was removed while it was read."), 404
         except web.HTTPException:
             raise
         except Exception:
