@@ -15,7 +15,7 @@ WIDTH: Final = 16
 _LONGEST: Final = 1 << 12
 """rows that are compared at once"""
 _WINDOWS: Final = (16, 1024)
-"""rows among which the next common row is looked for behind a difference, before it is looked for anywhere"""
+"""numbers of rows after a difference that are searched for the next common row, before all others are"""
 
 
 class CommonRows(NamedTuple):

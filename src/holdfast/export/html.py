@@ -53,7 +53,7 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
         counts[status] += 1
         count_trial(tally, view.places, trial)
         if (full and status == "passed") or (space <= 0 and not passed):
-            continue  # not rendered in vain: that takes long for a long conversation
+            continue  # rendering it would be wasted, and takes long for a long conversation
         timeline = trial_timeline(view, trial, contents=False)
         text = card.render(_card(trial, timeline, prompt), timeline=timeline, status=status)
         cards[number] = Markup(text)  # noqa: S704 - made by a template that escapes

@@ -57,7 +57,7 @@ class _Header(msgspec.Struct, array_like=True):
 
 
 class Inherited(NamedTuple):
-    """What is known of the trials of a run from the run that it borrows from."""
+    """State of a run's trials, as far as the run that it borrows from determines it."""
 
     known: bytes
     """for each trial: 1 if it is finished, `TO_GRADE`, or 0"""

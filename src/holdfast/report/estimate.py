@@ -81,7 +81,7 @@ class RunEstimate(NamedTuple):
 
     @property
     def beside(self) -> str:
-        """What the estimate includes besides the prompts, and what it leaves out."""
+        """Describe what the estimate includes besides the prompts, and what it leaves out."""
         if self.replies is not None:
             return f"with {self.replies:,} tokens of replies as in run {self.replies_of}; without judges"
         return f"without replies{', further steps' if self.at_least else ''} and judges"

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _FORM: Final = 1
 """changes when runs are read differently, so that earlier caches no longer count"""
 _MANY: Final = 200
-"""runs that have to be read anew before it is worth writing a file"""
+"""runs that have to be read again before it is worth writing a file"""
 _SETTLED_SECONDS: Final = 2.0
 """age from which the time of a file tells whether it was written again"""
 

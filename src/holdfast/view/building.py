@@ -1,6 +1,7 @@
 """The helper process that builds the columns of a large run, and prints how far it is.
 
-Its memory is freed when it ends. Other helpers read the outputs meanwhile; they start first, since they import little.
+Its memory is freed when it ends. Other helpers read the outputs at the same time, and start first, since they import
+little.
 """
 
 from __future__ import annotations
