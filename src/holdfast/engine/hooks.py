@@ -43,14 +43,6 @@ class _Failure(NamedTuple):
 class Hooks:
     """The hooks of an eval."""
 
-    @classmethod
-    def of(cls, spec: Eval, warn: Callable[[str], None]) -> Hooks | None:
-        """Return the hooks of an eval; None if it has none."""
-        block = spec.hooks
-        if block.before_run or block.after_run or block.before_task or block.after_task:
-            return cls(spec, warn)
-        return None
-
     def __init__(self, spec: Eval, warn: Callable[[str], None]) -> None:
         self._block = spec.hooks
         self._folder = spec.folder

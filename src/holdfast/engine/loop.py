@@ -21,7 +21,6 @@ from holdfast.engine.brake import Brake
 from holdfast.engine.budget import Budget
 from holdfast.engine.concurrency import Window
 from holdfast.engine.grading import Grading
-from holdfast.engine.hooks import Hooks
 from holdfast.engine.recorder import Recorder
 from holdfast.engine.retry import Retrier
 from holdfast.engine.signals import Signals
@@ -42,6 +41,7 @@ from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
     from holdfast.conversation.simulated_user import Player
+    from holdfast.engine.hooks import Hooks
     from holdfast.engine.session import Session
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
@@ -90,7 +90,11 @@ class Loop:
         self._batches: Batches | None = None
         self._crash: BaseException | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._hooks = Hooks.of(self._spec, session.warn) if session.generates else None
+        self._hooks: Hooks | None = None
+        if session.generates and self._spec.hooks.present:
+            from holdfast.engine.hooks import Hooks  # which few evals need
+
+            self._hooks = Hooks(self._spec, session.warn)
         self.faults: list[Fault] = []
         """why graders became unavailable"""
 

@@ -24,7 +24,6 @@ from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import dataset_changed
 from holdfast.engine.replay import Replay, RestartTrial
 from holdfast.engine.retry import Deadline
-from holdfast.engine.workspace import Workspaces
 from holdfast.errors import AttemptError
 from holdfast.graders.types import Case
 from holdfast.store.blobs import Blobs
@@ -81,6 +80,8 @@ class Trials:
         self.blobs = Blobs(session.rundir.files)
         self.workspaces = None
         if self.spec.workspace is not None:
+            from holdfast.engine.workspace import Workspaces  # which few evals need
+
             self.workspaces = Workspaces(self.spec, self.blobs, session.rundir.path)
         # Needed by each trial, and the same for all of them.
         self.multi_turn, self.multi_call = self.spec.multi_turn, self.spec.multi_call

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.functions.loading import unseen_imports
 from holdfast.spec.fingerprint import computed_imports
-from holdfast.spec.target_schema import CommandTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,8 +26,8 @@ def unseen_code(spec: Eval) -> Iterator[str]:
 
 
 def _commands(spec: Eval) -> Iterator[tuple[Location, Sequence[str]]]:
-    if isinstance(spec.target, CommandTarget):
-        yield ("target", "command"), spec.target.command
+    if spec.target.command_line:
+        yield ("target", "command"), spec.target.command_line
     for number, tool in enumerate(getattr(spec.target, "tools", ())):
         if tool.mcp is not None:
             yield ("target", "tools", number, "mcp", "command"), tool.mcp.command

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.run_view import RunView
-    from holdfast.spec.schema import LiveExport
+    from holdfast.spec.export_schema import LiveExport
     from holdfast.store.rundir import RunDir
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import wandb
 
     from holdfast.report.run_view import RunView
-    from holdfast.spec.schema import WandbExport
+    from holdfast.spec.export_schema import WandbExport
 
 _HOME: Final = "https://api.wandb.ai"
 _TABLE: Final = 10_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.grader_schema import JsonSchemaGrader
+from holdfast.spec.content_grader_schema import JsonSchemaGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case

@@ -8,7 +8,7 @@ from holdfast.errors import AttemptError
 from holdfast.graders.pool import NoAnswer, Pool
 from holdfast.graders.text import expected_texts
 from holdfast.graders.types import Verdict, WaitingGrader
-from holdfast.spec.grader_schema import MathGrader
+from holdfast.spec.content_grader_schema import MathGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case

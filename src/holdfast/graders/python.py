@@ -15,7 +15,7 @@ from holdfast.errors import AttemptError, HoldfastError
 from holdfast.functions import Function, find_function, function_source, load_function, user_error
 from holdfast.graders.text import render_text
 from holdfast.graders.types import Verdict, WaitingGrader
-from holdfast.spec.grader_schema import PythonGrader
+from holdfast.spec.content_grader_schema import PythonGrader
 
 if TYPE_CHECKING:
     from collections.abc import Collection

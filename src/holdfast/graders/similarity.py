@@ -9,7 +9,7 @@ from unicodedata import normalize
 from holdfast.errors import AttemptError
 from holdfast.graders.text import expected_texts
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.grader_schema import SimilarityGrader
+from holdfast.spec.content_grader_schema import SimilarityGrader
 from holdfast.spec.slow import answer_to
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.grader_schema import TriggerGrader
+from holdfast.spec.content_grader_schema import TriggerGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case

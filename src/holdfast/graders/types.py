@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.data.panels import Stale
     from holdfast.errors import Problem
+    from holdfast.spec.content_grader_schema import PythonGrader
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.grader_schema import GraderBlock, PythonGrader, TextBlock
+    from holdfast.spec.grader_schema import GraderBlock, TextBlock
     from holdfast.spec.origin import Origin
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage

@@ -12,9 +12,12 @@
 `load_likelihood` checks of evals with continuations
 `suite`          suite files: several evals and targets
 `load_exports`   exporters, and the options of an export
-`schema`         the schemas of all blocks but targets and graders
-`target_schema`  the schemas of targets, with tools, batches and likelihoods
+`schema`         the schemas of all blocks but targets, graders and exports
+`export_schema`  the schemas of exports
+`target_schema`  the schemas of models and HTTP targets, with tools, batches and likelihoods
+`code_target_schema` schemas of targets that are functions, programs and installed agents
 `grader_schema`  the base schema of graders, and the schemas of those that grade text
+`content_grader_schema` schemas of graders that take an answer as more than its words
 `benchmark_grader_schema` schemas of graders of benchmarks
 `text_metric_schema` schemas of text metrics
 `tool_grader_schema` schemas of graders of tool calls

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import Api, BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings
+from holdfast.spec.schema import Api, BaseUrl, Block, Formula, Strings
 from holdfast.spec.target_schema import InBatches
 from holdfast.spec.template import RENDER_ERRORS, template
 
@@ -27,8 +27,8 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
-_NotEmpty = BeforeValidator(_not_empty)
-Expected = Annotated[str | int | float | bool | list[str | int | float | bool], _NotEmpty]
+NotEmpty = BeforeValidator(_not_empty)
+Expected = Annotated[str | int | float | bool | list[str | int | float | bool], NotEmpty]
 """a text, a number, a template over the row, or a list of them: any one of the list will do"""
 
 
@@ -195,7 +195,7 @@ class ChoiceGrader(TextBlock):
     """Checks the letter of a multiple-choice answer."""
 
     type: Literal["choice"]
-    expected: Annotated[str | int | list[str | int], _NotEmpty] = "{{ expected }}"
+    expected: Annotated[str | int | list[str | int], NotEmpty] = "{{ expected }}"
     """Letter of the right choice, its position counted from 0, or a list of accepted ones."""
     choices: str = Field(default="ABCDEFGHIJ", min_length=1)
     """Letters that count as choices."""
@@ -207,7 +207,7 @@ class NumberGrader(PatternBlock, TextBlock):
     """Checks a number in the answer: the last one, or the one after a pattern."""
 
     type: Literal["number"]
-    expected: Annotated[str | int | float | list[str | int | float], _NotEmpty] = "{{ expected }}"
+    expected: Annotated[str | int | float | list[str | int | float], NotEmpty] = "{{ expected }}"
     """Expected number, or a list of accepted numbers. Templates over the row."""
     after: str | None = None
     """Pattern. The first number after its last match is compared. Default: the last number of the answer."""
@@ -254,7 +254,7 @@ class LikelihoodGrader(GraderBlock):
     """Checks that the right continuation is the most likely one. Needs `continuations`."""
 
     type: Literal["likelihood"]
-    expected: Annotated[str | int | list[str | int], _NotEmpty] = "{{ expected }}"
+    expected: Annotated[str | int | list[str | int], NotEmpty] = "{{ expected }}"
     """Right continuation: its position counted from 0, its text among `choices`, or a list of accepted ones."""
     normalize: Literal["none", "chars", "bytes", "tokens"] = "none"
     """Divide each log-likelihood by the length of its text, in characters, bytes of UTF-8 or tokens."""
@@ -268,91 +268,6 @@ class LikelihoodGrader(GraderBlock):
     def _greedy_is_not_normalized(self) -> Self:
         if self.greedy and self.normalize != "none":
             raise ValueError("`greedy` compares no likelihoods, so there is nothing to `normalize`")
-        return self
-
-
-class JsonSchemaGrader(GraderBlock):
-    """Checks that the answer is JSON that fits a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    """JSON Schema that the answer must fit."""
-    schema_file: str | None = None
-    """File with the JSON Schema, in the eval file's folder."""
-    extract: bool = False
-    """Look for the JSON in a ```` ```json ```` block, or between the first and the last brace, instead of parsing
-    the whole answer."""
-
-    checks: ClassVar[tuple[str, ...]] = ("json_schema", "schema_file")
-    templates: ClassVar[tuple[str, ...]] = ()
-
-
-class PythonGrader(GraderBlock):
-    """Calls a Python function with the values that its parameters name."""
-
-    type: Literal["python"]
-    function: FunctionName
-    """Function to call, as `file.py:function` relative to the eval file, or as `package.module:function`."""
-    expected: str | int | float | bool | None = None
-    """Template of the expected value. Default: the row's field of the parameter's name, else its first field among
-    `expected`, `answer`, `ground_truth`, `target` and `ideal`."""
-    transcript: Literal["last", "all", "reasoning"] = "last"
-    """What `output` is: the `last` reply, or `all` replies so far, joined by blank lines. With `reasoning` it is the
-    last reply, and `messages` have the model's `reasoning`."""
-    params: dict[str, Any] = {}
-    """Further keyword arguments."""
-    version: str | None = None
-    """Change this when the function grades differently for a reason its source does not show."""
-
-
-class SimilarityGrader(TextBlock):
-    """Scores how similar the answer is to the expected one."""
-
-    type: Literal["similarity"]
-    expected: Expected = "{{ expected }}"
-    """Expected text, or a list of which the most similar counts. Templates over the row."""
-    method: Literal["ratio", "partial", "token_sort", "token_set", "levenshtein", "jaro_winkler"] = "ratio"
-    """How similarity is measured: `partial` uses the best matching part of the longer text, `token_sort` and
-    `token_set` compare words in any order or as sets."""
-    ignore_case: bool = False
-    """Ignore upper and lower case."""
-
-    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
-
-
-class MathGrader(TextBlock):
-    """Checks that the answer equals the expected one as mathematics: 1/2 is 0.5 is \\frac{2}{4}."""
-
-    type: Literal["math"]
-    expected: Annotated[str | int | float | list[str | int | float], _NotEmpty] = "{{ expected }}"
-    """Expected value, or a list of accepted values. Templates over the row."""
-    timeout: Seconds = 10
-    """Time limit for one comparison."""
-    on_timeout: OnTimeout = "fail"
-    """Whether a timeout fails the check with score 0 (`fail`), or is an `error` that the next command retries."""
-
-    later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
-
-    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
-
-
-class TriggerGrader(GraderBlock):
-    """Scores whether the prompt should trigger a skill, by the words of its SKILL.md."""
-
-    type: Literal["trigger"]
-    skill_path: EvalPath | None = None
-    """The skill's `SKILL.md`, or its folder, in the eval file's folder."""
-    skill: str | None = None
-    """Text of the skill's `SKILL.md`, instead of a file."""
-    mode: Literal["positive", "negative"]
-    """Whether the prompt should trigger the skill (`positive`) or not (`negative`)."""
-
-    templates: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="after")
-    def _names_one_skill(self) -> Self:
-        if self.skill_path is None and self.skill is None:
-            raise ValueError("needs the skill: give `skill_path`, or its text as `skill`")
         return self
 
 

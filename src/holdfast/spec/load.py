@@ -22,23 +22,23 @@ from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import (
     DatasetBlock,
     EvalFields,
-    ExportBlock,
     HooksBlock,
     Limits,
-    LiveExport,
     MessageBlock,
     Price,
     ResponderBlock,
     WorkspaceBlock,
 )
 from holdfast.spec.selection import Selection
-from holdfast.spec.target_schema import CommandTarget, ModelTarget, TargetBlock
+from holdfast.spec.target_schema import ModelTarget, TargetBlock
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
 from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Set
+
+    from holdfast.spec.export_schema import ExportBlock, LiveExport
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -130,8 +130,9 @@ class Eval(msgspec.Struct, frozen=True):
             yield ("responder", "max_followups"), self.responder.max_followups
         if self.workspace is not None and self.workspace.files is not None:
             yield ("workspace", "files"), self.workspace.files
-        if isinstance(self.target, CommandTarget) and self.target.env is not None:
-            yield ("target", "env"), self.target.env
+        for name in self.target.expressions:
+            if (formula := getattr(self.target, name)) is not None:
+                yield ("target", name), formula
         for location, grader in self._written_graders():
             if grader.where is not None:
                 yield (*location, "where"), grader.where

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import Problem
 from holdfast.spec.plugins import Registry, load_reference
-from holdfast.spec.schema import ExportBlock, FileExport, LiveExport, MlflowExport, PluginExport, WandbExport
 from holdfast.spec.validation import validate_block
 
 if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.export_schema import ExportBlock, LiveExport
     from holdfast.spec.schema import OutputBlock
 
 EXPORTERS = Registry(
@@ -35,12 +35,14 @@ EXPORTERS = Registry(
 LIVE_EXPORTERS: Final = {"nat": "holdfast.formats.nat.mirror:NatMirror"}
 """Exporters that follow a run, by their keys under `output`: each a `holdfast.export.live.LiveExporter`."""
 
-_SERVICES: Final[dict[str, type[ExportBlock]]] = {"wandb": WandbExport, "mlflow": MlflowExport}
-
 
 def export_schema(name: str) -> type[ExportBlock]:
     """Return the schema of an exporter's options."""
-    return _SERVICES.get(name) or (FileExport if name in list(EXPORTERS) else PluginExport)
+    # most evals name no destination, and start without the models of destinations
+    from holdfast.spec.export_schema import FileExport, MlflowExport, PluginExport, WandbExport
+
+    services: dict[str, type[ExportBlock]] = {"wandb": WandbExport, "mlflow": MlflowExport}
+    return services.get(name) or (FileExport if name in list(EXPORTERS) else PluginExport)
 
 
 def read_live_exports(output: OutputBlock, document: Document, problems: list[Problem]) -> dict[str, LiveExport]:

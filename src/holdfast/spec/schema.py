@@ -155,6 +155,11 @@ class Block(BaseModel):
                 os.environ[_DISABLE_PLUGINS] = disabled
 
 
+def absent_block() -> Any:
+    """Declare a block that is read as an empty one where the file lacks it, without building its model beforehand."""
+    return Field(default={}, validate_default=True)
+
+
 class DatasetBlock(Block):
     """The dataset: where the samples come from."""
 
@@ -402,6 +407,11 @@ class HooksBlock(Block):
     after_task: list[HookBlock] = []
     """Programs to run after each trial, also after a failed one."""
 
+    @property
+    def present(self) -> bool:
+        """True if there is a program to run."""
+        return bool(self.before_run or self.after_run or self.before_task or self.after_task)
+
 
 class OutputBlock(Block):
     """Copies of the results for other tools. Never part of a key."""
@@ -433,83 +443,6 @@ class BenchmarkBlock(Block):
     """Commit, tag or branch of the dataset on the hub. Default: the commit that Holdfast pins, else the newest."""
     task: str | None = None
     """Task of lm-eval to ask instead of the name's, with the name's settings."""
-
-
-class LiveExport(Block):
-    """A copy of the results that is written while the run is in progress."""
-
-    dir: str
-    """Folder for the files, relative to the eval file."""
-
-
-class ExportBlock(Block):
-    """A destination of a finished run."""
-
-    to: str
-    """Format or service."""
-
-
-class FileExport(ExportBlock):
-    """A destination that is a folder of files."""
-
-    dir: str | None = Field(default=None, min_length=1)
-    """Folder for the files, relative to the eval file. Default: `export/FORMAT` in the run directory."""
-
-
-class PluginExport(FileExport):
-    """An exporter of an installed package, whose other options are passed to its function."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class TrackerExport(ExportBlock):
-    """A destination that is a service."""
-
-    description: str | None = None
-    """Description of the run."""
-    extra_metadata: dict[str, Any] = {}
-    """Further values to record with the configuration."""
-
-
-class WandbExport(TrackerExport):
-    """Weights & Biases."""
-
-    project: str | None = None
-    """Project. Default: `$WANDB_PROJECT`, else what `wandb init` set, else `holdfast`."""
-    entity: str | None = None
-    """User or team. Default: `$WANDB_ENTITY`, else that of the login."""
-    name: str | None = None
-    """Display name of the run. Default: the names of the eval and the target."""
-    group: str | None = None
-    """Group of the run."""
-    job_type: str = "evaluation"
-    """Job type of the run."""
-    tags: Strings = []
-    """Tags of the run."""
-    mode: Literal["online", "offline"] | None = None
-    """Send the run (`online`) or write it to disk (`offline`). Default: `$WANDB_MODE`, else online if there is a
-    login and the server answers."""
-
-
-class MlflowExport(TrackerExport):
-    """MLflow."""
-
-    tracking_uri: str | None = None
-    """Address of the server. Default: `$MLFLOW_TRACKING_URI`."""
-    experiment_name: str | None = None
-    """Experiment. Default: `$MLFLOW_EXPERIMENT_NAME`, else the eval's name."""
-    run_name: str | None = None
-    """Display name of the run. Default: the names of the eval and the target."""
-    tags: dict[str, str | int | float | bool] = {}
-    """Tags of the run."""
-
-    @model_validator(mode="after")
-    def _no_password(self) -> Self:
-        if re.search(r"//[^/@]+@", self.tracking_uri or ""):
-            raise ValueError(
-                "passwords are not written into files: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            )
-        return self
 
 
 class EvalFields(Block):
@@ -559,15 +492,15 @@ class EvalFields(Block):
     cluster: str | None = None
     """Field of the row whose values group samples that belong together, such as questions about one text: see
     [`cluster`](#cluster). Part of no key."""
-    limits: Limits = Limits()
+    limits: Limits = absent_block()
     """Concurrency, timeouts, retries and budgets: see [`limits`](#limits)."""
     gate: dict[str, float] = {}
     """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed`, `NAME/pass@K` or
     `NAME/pass^K`. Below a minimum
     the exit code is 1."""
-    hooks: HooksBlock = HooksBlock()
+    hooks: HooksBlock = absent_block()
     """Programs to run before and after the run and its trials: see [`hooks`](#hooks)."""
-    output: OutputBlock = OutputBlock()
+    output: OutputBlock = absent_block()
     """Exports of the finished run: see [`output`](#output)."""
     baseline: dict[str, Any] | None = None
     """Second target to evaluate in a run of its own. Keys that it lacks are taken from `target` if both are of the

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError, Fault
+from holdfast.spec.code_target_schema import CommandTarget
 from holdfast.spec.fingerprint import check_program, command_files, is_file
-from holdfast.spec.target_schema import CommandTarget
 from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import Reply, Target
 

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.targets.embedded import PARALLEL
 
 if TYPE_CHECKING:
     from holdfast.spec.load import Eval
@@ -33,6 +32,8 @@ def concurrency_of(spec: Eval) -> int | None:
     if spec.continuations is not None:
         return 1 if embedded else _LIKELIHOODS  # one by one, its requests share the row's context
     if embedded:
+        from holdfast.targets.embedded import PARALLEL  # which few evals need
+
         return PARALLEL
     urls = [] if model is None else endpoint_of(model.model, model.api, model.base_url, model.api_key_env).urls
     return None if len(urls) == 1 and is_public(urls[0]) else FIXED

@@ -20,10 +20,8 @@ from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
 from holdfast.spec.schema import ResponderBlock, is_embedded
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
-from holdfast.targets.tokenizer import tokenizer_identity
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
@@ -67,6 +65,8 @@ class Model(Target):
         """the block of the eval file that asks"""
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
+            from holdfast.targets.embedded import check_embedded  # which few evals need
+
             check_embedded(block.model, where)
         elif block.batch is None or block.batch.via == "api":
             self._check_endpoint(where)
@@ -181,6 +181,8 @@ class Model(Target):
 
     async def _base_urls(self, opening: AsyncExitStack) -> list[str]:
         if is_embedded(self.block.model):
+            from holdfast.targets.embedded import serve
+
             return [await opening.enter_async_context(serve(self.block.model))]
         return self.endpoint.urls
 
@@ -338,5 +340,7 @@ def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:
     if settings := block.likelihood.model_dump(exclude_defaults=True):
         identity["likelihood"] = settings
     if block.tokenizer is not None:
+        from holdfast.targets.tokenizer import tokenizer_identity
+
         identity["tokenizer"] = tokenizer_identity(block.tokenizer, origin)
     return identity

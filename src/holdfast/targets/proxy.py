@@ -33,8 +33,8 @@ from holdfast.targets.types import Reading
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from holdfast.spec.code_target_schema import CommandTarget, PythonTarget
     from holdfast.spec.schema import Api, Price
-    from holdfast.spec.target_schema import CommandTarget, PythonTarget
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
     from holdfast.targets.exchange import Place

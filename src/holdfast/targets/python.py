@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, ConfigError, Fault, HoldfastError, Problem, UsageError
 from holdfast.functions import Function, describe_error, function_source, load_function, user_error
+from holdfast.spec.code_target_schema import PythonTarget
 from holdfast.spec.providers import has_provider
-from holdfast.spec.target_schema import ModelTarget, PythonTarget
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import Usage
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
