@@ -16,7 +16,7 @@ from holdfast.graders.build import build_graders, threshold
 from holdfast.graders.python import as_verdict
 from holdfast.graders.text import Choice
 from holdfast.spec.grader_schema import ChoiceGrader
-from holdfast.spec.numbers import numbers_in
+from holdfast.spec.numbers import _NUMBER, numbers_in
 from tests.support.running import lines, server
 from tests.support.specs import ROWS, grade, load
 
@@ -283,6 +283,12 @@ class TestNumber:
     def test_a_number_is_found_in_every_usual_spelling(self, number: Any) -> None:
         for text in (f"{number}", f"{number:,}", f"is {number}.", f"({number})", f"{number:e}"):
             assert numbers_in(text)[-1] == number
+
+    @given(st.text("0123456789eE+-.,) x", max_size=30))
+    def test_the_fast_pattern_finds_what_the_plain_one_describes(self, text: str) -> None:
+        whole = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
+        plain = rf"(?:(?<![\w.)])[-+])?{whole}|[-+]?\.\d+"
+        assert [match[0] for match in _NUMBER.finditer(text)] == re.findall(plain, text)
 
     @pytest.mark.parametrize("digits", ["42", "007", "\u0664\u0662", "\u00b2", "9" * 9_999, "9" * 10_001])
     def test_digits_alone_are_read_as_digits_among_words(self, digits: str) -> None:

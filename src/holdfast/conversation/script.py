@@ -7,7 +7,9 @@ which there may be files, stand for history and prompt.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from holdfast.data.messages import RowMessages, parts_with_source
 from holdfast.errors import AttemptError, DataError
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _LIST: Final = (list, tuple)
 
 
-class Prompts(NamedTuple):
+class Prompts(msgspec.Struct, frozen=True):
     """The script rendered for one sample."""
 
     opening: list[Message]

@@ -60,6 +60,8 @@ class Conversation:
         """number of messages before the prompt"""
         self.usage = NO_USAGE
         self.state: Any = None
+        self.turns = 0
+        """number of turns that have ended"""
         self.marks: list[Mark] = []
         """the ends of the turns"""
         self.trace: list[TraceStep] = []
@@ -70,11 +72,6 @@ class Conversation:
         """by turn: its tool calls, where its messages do not contain them all"""
         self.stopped = False
         """a checkpoint ended the conversation"""
-
-    @property
-    def turns(self) -> int:
-        """Number of turns that have ended."""
-        return len(self.marks)
 
     @property
     def scripted_prompt(self) -> Content | None:
@@ -113,6 +110,7 @@ class Conversation:
         if not (isinstance(listed, UnsetType) and isinstance(self.calls, UnsetType)):
             self.calls = self._all_calls()
         self.reply, self.state = reply, reply.state
+        self.turns += 1
         self.marks.append(
             Mark(
                 end=len(self.messages),

@@ -397,7 +397,8 @@ def _pending_timeline(view: RunView, trial: Pending) -> Timeline:
     """Return what there is of a trial without an output: its recorded turns and calls, and its failed attempts."""
     steps = view.steps(trial.key) if trial.key else []
     errors = view.failed_attempts(trial.key) if trial.key else []
-    opening, contents, *_ = _prompts(view, trial.sample, trial.fields)
+    prompts = _prompts(view, trial.sample, trial.fields)
+    opening, contents = prompts.opening, prompts.contents
     replies = {step.turn: step for step in steps if step.kind == "turn"}
     decisions = {step.turn: msgspec.convert(step.response, Decision) for step in steps if step.kind == "responder"}
     ends = [replies[turn].time for turn in sorted(replies)]

@@ -6,7 +6,17 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
-_NUMBER: Final = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
+_NUMBER: Final = re.compile(
+    r"""
+    [-+.\d]  # first, since `re` searches for a set of characters eight times as fast as for alternatives
+    (?: (?<=\d) (?: \d{0,2} (?:,\d{3})+ | \d* ) (?:\.\d+)? (?:[eE][-+]?\d+)?
+      | (?<=[-+]) (?<![\w.)][-+]) (?: \d{1,3} (?:,\d{3})+ | \d+ ) (?:\.\d+)? (?:[eE][-+]?\d+)?  # 2-1 has no sign
+      | (?<=[-+]) \.\d+
+      | (?<=\.) \d+
+    )
+    """,
+    re.VERBOSE,
+)
 _MOST_DIGITS: Final = 10_000
 """numbers with more digits are noise, and overflow arithmetic"""
 

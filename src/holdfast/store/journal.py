@@ -24,7 +24,7 @@ import socket
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -50,7 +50,7 @@ class SecondWriter(OSError):
     """Another process wrote to a file that only this process may write: our lease was taken over."""
 
 
-class _Entry(NamedTuple):
+class _Entry(msgspec.Struct, frozen=True):
     name: JournalName
     line: bytes
     waiter: asyncio.Future[LineRef] | None
@@ -271,13 +271,13 @@ class Journal:
                     entry.waiter.set_exception(result)
             return
         path, offset, _ = result
-        for _, line, waiter, then in entries:
-            if waiter is not None:
-                if not waiter.done():
-                    waiter.set_result(LineRef(path, offset, len(line) - 1))
-            elif then is not None:
+        for entry in entries:
+            if entry.waiter is not None:
+                if not entry.waiter.done():
+                    entry.waiter.set_result(LineRef(path, offset, len(entry.line) - 1))
+            elif entry.then is not None:
                 try:
-                    then()
+                    entry.then()
                 except Exception as error:  # the other waiters of this batch must still be notified
                     self._loop.call_exception_handler({"message": "after a journal write", "exception": error})
-            offset += len(line)
+            offset += len(entry.line)
