@@ -144,7 +144,7 @@ def one_line(text: str, most: int = 200) -> str:
     return flat if len(flat) <= most else flat[: most - 1] + "…"
 
 
-_UNSAFE: Final = re.compile(
+_UNSAFE: Final = (
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 """control characters, marks that reorder or hide text, and halves of characters"""
@@ -156,7 +156,7 @@ def printable(text: str, keep: str = "\n\t") -> str:
     def spell(match: re.Match[str]) -> str:
         return match[0] if match[0] in keep else match[0].encode("unicode_escape").decode()
 
-    return text if _UNSAFE.search(text) is None else _UNSAFE.sub(spell, text)
+    return text if text.isprintable() else re.sub(_UNSAFE, spell, text)
 
 
 def without_details(message: str) -> str:

@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 NAME: Final = ".env"
 _PROJECT: Final = (".git", "pyproject.toml")
 """what a folder has that is the root of a project"""
-_LINE: Final = re.compile(
-    r"""[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][\w.-]*)[ \t]*=[ \t]*
+_LINE: Final = r"""[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][\w.-]*)[ \t]*=[ \t]*
     (?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<bare>[^\n]*?))
-    [ \t]*(?:(?:^|(?<=\s))\#[^\n]*)?(?:\r?\n|\Z)""",
-    re.VERBOSE | re.DOTALL,
-)
-_EMPTY: Final = re.compile(r"[ \t]*(?:\#[^\n]*)?(?:\r?\n|\Z)")
+    [ \t]*(?:(?:^|(?<=\s))\#[^\n]*)?(?:\r?\n|\Z)"""
+_EMPTY: Final = r"[ \t]*(?:\#[^\n]*)?(?:\r?\n|\Z)"
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -44,13 +41,15 @@ def read_env_file(path: Path) -> dict[str, str]:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+    # compiled here, since most projects have no such file
+    empty_line, variable = re.compile(_EMPTY), re.compile(_LINE, re.VERBOSE | re.DOTALL)
     variables: dict[str, str] = {}
     position = 0
     while position < len(text):
-        if empty := _EMPTY.match(text, position):
+        if empty := empty_line.match(text, position):
             position = empty.end()
             continue
-        line = _LINE.match(text, position)
+        line = variable.match(text, position)
         if line is None:
             number = text.count("\n", 0, position) + 1
             problem = Problem(f"{path}:{number}", "not of the form NAME=value")  # never the line: it may be a secret

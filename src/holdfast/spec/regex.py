@@ -28,13 +28,10 @@ Operation = Literal["search", "last_end", "count", "find", "remove"]
 
 _POSIX_CLASS: Final = re.compile(r"\[\^?\[:\^?\w+:\]")
 _NON_ASCII_WORD: Final = re.compile(r"[^\W\x00-\x7f]")
-_ALIKE: Final = re.compile(
-    r"""(?:
+_ALIKE: Final = r"""(?:
         [^\\^$.|?*+()\[\]{}] | \\[^\w\s] | \[\^?[\w\ .,;:!?'"/]+\]     # characters and sets of them
         | [.^|)] | \((?:\?:|(?!\?)) | [*+?]\??(?![*+?])                   # and what stands between
-    )*""",
-    re.VERBOSE | re.ASCII,
-)
+    )*"""
 """patterns that mean the same to Python and to RE2, whatever the text"""
 
 _MEMORY: Final = 32 << 20
@@ -124,7 +121,7 @@ class Regex:
         if self._python is not None:
             return None
         folds = self._ignore_case and not (self.pattern.isascii() and not re.search(r"[iI\[]", self.pattern))
-        return "re2" if folds or not _ALIKE.fullmatch(self.pattern) else None
+        return "re2" if folds or not re.fullmatch(_ALIKE, self.pattern, re.VERBOSE | re.ASCII) else None
 
     def match_to_the_end(self, operation: Operation, text: str, number: int = 0) -> Any:
         """Make a match however long it takes: for a process that may be killed."""

@@ -15,7 +15,7 @@ from holdfast.spec.regex import compile_regex
 SCHEMA_VERSION = "1.4"
 """Version of the eval file format, MAJOR.MINOR. Part of no key. docs/versions.md lists the changes."""
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
+_DURATION = r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?"
 
 
 def parse_duration(value: Any) -> Any:
@@ -25,7 +25,7 @@ def parse_duration(value: Any) -> Any:
     text = value.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", text):
         return float(text)
-    match = _DURATION.fullmatch(text)
+    match = re.fullmatch(_DURATION, text)
     if not text or match is None:
         raise ValueError("a duration such as 90, 90s, 5m or 1h30m")
     hours, minutes, seconds = (float(group or 0) for group in match.groups())

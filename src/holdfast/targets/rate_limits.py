@@ -19,7 +19,7 @@ _LIMITS: Final = (
     ),
 )
 """headers with what is left of a limit, and with when it is whole again"""
-_DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
+_DURATION: Final = r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?"
 _SECONDS: Final = (3600.0, 60.0, 1.0, 0.001)
 
 
@@ -56,7 +56,7 @@ def _seconds(value: str) -> float | None:
     value = value.strip()
     if re.fullmatch(r"\d+(\.\d+)?", value):
         return float(value)
-    if value and (match := _DURATION.fullmatch(value)):
+    if value and (match := re.fullmatch(_DURATION, value)):
         return sum(float(part) * unit for part, unit in zip(match.groups(), _SECONDS, strict=True) if part)
     try:
         return max(0.0, datetime.fromisoformat(value).timestamp() - time.time())
