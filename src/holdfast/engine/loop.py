@@ -34,7 +34,6 @@ from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.batches import LEDGER, BatchStore
 from holdfast.store.journal import Journal
 from holdfast.targets.concurrency import FIXED, concurrency_of
 from holdfast.targets.cores import usable_cores
@@ -211,9 +210,10 @@ class Loop:
         session = self._session
         blocks = [*([] if target is None else [self._spec.target]), *(grader.block for grader in self._graders)]
         asked = any(getattr(block, "batch", None) is not None for block in blocks)
-        if not asked and not any(path.exists() for path in session.rundir.journals(LEDGER)):
+        if not asked and not session.rundir.has_batches:
             return None
-        from holdfast.targets.batches import Batches  # which few runs need
+        from holdfast.store.batches import BatchStore  # which few runs need
+        from holdfast.targets.batches import Batches
 
         return Batches(
             BatchStore(session.rundir, session.journals),

@@ -36,7 +36,6 @@ from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.batches import LEDGER
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.index import Index
 from holdfast.store.lease import RunLease
@@ -146,7 +145,7 @@ class Session(msgspec.Struct):
         target = self.spec.target
         if not self.generates or not isinstance(target, ModelTarget):
             return
-        if any(path.exists() for path in self.rundir.journals(LEDGER)):
+        if self.rundir.has_batches:
             return  # it was said at the start, and what is in batches already is paid for
         blocks = [target, *(grader for _, grader in self.spec.placed_graders())]
         in_batches = any(getattr(block, "batch", None) is not None for block in blocks)

@@ -23,14 +23,13 @@ import msgspec
 
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, scan, seal
+from holdfast.store.rundir import LEDGER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from holdfast.store.rundir import RunDir
-
-LEDGER: Final = "batches"
 
 
 class BatchIntent(msgspec.Struct, frozen=True, tag="intent", tag_field="step"):

@@ -110,4 +110,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """the eval as it was read, without secrets"""
 
 
-decode_manifest = msgspec.json.Decoder(Manifest).decode
+def decode_manifest(data: bytes) -> Manifest:
+    """Read a manifest."""
+    return msgspec.json.decode(data, type=Manifest)

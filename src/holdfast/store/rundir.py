@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 INDEX: Final = ".index"
 """Folder of caches in a run directory."""
+LEDGER: Final = "batches"
+"""The journal of batches: see `store.batches`."""
 ARCHIVE: Final = "archived"
 """Folder beside the runs of an eval where `--fresh` puts the old ones."""
 
@@ -82,6 +84,11 @@ class RunDir:
         yield self.path / f"{name}.jsonl"
         yield from sorted(self.path.glob(f"{FOLDER}/*/{name}.*.jsonl"))
         yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
+
+    @property
+    def has_batches(self) -> bool:
+        """True if requests of the run were made in batches."""
+        return any(path.exists() for path in self.journals(LEDGER))
 
     def journal_bytes(self) -> dict[str, int]:
         """Sizes of the journals that a report is made of, summed over all writers, as recorded in `metrics.json`."""
