@@ -23,7 +23,7 @@ from holdfast.plan.plan import find_verdict
 from holdfast.plan.votes import combine_votes
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.slow import Slow
-from holdfast.store.records import Grade, GradeStatus
+from holdfast.store.records import Grade, GradeStatus, to_microseconds, to_milliseconds
 from holdfast.store.refs import Moment
 
 if TYPE_CHECKING:
@@ -297,9 +297,9 @@ class Grading:
             weight=block.weight,
             feedback=feedback,
             details=details,
-            seconds=round(seconds, 6),
+            seconds=to_microseconds(seconds),
             usage=usage,
-            time=round(time.time(), 3),
+            time=to_milliseconds(time.time()),
             counts=counts,
         )
 

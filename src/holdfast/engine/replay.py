@@ -34,7 +34,15 @@ from msgspec.structs import replace
 from holdfast.canonical import digest
 from holdfast.engine.replay_again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault
-from holdfast.store.records import NO_USAGE, Step, ToolCall, ToolResponse, Usage
+from holdfast.store.records import (
+    NO_USAGE,
+    Step,
+    ToolCall,
+    ToolResponse,
+    Usage,
+    to_microseconds,
+    to_milliseconds,
+)
 from holdfast.targets.trace import Trace, as_listed
 from holdfast.targets.types import PROCESS, PastCall, ToolFailure
 
@@ -208,8 +216,8 @@ class Replay:
             nth=nth,
             response=response,
             usage=usage,
-            time=round(time.time(), 3),
-            seconds=round(time.monotonic() - started, 6),
+            time=to_milliseconds(time.time()),
+            seconds=to_microseconds(time.monotonic() - started),
         )
         await self._recorder.step(step)
         self._count_seconds(step)

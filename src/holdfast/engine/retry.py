@@ -15,7 +15,7 @@ from msgspec import UNSET
 from holdfast.engine.replay import RestartTrial
 from holdfast.engine.time_limits import TimeLimits
 from holdfast.errors import AttemptError, Fault
-from holdfast.store.records import ErrorRecord
+from holdfast.store.records import ErrorRecord, to_microseconds, to_milliseconds
 from holdfast.targets.asking import ASKER
 
 if TYPE_CHECKING:
@@ -303,8 +303,8 @@ class Retrier:
                 kind=error.kind,
                 message=error.message,
                 status=getattr(error, "status", None),
-                time=round(time.time(), 3),
-                seconds=round(time.monotonic() - started, 6),
+                time=to_milliseconds(time.time()),
+                seconds=to_microseconds(time.monotonic() - started),
                 final=final,
                 usage=getattr(error, "usage", None),
                 traceback=getattr(error, "traceback", None) or UNSET,

@@ -28,7 +28,7 @@ from holdfast.errors import AttemptError
 from holdfast.graders.types import Case
 from holdfast.store.blobs import Blobs
 from holdfast.store.index import read_output, read_steps
-from holdfast.store.records import NO_USAGE, Output, Timing
+from holdfast.store.records import NO_USAGE, Output, Timing, to_microseconds, to_milliseconds
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Trial:
             conversation = await self._converse_with_restarts(prompts, self._replay)
         seconds = time.monotonic() - self._clock - self._deadline.in_batches
         seconds += 0.0 if self._replay is None else self._replay.replayed_seconds
-        timing = Timing(round(self._started, 3), round(seconds, 6), conversation.reply.first_token)
+        timing = Timing(to_milliseconds(self._started), to_microseconds(seconds), conversation.reply.first_token)
         attempt = 1 + shared.recorder.failed_attempts(pending.key, "target")
         # Checkpoints grade the conversation as it was after a turn, which the marks say.
         marked = conversation.turns > 1 or shared.checkpoints
@@ -195,8 +195,8 @@ class Trial:
     def _conversation_seconds(self) -> float:
         """Return how long the conversation has taken: by the record where there is one, so that it stays the same."""
         if self._shared.multi_turn and self._replay is not None:
-            return round(self._replay.turn_seconds, 6)
-        return round(time.time() - self._conversation_started - self._deadline.in_batches, 6)
+            return to_microseconds(self._replay.turn_seconds)
+        return to_microseconds(time.time() - self._conversation_started - self._deadline.in_batches)
 
     async def _ask(self, turn: Turn) -> Reply:
         """Return the target's reply. In a conversation of several turns it is on record before it is used."""

@@ -23,6 +23,7 @@ import msgspec
 
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, scan, seal
+from holdfast.store.records import to_milliseconds
 from holdfast.store.rundir import LEDGER
 
 if TYPE_CHECKING:
@@ -233,4 +234,4 @@ def result_lines(path: Path) -> Iterator[tuple[LineRef, bytes]]:
 
 def now() -> float:
     """Return the time that steps carry."""
-    return round(time.time(), 3)
+    return to_milliseconds(time.time())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import floor
 from typing import Any, Final, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
@@ -22,6 +23,16 @@ def apply_threshold(threshold: float | None, status: GradeStatus, score: float |
     if threshold is None or score is None or status not in ("passed", "failed"):
         return status
     return "passed" if score >= threshold else "failed"
+
+
+def to_milliseconds(moment: float) -> float:
+    """Round a time as records have it. `round` takes three times as long."""
+    return floor(moment * 1e3 + 0.5) / 1e3
+
+
+def to_microseconds(duration: float) -> float:
+    """Round a duration as records have it."""
+    return floor(duration * 1e6 + 0.5) / 1e6
 
 
 class Usage(Struct, frozen=True):
