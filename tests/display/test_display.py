@@ -14,7 +14,7 @@ from rich.console import Console
 
 import holdfast
 from holdfast.display.format import dollars, duration, inside, latency, money, rate, scores, share, tokens, trouble
-from holdfast.display.grid import Column, fit_table
+from holdfast.display.grid import Column, fit_table, print_list
 from holdfast.display.live import LiveDisplay, _render
 from holdfast.display.text import Events, Plain, Quiet
 from holdfast.display.types import Display, Result, SuiteCell
@@ -525,7 +525,11 @@ class TestTables:
 
     def cells(self, width: Any, *, plain: Any) -> Any:
         screen = io.StringIO()
-        Console(width=width, file=screen).print(fit_table(self.COLUMNS, self.ROWS, width, plain=plain))
+        console = Console(width=width, file=screen)
+        if plain:
+            print_list(console, self.COLUMNS, self.ROWS, {})
+        else:
+            console.print(fit_table(self.COLUMNS, self.ROWS, width))
         text = screen.getvalue()
         assert "…" not in text and all(len(line) <= width for line in text.splitlines())
         return text

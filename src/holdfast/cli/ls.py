@@ -79,23 +79,17 @@ def show_runs(
     if not sys.stdout.isatty():
         click.echo("\n".join(["\t".join(row) for row in (titles, *cells)]))
         return 0
-    from rich.text import Text
-
-    from holdfast.display.grid import Column, fit_table, make_console
+    from holdfast.display.grid import Column, make_console, print_list
 
     words = ("status", "id")
     columns = [
         Column(title, title in ("name", "target", "dataset"), _SPARE.get(title, 0), title in words) for title in titles
     ]
-    rows = [
-        [
-            Text(cell, _STATUS_COLOURS[cell]) if title == "status" else cell
-            for title, cell in zip(titles, row, strict=True)
-        ]
-        for row in cells
-    ]
     console = make_console()
-    console.print(fit_table(columns, rows, console.width, plain=True) if rows else empty)
+    if cells:
+        print_list(console, columns, cells, _STATUS_COLOURS)
+    else:
+        console.print(empty)
     return 0
 
 
