@@ -125,7 +125,7 @@ def _wrap(cell: Cell, width: int) -> Cell:
     if isinstance(cell, Text) or cell_len(cell) <= width:
         return cell
     lines = [""]
-    for part in re.findall(r"[^-_/.\s]*[-_/.\s]?", cell):
+    for part in filter(None, re.findall(r"[^-_/.\s]*[-_/.\s]?", cell)):
         if cell_len(lines[-1] + part.rstrip()) > width and lines[-1]:
             lines.append("")
         lines[-1] += part
