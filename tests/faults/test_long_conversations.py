@@ -26,7 +26,7 @@ FEW, MANY = 15, 150
 UNFINISHED = 2
 GROWTH = {
     "resume": 2.5e6,
-    "export to samples": 4e6,
+    "export to samples": 1.2e6,
     "export to nat": 3e6,
     "export to waza": 4e6,
     "one more grader": 4e6,
