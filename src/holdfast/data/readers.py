@@ -89,18 +89,18 @@ def find_line_starts(files: Sequence[Path], positions: Iterable[int]) -> list[Li
     """
     starts: list[LineStart] = []
     remaining = iter(positions)
-    wanted, position = next(remaining, None), 0
+    next_position, position = next(remaining, None), 0
     for file, path in enumerate(files):
         offset = 0
         with path.open("rb", buffering=1 << 18) as lines:
             for number, line in enumerate(lines, 1):
                 if not line.isspace():
-                    while wanted == position:
+                    while next_position == position:
                         starts.append(LineStart(file, number, offset))
-                        wanted = next(remaining, None)
+                        next_position = next(remaining, None)
                     position += 1
                 offset += len(line)
-                if wanted is None:
+                if next_position is None:
                     return starts
     return starts
 
