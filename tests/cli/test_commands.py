@@ -45,15 +45,15 @@ def everything(folder: Path) -> Any:
 
 
 def watched(folder: Path, *words: Any) -> Any:
-    """Return the modules that a command imports and the files that it opens."""
+    """Return the modules that a command imports, the files that it opens and the folders that it lists."""
     script = (
         "import json, sys\n"
         "from holdfast.cli.main import main\n"
         "sys.argv = ['holdfast', *sys.argv[1:]]\n"
-        "opened = []\n"
-        "sys.addaudithook(lambda event, given: event == 'open' and opened.append(str(given[0])))\n"
+        "seen = {'open': [], 'os.scandir': []}\n"
+        "sys.addaudithook(lambda event, given: event in seen and seen[event].append(str(given[0])))\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(json.dumps({'imported': list(sys.modules), 'opened': opened}))\n"
+        "print(json.dumps({'imported': list(sys.modules), 'opened': seen['open'], 'listed': seen['os.scandir']}))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=folder, env=environment()
@@ -88,6 +88,33 @@ class TestManyRuns:
         (many_runs / "copy-00000008" / "metrics.json").unlink()
         listed = holdfast("ls", cwd=tmp_path).stdout
         assert listed.count("finished") == 250 and listed.count("unfinished") == 1  # the word is in both
+
+    def test_the_folders_of_runs_that_look_the_same_are_not_even_listed(self, tmp_path: Path, many_runs: Path) -> None:
+        first, again = (watched(tmp_path, "ls") for _ in range(2))
+        assert {f"runs/e/copy-{number:08}" for number in range(249)} < set(first["listed"])
+        assert [path for path in again["listed"] if path.startswith("runs")] == ["runs", "runs/e"]
+        assert not {"pydantic", "rich"} & {*again["imported"]}
+
+    def test_what_changes_in_a_run_without_a_new_name_is_noticed(self, tmp_path: Path, many_runs: Path) -> None:
+        holdfast("ls", cwd=tmp_path)
+        run = many_runs / "copy-00000003"
+        (run / "workers" / "w").mkdir(parents=True)
+        (run / "workers" / "w" / "outputs.jsonl").write_bytes((run / "outputs.jsonl").read_bytes())
+        os.truncate(many_runs / "copy-00000005" / "outputs.jsonl", 10)
+        os.utime(many_runs / "copy-00000005" / "outputs.jsonl", (1e9, 1e9))
+        replaced = many_runs / "copy-00000006"
+        (replaced / "metrics.json").replace(replaced / "old.json")
+        (replaced / "old.json").rename(replaced / "metrics.json")
+        for name, text in (("metrics.json", "damaged"), ("new.json", "{}")):
+            (replaced / name).write_text(text)
+        listed = {run["path"]: run for run in json.loads(holdfast("ls", "--json", cwd=tmp_path).stdout)}
+        statuses = {path.rpartition("/")[2]: each["status"] for path, each in listed.items()}
+        assert statuses["copy-00000005"] == "damaged" and statuses["copy-00000006"] == "unfinished"
+        assert listed[f"runs/e/{run.name}"]["size"] > listed["runs/e/copy-00000004"]["size"]
+        with (run / "workers" / "w" / "outputs.jsonl").open("ab") as file:
+            file.write(b"more")
+        again = {run["path"]: run for run in json.loads(holdfast("ls", "--json", cwd=tmp_path).stdout)}
+        assert again[f"runs/e/{run.name}"]["size"] == listed[f"runs/e/{run.name}"]["size"] + 4
 
     def test_a_damaged_cache_is_made_again(self, tmp_path: Path, many_runs: Path) -> None:
         listed = [holdfast("ls", "--json", cwd=tmp_path).stdout]

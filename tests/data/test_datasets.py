@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.data import readers
 from holdfast.data.dataset import Dataset
-from holdfast.data.readers import Layout, read_hub, read_rows
+from holdfast.data.readers import Layout, find_line_starts, read_hub, read_rows
 from holdfast.errors import DataError, Fault
 from holdfast.plan.plan import pending_trials
 from tests.support.running import ROOT, environment, holdfast
@@ -567,3 +567,26 @@ class TestFindingOneSample:
         (tmp_path / "d.jsonl").write_bytes(as_jsonl([{"q": "one"}, {"q": "two"}]))
         (first, second) = dataset(tmp_path)
         assert dataset(tmp_path).find(second.id) == second != first
+
+
+class TestLineStarts:
+    @given(st.lists(st.lists(st.sampled_from(["", "  ", "row"]), max_size=6), min_size=1, max_size=3), st.data())
+    def test_rows_from_a_place_are_those_that_iterating_has_left(
+        self, tmp_path_factory: pytest.TempPathFactory, files: list[list[str]], data: st.DataObject
+    ) -> None:
+        folder, count = tmp_path_factory.mktemp("lines"), 0
+        for name, contents in enumerate(files):
+            lines = []
+            for line in contents:
+                lines.append(json.dumps({"id": count}) if line == "row" else line)
+                count += line == "row"
+            end = "\n" if data.draw(st.booleans()) else ""
+            (folder / f"{name}.jsonl").write_text("\n".join(lines) + end)
+        rows = dataset(folder, [f"{name}.jsonl" for name in range(len(files))])
+        assert rows.has_row_per_line
+        everything = list(rows.rows())
+        positions = sorted(data.draw(st.lists(st.integers(0, count))))
+        starts = find_line_starts(rows.files, positions)
+        assert len(starts) == sum(position < count for position in positions)
+        for position, start in zip(positions, starts, strict=False):
+            assert list(rows.rows_from(start)) == everything[position:]

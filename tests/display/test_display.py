@@ -14,7 +14,7 @@ from rich.console import Console
 
 import holdfast
 from holdfast.display.format import dollars, duration, inside, latency, money, rate, scores, share, tokens, trouble
-from holdfast.display.grid import Column, fit_table
+from holdfast.display.grid import Column, fit_table, print_list
 from holdfast.display.live import LiveDisplay, _render
 from holdfast.display.text import Events, Plain, Quiet
 from holdfast.display.types import Display, Result, SuiteCell
@@ -525,7 +525,11 @@ class TestTables:
 
     def cells(self, width: Any, *, plain: Any) -> Any:
         screen = io.StringIO()
-        Console(width=width, file=screen).print(fit_table(self.COLUMNS, self.ROWS, width, plain=plain))
+        console = Console(width=width, file=screen)
+        if plain:
+            print_list(console, self.COLUMNS, self.ROWS, {})
+        else:
+            console.print(fit_table(self.COLUMNS, self.ROWS, width))
         text = screen.getvalue()
         assert "…" not in text and all(len(line) <= width for line in text.splitlines())
         return text
@@ -538,6 +542,22 @@ class TestTables:
         assert all(row[position] in text for row in self.ROWS for position in shown)
         assert {1, 3} <= set(shown), "what is never left out"
         assert shown in ([1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 2, 3], [1, 3]), "the least telling goes first"
+
+    def test_a_list_of_wide_characters_and_long_names_keeps_its_columns(self) -> None:
+        screen = io.StringIO()
+        rows = [("日本語の名前", "finished", "1"), ("x" * 30, "running", "22"), ("a-b", "finished", "333")]
+        columns = [Column("name", name=True), Column("status", word=True), Column("score")]
+        console = Console(width=40, file=screen, force_terminal=True, color_system="standard", legacy_windows=False)
+        print_list(console, columns, rows, {"finished": "green"})
+        lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in screen.getvalue().splitlines()]
+        assert lines == [
+            "name                     status    score",
+            "日本語の名前             finished      1",
+            "xxxxxxxxxxxxxxxxxxxxxxx  running      22",
+            "xxxxxxx",
+            "a-b                      finished    333",
+        ]
+        assert screen.getvalue().count("\x1b[32mfinished\x1b[0m") == 2
 
     def test_names_wrap_where_one_would_break_them(self) -> None:
         text = self.cells(66, plain=False)

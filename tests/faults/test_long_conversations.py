@@ -24,10 +24,17 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the most memory
 TURNS = 100
 FEW, MANY = 15, 150
 UNFINISHED = 2
-GROWTH = {"resume": 2.5e6, "export to samples": 4e6, "export to nat": 8e6, "one more grader": 4e6}
+GROWTH = {
+    "resume": 2.5e6,
+    "export to samples": 1.2e6,
+    "export to nat": 3e6,
+    "export to waza": 4e6,
+    "one more grader": 4e6,
+}
 """bytes that each command may hold beyond what it holds for few; the journals grow by 50 MB
 
-NAT's format has the calls, and where each of these is takes 24 bytes. As objects, turns take 3 MB more and calls 5 MB.
+NAT's format has the calls, and where each of these is takes 24 bytes. As objects, turns take 3 MB more and calls 5 MB;
+so do exports that unpack the references to all outputs at once: 4 MB.
 """
 _MEASURED = """
 import re, sys
@@ -55,7 +62,7 @@ def _commands(folder: Path, record: RunDir, url: str, count: int) -> dict[str, i
     run = copy_conversations(record, path, unfinished=UNFINISHED).path
     memory = {"resume": _most_memory(folder, "eval", path, "--display", "none")}
     assert len(lines(run / "outputs.jsonl")) == count and json.loads((run / "metrics.json").read_text())["score"] == 1
-    for name in ("samples", "nat"):
+    for name in ("samples", "nat", "waza"):
         memory[f"export to {name}"] = _most_memory(folder, "export", run, "--to", name)
     spec = json.loads(path.read_text())
     spec["graders"].append({"type": "text", "name": "all", "contains": "nothing", "transcript": "all"})

@@ -130,6 +130,18 @@ def test_an_output_takes_at_most_110_bytes_and_a_verdict_80() -> None:
         assert (len(table.rows) + 4 * len(table.slots)) / len(table) <= most
 
 
+def test_only_outputs_that_a_checkpoint_ended_are_unpacked_to_find_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = OutputTable()
+    line, turns = LineRef(Path("outputs.jsonl"), 0, 10), (Moment(digest("turn"), 3, 1.0),) * 200
+    for key, stopped_by in (("a", None), ("b", "sha256:graders"), ("c", None)):
+        table[digest(key)] = OutputRef(line, digest(key), Usage(1, 2, 1, 0.0), 1.0, turns, stopped_by)
+    unpacked: list[int] = []
+    unpack = table._unpack
+    monkeypatch.setattr(table, "_unpack", lambda row: unpacked.append(row) or unpack(row))
+    assert [key for key, _ in table.stopped()] == [digest("b")]
+    assert unpacked == [1]
+
+
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=30), st.integers(1, 8))
 def test_time_at_work_is_the_union_of_all_periods_in_any_order(periods: list[tuple[int, int]], merge_at: int) -> None:
     spent = Spent(_merge_at=merge_at)

@@ -11,7 +11,6 @@ import click
 from holdfast.cli.flags import Positive
 from holdfast.cli.runs import runs_dir_option, runs_directory
 from holdfast.errors import UsageError
-from holdfast.spec.schema import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,27 +75,21 @@ def show_runs(
 
         sys.stdout.write(msgspec.json.encode(runs).decode() + "\n")
         return 0
-    from rich.text import Text
-
-    from holdfast.display.grid import Column, fit_table, make_console
-
     cells = _cells(runs, titles)
     if not sys.stdout.isatty():
         click.echo("\n".join(["\t".join(row) for row in (titles, *cells)]))
         return 0
+    from holdfast.display.grid import Column, make_console, print_list
+
     words = ("status", "id")
     columns = [
         Column(title, title in ("name", "target", "dataset"), _SPARE.get(title, 0), title in words) for title in titles
     ]
-    rows = [
-        [
-            Text(cell, _STATUS_COLOURS[cell]) if title == "status" else cell
-            for title, cell in zip(titles, row, strict=True)
-        ]
-        for row in cells
-    ]
     console = make_console()
-    console.print(fit_table(columns, rows, console.width, plain=True) if rows else empty)
+    if cells:
+        print_list(console, columns, cells, _STATUS_COLOURS)
+    else:
+        console.print(empty)
     return 0
 
 
@@ -149,6 +142,8 @@ def _contains(text: str, part: str | None) -> bool:
 
 
 def _age(text: str) -> float:
+    from holdfast.spec.schema import parse_duration  # takes longer to import than a thousand runs to list
+
     try:
         days = text.strip().lower().removesuffix("d") if text.strip().lower().endswith("d") else None
         return float(days) * 86400 if days is not None else float(parse_duration(text))

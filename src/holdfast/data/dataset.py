@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from holdfast.data.grouping import Grouping
     from holdfast.data.messages import Attachment
     from holdfast.data.panels import Stale
+    from holdfast.data.readers import LineStart
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
 
@@ -279,6 +280,13 @@ class Dataset:
             return self._limited(rows)
         stop = None if self._block.limit is None else self._block.offset + self._block.limit
         return islice(rows, self._block.offset, stop)
+
+    def rows_from(self, start: LineStart) -> Iterator[tuple[str, Row]]:
+        """Stream the rows from a place on, where `has_row_per_line`."""
+        path, *others = self.files[start.file :]
+        yield from read_rows(path, self._layout, start)
+        for path in others:
+            yield from read_rows(path, self._layout)
 
     def _limited(self, rows: Iterator[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
         """Yield the rows within `offset` and `limit` of each value of the field `limit_by`, or of all rows."""

@@ -150,7 +150,7 @@ class Panels:
     @property
     def mean(self) -> float:
         """Mean number of graders per row."""
-        return sum(len(self._kinds[number].graders) for number in self._rows) / max(1, len(self._rows))
+        return sum(self.rows()) / max(1, len(self._rows))
 
     def rows(self) -> list[int]:
         """Return the number of rows of each grader."""

@@ -20,7 +20,7 @@ from holdfast.data.media import data_url
 from holdfast.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Row = dict[str, Any]
 Rows = "Iterator[tuple[str, Row]]"
@@ -72,8 +72,44 @@ class Layout(NamedTuple):
         return self.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
 
 
-def read_rows(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a file, in the format of its suffix or the one that the dataset declares."""
+class LineStart(NamedTuple):
+    """The place in the files of a dataset where a line of JSON begins."""
+
+    file: int
+    """position of the file among those of the dataset"""
+    number: int
+    """from 1, in its file"""
+    offset: int
+
+
+def find_line_starts(files: Sequence[Path], positions: Iterable[int]) -> list[LineStart]:
+    """Find lines by their positions among those that are not blank, in ascending order, in one pass over the files.
+
+    Positions behind the last line are left out.
+    """
+    starts: list[LineStart] = []
+    remaining = iter(positions)
+    next_position, position = next(remaining, None), 0
+    for file, path in enumerate(files):
+        offset = 0
+        with path.open("rb", buffering=1 << 18) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.isspace():
+                    while next_position == position:
+                        starts.append(LineStart(file, number, offset))
+                        next_position = next(remaining, None)
+                    position += 1
+                offset += len(line)
+                if next_position is None:
+                    return starts
+    return starts
+
+
+def read_rows(path: Path, layout: Layout, start: LineStart | None = None) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of a file, in the format of its suffix or the one that the dataset declares.
+
+    Of a file of JSON lines, those from `start` on.
+    """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     while suffixes and suffixes[-1] in _COMPRESSIONS:
         suffixes.pop()
@@ -92,7 +128,7 @@ def read_rows(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
                 remedy=f"Remove dataset.{key}.",
             )
     try:
-        yield from _READERS[kind](path, layout)
+        yield from _READERS[kind](path, layout) if start is None else _jsonl(path, layout, start.number, start.offset)
     except DataError:
         raise
     except UnicodeDecodeError as error:
@@ -167,10 +203,12 @@ class _Zstandard(io.RawIOBase):
         super().close()
 
 
-def _jsonl(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
+def _jsonl(path: Path, layout: Layout, first: int = 1, offset: int = 0) -> Iterator[tuple[str, Row]]:
     decode = msgspec.json.Decoder().decode
     with _open(path) as file:
-        for number, line in enumerate(_lines_in_utf8(file, layout), 1):
+        if offset:
+            file.seek(offset)
+        for number, line in enumerate(_lines_in_utf8(file, layout), first):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.isspace():

@@ -1,19 +1,23 @@
-"""Tables that fit the terminal: columns are left out before a number is cut, and names wrap."""
+"""Tables that fit the terminal: columns are left out before a number is cut, and names wrap.
+
+`fit_table` makes a table of rich. `print_list` prints thousands of rows, for which rich would take seconds.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.box import HEAVY_HEAD
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 Cell = str | Text
 _MIN_NAME_WIDTH: Final = 10
@@ -32,6 +36,11 @@ class Column(NamedTuple):
     word: bool = False
     """holds a word: on the left like a name, whole like a number"""
 
+    @property
+    def is_left(self) -> bool:
+        """True if its cells begin at the left."""
+        return self.name or self.word
+
 
 def make_console(piped_width: int = 120) -> Console:
     """Return the console of standard output; into a pipe it is as wide as a table may need."""
@@ -40,39 +49,75 @@ def make_console(piped_width: int = 120) -> Console:
     return Console(markup=False, emoji=False, highlight=False, soft_wrap=piped, width=piped_width if piped else None)
 
 
-def fit_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, *, title: str = "", plain: bool = False
-) -> Table:
-    """Return a table no wider than `width`; `plain` has no lines."""
-    shown = list(range(len(columns)))
-    while _min_width(columns, rows, shown, plain=plain) > width and any(columns[number].spare for number in shown):
-        shown.remove(max(shown, key=lambda number: columns[number].spare))
-    widths = _widths(columns, rows, shown, width, plain=plain)
-    table = Table(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=None if plain else HEAVY_HEAD,
-        pad_edge=not plain,
-    )
-    for number in shown:
+def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, *, title: str = "") -> Table:
+    """Return a table no wider than `width`."""
+    widths = _fit(columns, rows, width, plain=False)
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=HEAVY_HEAD)
+    for number in widths:
         column = columns[number]
         table.add_column(
             _wrap(column.title, widths[number]),
-            justify="left" if column.name or column.word else "right",
+            justify="left" if column.is_left else "right",
             overflow="fold",
             width=widths[number],
         )
     for row in rows:
         table.add_row(
-            *(_wrap(row[number], widths[number]) if columns[number].name else row[number] for number in shown)
+            *(_wrap(row[number], widths[number]) if columns[number].name else row[number] for number in widths)
         )
     return table
 
 
+def print_list(
+    console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Mapping[str, str]
+) -> None:
+    """Print a table without lines that fits the console. Cells of words get their style of `styles`."""
+    widths = _fit(columns, rows, console.width, plain=True)
+    styled = {}
+    for number in widths:
+        for word in {row[number] for row in rows} & styles.keys() if columns[number].word else ():
+            with console.capture() as capture:
+                console.print(Text(word, styles[word]), end="")
+            styled[word] = capture.get()
+    shown, places = [columns[number] for number in widths], [*widths.values()]
+    for line in _lines(shown, [column.title for column in shown], places, {}):
+        console.print(Text(line, "bold"), soft_wrap=True)
+    for row in rows:
+        for line in _lines(shown, [row[number] for number in widths], places, styled):
+            console.file.write(f"{line}\n")
+
+
+def _lines(
+    columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int], styled: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the lines of a row."""
+    texts = [_fold(cell, width) if _length(cell) > width else [cell] for cell, width in zip(cells, widths, strict=True)]
+    for parts in zip_longest(*texts, fillvalue=""):
+        line = []
+        for column, part, width in zip(columns, parts, widths, strict=True):
+            blank = " " * (width - _length(part))
+            text = styled.get(part, part) if column.word else part
+            line.append(text + blank if column.is_left else blank + text)
+        yield "  ".join(line).rstrip()
+
+
+def _fold(cell: str, width: int) -> list[str]:
+    """Break a cell into lines, none of which is too wide."""
+    lines = str(_wrap(cell, width)).split("\n")
+    return [piece for line in lines for piece in (chop_cells(line, width) if _length(line) > width else [line])]
+
+
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> bool:
     """Tell whether a table with all its columns is no wider than `width`."""
-    return _min_width(columns, rows, list(range(len(columns))), plain=False) <= width
+    return _min_width(columns, _longest_cells(columns, rows), range(len(columns)), plain=False) <= width
+
+
+def _fit(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, *, plain: bool) -> dict[int, int]:
+    """Return the widths of the columns that are shown, by their numbers; `plain` tables have no lines."""
+    longest, shown = _longest_cells(columns, rows), list(range(len(columns)))
+    while _min_width(columns, longest, shown, plain=plain) > width and any(columns[number].spare for number in shown):
+        shown.remove(max(shown, key=lambda number: columns[number].spare))
+    return _widths(columns, longest, shown, width, plain=plain)
 
 
 def _wrap(cell: Cell, width: int) -> Cell:
@@ -80,30 +125,31 @@ def _wrap(cell: Cell, width: int) -> Cell:
     if isinstance(cell, Text) or cell_len(cell) <= width:
         return cell
     lines = [""]
-    for part in re.findall(r"[^-_/.\s]*[-_/.\s]?", cell):
+    for part in filter(None, re.findall(r"[^-_/.\s]*[-_/.\s]?", cell)):
         if cell_len(lines[-1] + part.rstrip()) > width and lines[-1]:
             lines.append("")
         lines[-1] += part
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _min_width(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], shown: list[int], *, plain: bool) -> int:
+def _min_width(columns: Sequence[Column], longest: Sequence[int], shown: Sequence[int], *, plain: bool) -> int:
     """Return the width below which a number would be cut, or a name become hard to read."""
     cells = (
-        max(_word(columns[number].title), min(_MIN_NAME_WIDTH, _longest_cell(rows, number)))
-        if columns[number].name
-        else _cell_width(columns, rows, number)
+        max(
+            _word(columns[number].title),
+            min(_MIN_NAME_WIDTH, longest[number]) if columns[number].name else longest[number],
+        )
         for number in shown
     )
     return sum(cells) + _border_width(len(shown), plain=plain)
 
 
 def _widths(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], shown: list[int], width: int, *, plain: bool
+    columns: Sequence[Column], longest: Sequence[int], shown: list[int], width: int, *, plain: bool
 ) -> dict[int, int]:
     """Return each column's width: numbers as wide as they are, names as wide as the rest allows."""
     names = [number for number in shown if columns[number].name]
-    widths = {number: _cell_width(columns, rows, number) for number in shown}
+    widths = {number: max(_word(columns[number].title), longest[number]) for number in shown}
     too_wide = sum(widths.values()) + _border_width(len(shown), plain=plain) - width
     while too_wide > 0 and names:
         widest = max(names, key=lambda number: widths[number])
@@ -123,16 +169,14 @@ def _border_width(count: int, *, plain: bool) -> int:
     return 2 * (count - 1) if plain else 3 * count + 1
 
 
-def _cell_width(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], number: int) -> int:
-    return max(_word(columns[number].title), _longest_cell(rows, number))
-
-
-def _longest_cell(rows: Sequence[Sequence[Cell]], number: int) -> int:
-    return max((_length(row[number]) for row in rows), default=0)
+def _longest_cells(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
+    """Return the width of the longest cell of each column."""
+    return [max((_length(row[number]) for row in rows), default=0) for number in range(len(columns))]
 
 
 def _length(cell: Cell) -> int:
-    return cell_len(cell.plain if isinstance(cell, Text) else cell)
+    text = cell.plain if isinstance(cell, Text) else cell
+    return len(text) if text.isascii() and text.isprintable() else cell_len(text)
 
 
 def _word(title: str) -> int:

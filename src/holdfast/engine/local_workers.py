@@ -25,7 +25,7 @@ from holdfast.engine.worker import finish_run, prepare, shared_eval
 from holdfast.errors import Fault, Interrupted
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import grader_places, place_name
-from holdfast.plan.plan import make_plan
+from holdfast.plan.plan import estimate_graded, make_plan
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
@@ -134,9 +134,7 @@ class _LocalWorkers:
                         for name, line in new_lines:
                             self._show(name, line.head, progress)
                 progress.outputs = min(plan.total, len(index.outputs))
-                progress.graded = min(
-                    progress.outputs, int(len(index.verdicts) / graders_per_trial) if graders_per_trial else plan.total
-                )
+                progress.graded = min(progress.outputs, estimate_graded(index, graders_per_trial))
                 progress.mark()
                 self._display.tick(progress)
         with suppress(OSError):

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from holdfast.data.dataset import dataset_changed
+from holdfast.data.readers import LineStart
 from holdfast.errors import DataError, Fault
 from holdfast.plan.plan import check_sample, find_pending
 from holdfast.store.lease import LEASE_SECONDS
@@ -76,7 +77,7 @@ class Chunks(Supply):
         self._claims = claims
         assert session.follower is not None
         self._follower = session.follower
-        self._rows = _Rows(session)
+        self._rows = _Rows(session, claim_round)
         self._ready: deque[PendingTrial] = deque()
         self._chunk_of: dict[str, int] = {}
         """by trial in progress: its chunk"""
@@ -175,7 +176,7 @@ class Chunks(Supply):
             self._open[chunk] = 0  # claimed, so it is given back if the worker has to stop now
             if begun_before:
                 await self._catch_up()
-            trials = await asyncio.to_thread(self._rows.pending, *self._round.chunks[chunk])
+            trials = await asyncio.to_thread(self._rows.pending, chunk)
             if self._round.skip_graders:
                 trials = [pending for pending in trials if pending.output is None]
             if not trials:
@@ -201,24 +202,27 @@ class Chunks(Supply):
 
 
 class _Rows:
-    """Reads the samples of chunks: forward while chunks come in order, else from the beginning.
+    """Reads the samples of chunks.
 
-    Of the rows between chunks, which are those of other workers, no samples are made: that takes most of the time.
+    If each row is a line, reading begins where the chunk does. Otherwise it goes forward while chunks come in order,
+    else from the beginning; no samples are made of the rows between chunks, which are those of other workers.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, claim_round: Round) -> None:
         self._session = session
+        self._round = claim_round
         self._rows: Iterator[tuple[str, Row]] = iter(())
         self._next: int | None = None
         """position of the row that comes next; None: nothing was read yet"""
         self._last: tuple[int, Sample] | None = None
         """the sample that was read last; the next chunk may have further trials of it"""
 
-    def pending(self, first: int, end: int) -> list[PendingTrial]:
-        """Return the unfinished trials with numbers from `first` up to, not including, `end`."""
-        identity = self._session.identity
+    def pending(self, chunk: int) -> list[PendingTrial]:
+        """Return the unfinished trials of a chunk."""
+        identity, (first, end) = self._session.identity, self._round.chunks[chunk]
         per_sample = identity.work.trials
         unfinished = []
+        self._go_to(first // per_sample, chunk)
         for position, sample in self._between(first // per_sample, (end - 1) // per_sample):
             panel = identity.survey.panels.panel_at(position)
             for trial in range(1, per_sample + 1):
@@ -228,14 +232,22 @@ class _Rows:
                         unfinished.append(pending)
         return unfinished
 
+    def _go_to(self, first: int, chunk: int) -> None:
+        """Move to the first row of a chunk, unless it is the row that comes next or was read last."""
+        dataset = self._session.identity.dataset
+        if self._next == first or (self._last is not None and self._last[0] == first):
+            return
+        if chunk < len(self._round.starts):
+            self._rows, self._next = dataset.rows_from(LineStart(*self._round.starts[chunk])), first
+        elif self._next is None or self._next > first:
+            self._rows, self._next = dataset.rows(), 0
+        deque(islice(self._rows, first - self._next), maxlen=0)
+
     def _between(self, first: int, last: int) -> Iterator[tuple[int, Sample]]:
         identity = self._session.identity
         if self._last is not None and self._last[0] == first:
             yield self._last
             first += 1
-        if self._next is None or self._next > first:
-            self._rows, self._next = identity.dataset.rows(), 0
-        deque(islice(self._rows, first - self._next), maxlen=0)
         for position in range(first, last + 1):
             self._next = position + 1
             row = next(self._rows, None)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from holdfast.data.readers import find_line_starts
 from holdfast.engine.log import RunLog
 from holdfast.engine.session import Loaded, load_run, open_run, open_session
 from holdfast.engine.sources import Chunks
 from holdfast.errors import Fault, RunBeingFinished, UsageError
-from holdfast.plan.done import read_done
 from holdfast.plan.history import match_outputs
 from holdfast.plan.identity import identify
-from holdfast.plan.plan import Plan, make_plan, unfinished_trials
+from holdfast.plan.plan import Plan, estimate_graded, make_plan, unfinished_trials
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.redact import without_secrets
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.load import Eval
+    from holdfast.store.index import Index
     from holdfast.store.rundir import RunDir
 
 
@@ -68,8 +69,10 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
         if rundir.finished:
             rundir.reopen()
         run.log.open()
+        chunks = cut(unfinished, workers)
         claim_round = Round(
-            chunks=cut(unfinished, workers),
+            chunks=chunks,
+            starts=_starts(identity, chunks),
             eval=_with_limits(spec),
             folder=str(spec.folder.resolve()),
             eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
@@ -80,10 +83,16 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
             command=options.command,
         )
         name = begin_round(rundir, claim_round).name
-        chunks = len(claim_round.chunks)
-        run.log.write(f"divided in {name}: {len(unfinished)} trials in {chunks} chunks; {run.plan}")
+        run.log.write(f"divided in {name}: {len(unfinished)} trials in {len(chunks)} chunks; {run.plan}")
         run.report_estimate()
         return SharedRun(identity, rundir, run.plan)
+
+
+def _starts(identity: RunIdentity, chunks: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Return where chunks begin in the dataset's files, so that no worker reads the rows before its own."""
+    if not identity.dataset.has_row_per_line:
+        return []
+    return [*find_line_starts(identity.dataset.files, (first // identity.work.trials for first, _ in chunks))]
 
 
 def _with_limits(spec: Eval) -> dict[str, Any]:
@@ -191,8 +200,17 @@ def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Cal
     reader = rundir.read_index()
     index, follower = reader.index, Follower(rundir, reader, skip_worker=worker)
     identity.work.drop_unfit(index)
-    plan = make_plan(identity.survey, identity.work, index, known_done=read_done(identity, rundir, index))
-    return Loaded(index, plan, follower=follower)
+    return Loaded(index, _plan(identity, index), follower=follower)
+
+
+def _plan(identity: RunIdentity, index: Index) -> Plan:
+    """Return what is left of a run, without looking up each trial while surely one of them has no output."""
+    survey, work = identity.survey, identity.work
+    total, outputs = survey.count * work.trials, len(index.outputs)
+    if outputs >= total:
+        return make_plan(survey, work, index)
+    graded = estimate_graded(index, survey.panels.mean)
+    return Plan(survey.count, work.trials, finished=graded, to_grade=outputs - graded, to_run=total - outputs)
 
 
 def finish_run(
@@ -213,9 +231,11 @@ def finish_run(
     if worker_lease is not None:
         worker_lease.release()
     if lease is None and (lease := stand_by(rundir, options.cancelled.is_set, notice)) is None:
-        index = rundir.load(repair=False)
-        plan = make_plan(identity.survey, identity.work, index)
-        return Outcome(rundir, plan, None, index.spent, skipped_graders=options.skip_graders, finisher=finisher)
+        plan, spent = Plan(identity.survey.count, identity.work.trials, 0, 0, 0), None
+        if not rundir.finished:  # else nobody asks for more: a large run takes long to read, and all workers wait here
+            index = rundir.load(repair=False)
+            plan, spent = make_plan(identity.survey, identity.work, index), index.spent
+        return Outcome(rundir, plan, None, spent, skipped_graders=options.skip_graders, finisher=finisher)
     try:
         await_workers(rundir)
         alone = replace(options, grade_only=True, fresh=False, retry_failed=False, again=False)

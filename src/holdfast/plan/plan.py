@@ -340,6 +340,12 @@ def make_plan(
     return Plan(survey.count, work.trials, finished, to_grade, to_run, reused, lenders, begun=begun, done=bytes(done))
 
 
+def estimate_graded(index: Index, graders_per_trial: float) -> int:
+    """Estimate how many outputs have all their verdicts, by the number of verdicts."""
+    outputs = len(index.outputs)
+    return min(outputs, int(len(index.verdicts) / graders_per_trial)) if graders_per_trial else outputs
+
+
 def pending_trials(
     dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes = b""
 ) -> Iterator[PendingTrial]:
@@ -388,6 +394,9 @@ def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: In
 
 def unfinished_trials(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:
     """Yield the numbers of unfinished trials in the dataset's order; without `grades`, only those without an output."""
+    if not index.outputs:
+        yield from range(survey.count * work.trials)
+        return
     for number, key in work.keys(survey, index.outputs, *index.begun):
         ref = index.outputs.get(key)
         if ref is None or (

@@ -301,20 +301,26 @@ class RunView:
 
     def rows(self) -> Iterator[RowRef]:
         """Yield every trial unread: those of the dataset, as far as it can be read, then outputs without a row."""
-        unread = dict(self._records.outputs)
-        errors = self._errors()
-        try:
+        outputs, errors = self._records.outputs, self._errors()
+        with_row = 0
+        for sample, number, key in self._keyed_rows(outputs, errors):
+            ref = outputs.get(key)
+            with_row += ref is not None
+            yield RowRef(sample, number, key, ref, "" if ref else errors.get(key, ""))
+        self.missing_rows = len(outputs) - with_row
+        if self.missing_rows:  # which is rare, so that no keys are kept until then
+            keys = {key for _, _, key in self._keyed_rows(outputs, errors)}
+            for key, ref in outputs.items():
+                if key not in keys:
+                    yield RowRef(None, 0, key, ref)
+
+    def _keyed_rows(self, *recorded: Container[str]) -> Iterator[tuple[Sample, int, str]]:
+        """Yield the trials of the dataset, as far as it can be read, with their keys."""
+        with suppress(HoldfastError):  # what needs no row is read nevertheless
             for sample in Dataset(self.spec):
                 for number in range(1, self.manifest.trials + 1):
                     typed = self.may_be_typed and sample.typed
-                    key = self.work.key(sample.digest, number, unread, errors, typed=typed)
-                    ref = unread.pop(key, None)
-                    yield RowRef(sample, number, key, ref, "" if ref else errors.get(key, ""))
-        except HoldfastError:
-            pass  # the dataset cannot be read any more; what follows does not need it
-        self.missing_rows = len(unread)
-        for key, ref in unread.items():
-            yield RowRef(None, 0, key, ref)
+                    yield sample, number, self.work.key(sample.digest, number, *recorded, typed=typed)
 
     @property
     def may_be_typed(self) -> bool:

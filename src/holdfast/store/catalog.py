@@ -21,21 +21,24 @@ from holdfast.store.shared import unwanted_keys
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.store.catalog_cache import Stamp
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics
 
 
 def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
     """Find every directory that has, or should have, a manifest: `<eval>/<run>`, or `<eval>/archived/<run>`."""
-    return map(RunDir, _run_folders(root, archived=archived))
+    return (RunDir(Path(path)) for path, _ in _run_folders(root, archived=archived))
 
 
-def _run_folders(root: Path, *, archived: bool = False) -> Iterator[Path]:
-    for folder in _folders(root):
-        if archived:
-            yield from _folders(folder / ARCHIVE)
-        else:
-            yield from (path for path in _folders(folder) if path.name != ARCHIVE)
+def _run_folders(root: Path, *, archived: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yield the directories, and whether one has a lease. Paths are texts, since there are thousands."""
+    for name in _listing(str(root))[0]:
+        folder = f"{root}/{name}/{ARCHIVE}" if archived else f"{root}/{name}"
+        names, files = _listing(folder)
+        for run in names:
+            if archived or run != ARCHIVE:
+                yield f"{folder}/{run}", f"{run}.lock" in files
 
 
 class Brief(msgspec.Struct, frozen=True):
@@ -51,28 +54,34 @@ class Brief(msgspec.Struct, frozen=True):
 def brief_runs(root: Path) -> Iterator[tuple[Path, Brief]]:
     """Yield the directories of runs whose manifest can be read. Manifests of many runs are read once."""
     cache = CatalogCache(root, "briefs", Brief)
-    for path in _run_folders(root):
-        named = str(path)
+    for path, _ in _run_folders(root):
         with suppress(UsageError, OSError):
-            stamp = stamp_of([("", os.stat(f"{named}/manifest.json"))])  # noqa: PTH116 - pathlib is slow for thousands of runs
-            yield path, cache.get(named, stamp, partial(_read_brief, path))
+            yield Path(path), cache.get(path, partial(_look_at_manifest, path), partial(_read_brief, path))
     cache.save()
 
 
-def _read_brief(path: Path) -> Brief:
-    manifest = RunDir(path).read_manifest()
+def _look_at_manifest(path: str, _: Brief | None = None) -> Stamp:
+    return stamp_of([os.stat(f"{path}/manifest.json")])  # noqa: PTH116 - pathlib is slow for thousands of runs
+
+
+def _read_brief(path: str) -> tuple[Stamp, Brief]:
+    stamp, manifest = _look_at_manifest(path), RunDir(Path(path)).read_manifest()
     if manifest is None:
         raise FileNotFoundError(path)  # it is gone since it was looked at
     parts = msgspec.to_builtins(manifest.fingerprints)
-    return Brief(manifest.name, manifest.created, manifest.dataset.count, parts)
+    return stamp, Brief(manifest.name, manifest.created, manifest.dataset.count, parts)
 
 
-def _folders(path: Path) -> list[Path]:
-    try:
-        with os.scandir(path) as entries:
-            return [path / name for name in sorted(entry.name for entry in entries if _is_folder(entry))]
-    except OSError:
-        return []
+def _listing(path: str) -> tuple[list[str], set[str]]:
+    """Return the names of a folder's folders, sorted, and those of its files."""
+    folders, files = [], set()
+    with suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            if _is_folder(entry):
+                folders.append(entry.name)
+            else:
+                files.add(entry.name)
+    return sorted(folders), files
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -152,25 +161,51 @@ _KEY_END = len('{"key":"sha256:') + 32
 _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 
+class _Listed(msgspec.Struct, frozen=True, array_like=True):
+    """What is kept of a run."""
+
+    summary: RunSummary | None
+    """None: it is not a run of Holdfast"""
+    watched: list[str]
+    """its folders, journals and logs, by the ends of their paths: while these look the same, so does the run
+
+    All other files are replaced as a whole, which changes the time of their folder.
+    """
+    leased: bool
+    """workers hold it, or held it"""
+
+
 def list_runs(root: Path, *, archived: bool = False) -> list[RunSummary]:
     """List the runs below a runs directory, the most recently written first. Runs of many are read once."""
-    cache = CatalogCache(root, "archived" if archived else "summaries", RunSummary)
+    cache = CatalogCache(root, "archived" if archived else "summaries", _Listed)
     runs = []
-    for path in _run_folders(root, archived=archived):
-        named, files = str(path), _files(path)
-        if not _is_run(named, files):
-            continue
-        stamp = stamp_of((file[len(named) :], stat) for file, stat in files.items())
-        summary = cache.get(named, stamp, partial(_summarize, path, files))
-        held = os.path.exists(f"{named}.lock") or any(file.endswith("/lease") for file in files)  # noqa: PTH110 - pathlib is slow for thousands of runs
-        runs.append(_with_status(RunDir(path), summary) if held else summary)
+    for path, locked in _run_folders(root, archived=archived):
+        listed = cache.get(path, partial(_look, path), partial(_list, path))
+        summary = listed.summary
+        if summary is not None:
+            runs.append(_with_status(RunDir(Path(path)), summary) if locked or listed.leased else summary)
     cache.save()
     return sorted(runs, key=lambda run: (-run.written, run.name, run.id))
 
 
+def _look(path: str, listed: _Listed) -> Stamp | None:
+    try:
+        return stamp_of([os.lstat(path + end) for end in listed.watched])
+    except OSError:
+        return None
+
+
+def _list(path: str) -> tuple[Stamp, _Listed]:
+    files, folders = _files(path)
+    watched = folders | {file: stat for file, stat in files.items() if file.endswith((".jsonl", ".log"))}
+    summary = _summarize(Path(path), files) if _is_run(path, files) else None
+    leased = any(file.endswith("/lease") for file in files)
+    return stamp_of(watched.values()), _Listed(summary, [name[len(path) :] for name in watched], leased)
+
+
 def summarize_run(rundir: RunDir) -> RunSummary | None:
     """Summarize a run; None for a folder that is not a run of Holdfast."""
-    files = _files(rundir.path)
+    files, _ = _files(str(rundir.path))
     return _with_status(rundir, _summarize(rundir.path, files)) if _is_run(str(rundir.path), files) else None
 
 
@@ -242,21 +277,24 @@ def is_running(rundir: RunDir) -> bool:
     return is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease")))
 
 
-def _files(path: Path) -> dict[str, os.stat_result]:
-    """Return the files below a folder. Thousands of runs are looked at, so nothing is made but the result."""
+def _files(path: str) -> tuple[dict[str, os.stat_result], dict[str, os.stat_result]]:
+    """Return the files and the folders below a folder, itself among them, as they look before they are listed."""
     files: dict[str, os.stat_result] = {}
-    folders = [str(path)]
-    while folders:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                    continue
-                try:
-                    files[entry.path] = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue  # a live run's temporary file may be gone by now
-    return files
+    folders: dict[str, os.stat_result] = {}
+    remaining = [path]
+    while remaining:
+        folder = remaining.pop()
+        with suppress(OSError):
+            look = os.lstat(folder)
+            with os.scandir(folder) as entries:
+                folders[folder] = look
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        remaining.append(entry.path)
+                        continue
+                    with suppress(OSError):  # a live run's temporary file may be gone by now
+                        files[entry.path] = entry.stat(follow_symlinks=False)
+    return files, folders
 
 
 def is_surely_ours(run: RunSummary) -> bool:

@@ -1,7 +1,7 @@
 """What was read of many runs, kept in `$HOLDFAST_HOME/catalog`, so that thousands are listed without being read again.
 
-What was read of a run counts only while its files look as they did then: names, inodes, sizes and times. A file that
-was written just now may change again without looking different, so that it is not kept. A cache that is damaged, or of
+What was read of a run counts only while its files look as they did then: inodes, sizes and times. A file that was
+written just now may change again without looking different, so that it is not kept. A cache that is damaged, or of
 another version, is made again.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FORM: Final = 1
+_FORM: Final = 2
 """changes when runs are read differently, so that earlier caches no longer count"""
 _MANY: Final = 200
 """runs that have to be read again before it is worth writing a file"""
@@ -32,14 +32,23 @@ _SETTLED_SECONDS: Final = 2.0
 """age from which the time of a file tells whether it was written again"""
 
 
-def stamp_of(files: Iterable[tuple[str, os.stat_result]]) -> tuple[str, bool]:
-    """Return how files look, and whether they would look different if they were written again."""
+class Stamp(NamedTuple):
+    """How some files look."""
+
+    looks: str
+    settled: bool
+    """they would look different if they were written again; False if there are none"""
+
+
+def stamp_of(stats: Iterable[os.stat_result]) -> Stamp:
+    """Return how files look, in the order in which they are given."""
     newest, looks = 0.0, []
-    for name, stat in files:
-        looks.append(f"{name}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}")
-        newest = max(newest, stat.st_mtime)
-    text = "\n".join(sorted(looks)).encode("utf-8", "surrogateescape")
-    return xxh3_128_hexdigest(text), time.time() - newest > _SETTLED_SECONDS
+    for stat in stats:
+        looks.append(f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}")
+        if stat.st_mtime > newest:
+            newest = stat.st_mtime
+    settled = bool(looks) and time.time() - newest > _SETTLED_SECONDS
+    return Stamp(xxh3_128_hexdigest("\n".join(looks).encode()), settled)
 
 
 class CatalogCache(Generic[T]):
@@ -56,14 +65,19 @@ class CatalogCache(Generic[T]):
             if checksum == xxh3_64_hexdigest(data).encode():
                 self._kept = msgspec.json.decode(data, type=dict[str, tuple[str, kind]])  # type: ignore[valid-type]
 
-    def get(self, name: str, stamp: tuple[str, bool], read: Callable[[], T]) -> T:
-        """Return what is known of a run that looks as `stamp_of` says, or else what `read` returns."""
-        looks, settled = stamp
+    def get(self, name: str, look: Callable[[T], Stamp | None], read: Callable[[], tuple[Stamp, T]]) -> T:
+        """Return what is known of a run, or else what `read` returns.
+
+        `look` returns how the files look now that were looked at for what is known, or None if one is gone; `read` how
+        they looked before they were read.
+        """
         entry = self._kept.get(name)
-        if entry is None or entry[0] != looks:
-            entry = looks, read()
-            self._read += settled
-        if settled:
+        stamp = None if entry is None else look(entry[1])
+        if entry is None or stamp is None or entry[0] != stamp.looks:
+            stamp, value = read()
+            entry = stamp.looks, value
+            self._read += stamp.settled
+        if stamp.settled:
             self._seen[name] = entry
         return entry[1]
 

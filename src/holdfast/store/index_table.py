@@ -333,8 +333,8 @@ class OutputTable(PackedTable[OutputRef]):
 
     def stopped(self) -> list[tuple[str, OutputRef]]:
         """Return the outputs that a checkpoint ended."""
-        refs = [(self._key_at(row), self._unpack(row)) for row in self.rare]
-        return [(key, ref) for key, ref in refs if ref.stopped_by is not None]
+        rows = [row for row, (_, _, _, stopped_by) in self.rare.items() if stopped_by is not None]
+        return [(self._key_at(row), self._unpack(row)) for row in rows]  # not of all: each turn would be an object
 
     def last_lines(self) -> dict[Path, tuple[int, int, int]]:
         """Return where the last line of each journal begins and ends, and how many bytes all its lines take."""
