@@ -16,17 +16,17 @@ from holdfast.errors import Fault
 from holdfast.graders.build import grader_places
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.keys import generation_digests, generation_key, grade_digests, grade_key
-from holdfast.report import metrics, trials
 from holdfast.report.breakdown import Row, RowsTally
 from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.stats import quantile
 from holdfast.report.tally import UsageTally
-from holdfast.report.verdicts import JudgedOutput, judge_output
+from holdfast.report.verdicts import Judged, JudgedOutput, judge_output
 from holdfast.spec.load import load_eval
 from holdfast.store.index import read_output, read_output_head
 from holdfast.store.lines import LineRef
 from holdfast.store.metrics import Results
 from holdfast.store.records import SCHEMA_VERSION, Grade, Mark, Output, Timing, Usage, to_line
+from holdfast.store.refs import VerdictRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,6 +58,7 @@ EVALS: dict[str, dict[str, Any]] = {
         "graders": [EXACT, HARD, {**EXACT, "name": "free", "weight": 0}],
         "by": ["level", "n"],
     },
+    "graders of some rows": {"graders": [HARD, {**HARD, "name": "easy", "where": 'level == "easy"'}], "by": ["level"]},
     "sums over the run": {"graders": [{"type": "bleu", "name": "bleu"}, EXACT]},
     "several trials": {"graders": [EXACT, HARD], "trials": 3, "by": ["level"]},
     "clusters": {"graders": [EXACT], "cluster": "n", "by": ["level"]},
@@ -125,8 +126,9 @@ def make_output(identity: RunIdentity, position: int, trial: int, usages: Sequen
     sample = "sha256:" + survey.digest_at(position).hex()
     text = rng.choice(["yes", 'say "no"\n\t\\', "über\x00\x7f \U0001f600", "x" * rng.randrange(20_000)])
     messages = [{"role": "assistant", "content": text}]
+    keys = identity.work.keys_of(sample, trial, typed=survey.is_typed(position))
     return Output(
-        key=rng.choice(identity.work.keys_of(sample, trial, typed=survey.is_typed(position))),
+        key=rng.choice([*keys, generation_key(sample, trial, identity.work.digest)]),  # the last may count for no row
         sample=f"s{position}",
         trial=trial,
         attempt=1,
@@ -175,6 +177,7 @@ class Numbers(NamedTuple):
 
     results: bytes
     graders: dict[str, GraderMetrics]
+    ungraded: dict[str, int]
     overall: GraderMetrics | None
     by: dict[str, dict[str, ValueMetrics]]
     usage: Usage
@@ -229,6 +232,7 @@ def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
     return Numbers(
         head[:-1] + b',"trials":[\n' + b",\n".join(entries) + b"\n]}\n",
         {place.name: whole.grader_metrics(number) for number, place in enumerate(places)},
+        {place.name: whole.looked_at[number] - whole.decided(number) for number, place in enumerate(places)},
         whole.overall.summary() if places else None,
         {name: {value: tally.value_metrics() for value, tally in tallies.items()} for name, tallies in by.items()},
         usage.summary(),
@@ -237,15 +241,22 @@ def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+LIMITS = (
+    {},
+    {"trials._BATCH": 7, "trials._MOST_JUDGED": 4, "tally._MOST_PAIRS": 2},
+    {"trials._BATCH": 16, "trials._BATCH_BYTES": 1 << 14, "metrics._MOST_EQUAL": 4, "tally._MOST_PAIRS": 2},
+    {"trials._BATCH_BYTES": 1, "metrics._MOST_EQUAL": 0, "texts._GAP": 0},
+)
+
+
+@pytest.mark.parametrize("seed", range(len(LIMITS)))
 @pytest.mark.parametrize("keys", EVALS.values(), ids=EVALS)
 def test_a_report_equals_one_that_is_made_trial_by_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], seed: int
 ) -> None:
-    monkeypatch.setattr(trials, "_BATCH", (7, 16, 100)[seed])
-    monkeypatch.setattr(trials, "_BATCH_BYTES", (1 << 22, 1 << 14, 1)[seed])
-    monkeypatch.setattr(trials, "_MOST_JUDGED", (4, 1 << 12, 0)[seed])
-    monkeypatch.setattr(metrics, "_MOST_EQUAL", (1 << 12, 4, 0)[seed])
+    for name, limit in LIMITS[seed].items():
+        package = "store" if name.startswith("texts") else "report"
+        monkeypatch.setattr(f"holdfast.{package}.{name}", limit)
     identity, rundir = write_run(tmp_path, keys, seed)
     expected = numbers_of(identity, rundir)
     report = write_report(identity, rundir, rundir.load(repair=False))
@@ -259,6 +270,7 @@ def test_a_report_equals_one_that_is_made_trial_by_trial(
         assert (computed.usage, computed.judge_usage) == (expected.usage, expected.judge_usage)
         assert computed.timing.trial_seconds_p50 == pytest.approx(expected.seconds)
     assert report.overall == expected.overall
+    assert {name: block.ungraded for name, block in so_far.graders.items()} == expected.ungraded
     decoded = msgspec.json.decode(rundir.results.read_bytes(), type=Results)
     assert report.outputs == sum(trial.output is not None for trial in decoded.trials)
     assert report.graded == (sum(trial.status != "error" for trial in decoded.trials) if report.graders else 0)
@@ -275,6 +287,24 @@ def test_a_damaged_output_stops_the_report_and_is_named(tmp_path: Path) -> None:
     with pytest.raises(Fault, match=f"a damaged line at byte {start}"):
         write_report(identity, rundir, index)
     assert not rundir.results.exists()
+
+
+def test_equal_rows_count_as_often_as_they_are_added(tmp_path: Path) -> None:
+    identity, _ = write_run(tmp_path, EVALS["sums over the run"], 1)
+    places, panel = grader_places(identity.spec), identity.survey.panels.panel_at(0)
+
+    def row(*counts: int) -> Row:
+        bleu = Judged("passed", 0.5, VerdictRef("passed", 0.5, None, counts=counts))
+        return Row(panel, [JudgedOutput({0: bleu, 1: Judged("failed", 0.0)}, "failed", 0.25)], 1)
+
+    near, far = row(8, 6, 4, 2, 9, 8, 7, 6, 9, 9), row(1, 1, 1, 1, 9, 8, 7, 6, 9, 12)
+    together, apart = RowsTally(places, 1), RowsTally(places, 1)
+    together.add(near, 3)
+    together.add(far)
+    for each in (near, near, near, far):
+        apart.add(each)
+    assert together.value_metrics() == apart.value_metrics()
+    assert together.looked_at == apart.looked_at == [4, 4]
 
 
 def test_keys_of_many_trials_are_those_of_each() -> None:

@@ -141,11 +141,10 @@ class UsageTally:
         self, incoming: Sequence[int], outgoing: Sequence[int], requests: Sequence[int], costs: Sequence[float]
     ) -> None:
         """Add the usage of many trials or grades, as the index packs it."""
-        for numbers in (incoming, outgoing):
-            if UNKNOWN in numbers:
-                self._tokens_known = False
-        self._input += sum(incoming) - UNKNOWN * incoming.count(UNKNOWN)
-        self._output += sum(outgoing) - UNKNOWN * outgoing.count(UNKNOWN)
+        if UNKNOWN in incoming or UNKNOWN in outgoing:
+            self._tokens_known = False
+        self._input += sum(incoming)
+        self._output += sum(outgoing)
         self._requests += sum(requests)
         known = [cost for cost in costs if cost == cost]
         if len(known) < len(costs):
