@@ -142,7 +142,7 @@ class UsageTally:
     ) -> None:
         """Add the usage of many trials or grades, as the index packs it."""
         if UNKNOWN in incoming or UNKNOWN in outgoing:
-            self._tokens_known = False
+            self._tokens_known = False  # so that the sums, which are wrong now, are not used
         self._input += sum(incoming)
         self._output += sum(outgoing)
         self._requests += sum(requests)
