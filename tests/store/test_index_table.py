@@ -64,6 +64,9 @@ def assert_alike(table: Any, plain: dict[str, Any], asked: list[str]) -> None:
     assert list(table.items()) == list(plain.items())
     assert list(table.values()) == list(plain.values())
     assert table == plain
+    plain_digests = [key for key in asked if pack_digest(key) is not None]
+    assert table.rows_of(map(pack_digest, plain_digests)) == [table.row_of(key) for key in plain_digests]
+    assert [table.ref_at(table.row_of(key)) for key in plain] == list(plain.values())
     for key in asked:
         assert (key in table) == (key in plain)
         assert table.get(key) == plain.get(key)
@@ -98,6 +101,8 @@ def apply(table: Any, steps: Any) -> None:
 def test_outputs_behave_like_a_dict(steps: Any) -> None:
     table = OutputTable()
     apply(table, steps)
+    rows = [table.row_of(key) for key in table]
+    assert [(table.files[file], *rest) for file, *rest in table.lines_at(rows)] == [ref.line for ref in table.values()]
     assert dict(table.stopped()) == {key: ref for key, ref in table.items() if ref.stopped_by is not None}
 
 

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Fault
-from holdfast.store.index import TextReader, load_index, read_output
+from holdfast.store.index import load_index, read_output
 from holdfast.store.journal import JOURNALS, Journal
 from holdfast.store.lease import RunLease
 from holdfast.store.lines import is_sound, scan, seal
 from holdfast.store.records import ErrorRecord, Grade, Output, Timing, Usage, to_line
 from holdfast.store.rundir import RunDir
+from holdfast.store.texts import TextReader
 from tests.support.specs import output_of
 
 objects = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=20), min_size=1, max_size=4)
@@ -185,8 +186,9 @@ class TestJournal:
 
     def test_texts_are_read_by_their_place_in_the_file(self, tmp_path: Path) -> None:
         append(tmp_path, [("outputs", record) for record in numbered(3)])
-        index, reader = RunDir(tmp_path).load(repair=False), TextReader()
-        assert [reader.read(index.outputs[f"key {number}"]) for number in (2, 0, 1)] == [
+        outputs = RunDir(tmp_path).load(repair=False).outputs
+        reader = TextReader(outputs)
+        assert reader.read([outputs.row_of(f"key {number}") for number in (2, 0, 1)]) == [
             "answer 2",
             "answer 0",
             "answer 1",

@@ -10,12 +10,13 @@ In none of them: concurrency, time-outs, retries, budgets, thresholds, weights, 
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from holdfast.canonical import digest, digest_as_written
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 def work_digest(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> str:
@@ -43,6 +44,27 @@ def generation_key(sample: str, trial: int, work: str) -> str:
 def grade_key(generation: str, output: str, grader: str, turn: int | None = None) -> str:
     """Return the key of a grade, from the output's digest and the grader's fingerprint."""
     return digest_as_written({"generation": generation, "grader": grader, "output": output, "turn": turn})
+
+
+def generation_digests(samples: bytes, trials: int, work: str) -> list[bytes]:
+    """Return the 16 bytes of the keys of all trials of many samples, whose digests follow each other in `samples`."""
+    texts = samples.hex()
+    ends = [f'","trial":{trial},"work":"{work}"}}' for trial in range(1, trials + 1)]
+    return [
+        sha256(f'{{"sample":"sha256:{texts[start : start + 32]}{end}'.encode()).digest()[:16]
+        for start in range(0, len(texts), 32)
+        for end in ends
+    ]
+
+
+def grade_digests(generations: Iterable[str], outputs: Iterable[bytes], grader: str) -> list[bytes]:
+    """Return the 16 bytes of the keys of a grader's verdicts on many outputs, from their keys and digests."""
+    return [
+        sha256(
+            f'{{"generation":"{generation}","grader":"{grader}","output":"sha256:{output.hex()}","turn":null}}'.encode()
+        ).digest()[:16]
+        for generation, output in zip(generations, outputs, strict=True)
+    ]
 
 
 def run_id(name: str, parts: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@
 `outcome`  how a run ended, or why it stopped
 `agreement` how far several judges agree, pure
 `verdicts` verdicts on an output by the present thresholds
+`trials`   the trials of a run with their verdicts, many at a time
 `metrics`  results.json and metrics.json
 `run_view` a run read back: rows × trials × verdicts
 `chat`     messages with their tool calls and the calls' results

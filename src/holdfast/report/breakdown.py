@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.report.verdicts import JudgedOutput
+
+
+class Row(NamedTuple):
+    """A row with its trials."""
+
+    panel: Panel
+    trials: Sequence[JudgedOutput]
+    outputs: int
+    """number of trials with an output"""
+    cluster: int | None = None
+    """number of the cluster that the row belongs to"""
 
 
 class RowsTally:
@@ -32,20 +43,23 @@ class RowsTally:
         """outputs that each grader is to look at"""
         self._applies = [False] * len(places)
 
-    def add(self, panel: Panel, outputs: int, trials: Sequence[JudgedOutput], cluster: int | None = None) -> None:
-        """Add the trials of one row, of which `outputs` have an output; `cluster` numbers the cluster of the row."""
-        self.samples += 1
+    def add(self, row: Row, samples: int = 1) -> None:
+        """Add a row, or several equal rows."""
+        panel, trials, outputs, cluster = row
+        self.samples += samples
         for grader in panel.graders:
             self._applies[grader] = True
-            self.looked_at[grader] += outputs
+            self.looked_at[grader] += samples * outputs
             verdicts = [trial.verdicts.get(grader) for trial in trials]
-            self._tallies[grader].add([(each.status, each.score) for each in verdicts if each is not None], cluster)
+            scored = [(each.status, each.score) for each in verdicts if each is not None]
+            self._tallies[grader].add(scored, cluster, samples)
             for verdict in verdicts:
                 if verdict is not None and verdict.recorded is not None and verdict.recorded.counts is not None:
                     counts = verdict.recorded.counts
                     sums = self._counts.get(grader, [0] * len(counts))
-                    self._counts[grader] = [total + count for total, count in zip(sums, counts, strict=True)]
-        self.overall.add([(trial.status, trial.score) for trial in trials if trial.status != "error"], cluster)
+                    self._counts[grader] = [total + samples * count for total, count in zip(sums, counts, strict=True)]
+        scored = [(trial.status, trial.score) for trial in trials if trial.status != "error"]
+        self.overall.add(scored, cluster, samples)
 
     def decided(self, grader: int) -> int:
         """Return the number of trials with a verdict of a grader."""

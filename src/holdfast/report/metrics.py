@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from array import array
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -17,30 +17,30 @@ from holdfast.graders.build import grader_places
 from holdfast.plan.plan import check_rows, verdict_key
 from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
-from holdfast.report.breakdown import RowsTally
+from holdfast.report.breakdown import Row, RowsTally
 from holdfast.report.notices import without_verdicts
 from holdfast.report.stats import pass_at_k, quantile_of
-from holdfast.report.tally import UsageTally
-from holdfast.report.verdicts import JudgedOutput, grading_rules, judge_output
+from holdfast.report.trials import NO_OUTPUT, TrialReader
+from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
 from holdfast.spec.load import target_name
 from holdfast.store.durable import replacing
-from holdfast.store.index import TextReader, read_values
+from holdfast.store.index import read_values
 from holdfast.store.metrics import GraderMetrics, Metrics, ResultGrade, RunTiming, TrialResult
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.texts import TextReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from msgspec import UnsetType
-
+    from holdfast.data.grouping import Grouping
     from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
-    from holdfast.report.verdicts import Judged
+    from holdfast.report.trials import TrialBatch
+    from holdfast.report.verdicts import Judged, JudgedOutput
     from holdfast.spec.benchmark_tasks import BenchmarkTasks, TaskMetric
     from holdfast.store.index import Index
     from holdfast.store.metrics import BenchmarkMetrics
-    from holdfast.store.refs import OutputRef
     from holdfast.store.rundir import RunDir
 
 
@@ -55,8 +55,8 @@ def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metri
         head = {"schemaVersion": SCHEMA_VERSION, "run": identified.id, "eval": identified.spec.name}
         file.write(msgspec.json.encode(head)[:-1] + b',"trials":[\n')
         separator = b""
-        for line in report.entries():
-            file.write(separator + line)
+        for lines in report.lines():
+            file.write(separator + lines)
             separator = b",\n"
         file.write(b"\n]}\n")
     metrics = report.metrics(rundir.journal_bytes())
@@ -72,16 +72,18 @@ def report_so_far(identified: RunIdentity, index: Index) -> Metrics:
     return report.metrics(so_far=True)
 
 
-class _Trial(NamedTuple):
-    """A trial with its verdicts."""
-
-    number: int
-    key: str
-    ref: OutputRef | None
-    judged: JudgedOutput
+_MOST_EQUAL: Final = 1 << 12
+"""different rows that are counted before they are added"""
 
 
-_NO_OUTPUT: Final = JudgedOutput({}, "error", None)
+class _Field(NamedTuple):
+    """A field of `by`."""
+
+    name: str
+    grouping: Grouping
+    values: list[str]
+    tallies: list[RowsTally]
+    """of the rows with each of the values"""
 
 
 class _Report:
@@ -93,102 +95,110 @@ class _Report:
         self._index = index
         self._benchmark = benchmark
         self._places = grader_places(spec)
-        self._numbers = range(1, spec.trials + 1)
+        self._trials = TrialReader(identified, index, self._places)
         self._whole = RowsTally(self._places, spec.trials)
         groupings = identified.survey.groupings
-        self._by = {
-            field: [(value, RowsTally(self._places, spec.trials)) for value in groupings[field].values]
-            for field in spec.by
-        }
+        self._by = [
+            _Field(name, groupings[name], values, [RowsTally(self._places, spec.trials) for _ in values])
+            for name in dict.fromkeys(spec.by)
+            for values in [groupings[name].values]
+        ]
         self._agreement = {number: AgreementTally() for number, place in enumerate(self._places) if place.votes}
         self._clusters = None if spec.cluster is None else groupings[spec.cluster]
-        self._usage, self._judges = UsageTally(), UsageTally()
-        self._seconds = array("d")
+        self._equal: Counter[tuple[Any, ...]] = Counter()
+        """how many rows that are not yet added have a panel, a judged output, and a value of each field of `by`"""
         self._outputs = self._graded = 0
 
-    def entries(self) -> Iterator[bytes]:
-        """A line of results.json for every trial, counting on the way."""
-        encode = msgspec.json.Encoder().encode
-        texts = TextReader()
+    def lines(self) -> Iterator[bytes]:
+        """The entries of results.json, one on each line and many at a time, counting on the way."""
+        encode = msgspec.json.Encoder().encode_lines
+        texts = TextReader(self._index.outputs)
         clusters = [] if self._clusters is None else self._clusters.values
-        survey = self._identified.survey
         try:
-            for position in range(survey.count):
-                by = {field: values[number][0] for field, values, number in self._values_at(position)}
-                place = self._cluster_at(position)
-                cluster = msgspec.UNSET if place is None else clusters[place]
-                for trial in self._trials_of(position):
-                    entry = self._entry(survey.ids[position], trial, texts, by, cluster)
-                    yield encode(entry)
+            for batch in self._trials.batches():
+                self._add(batch)
+                # Every newline ends an entry: those of texts are escaped.
+                yield encode(self._entries(batch, texts, clusters))[:-1].replace(b"\n", b",\n")
         finally:
             texts.close()
+        self._add_equal()
 
     def count(self) -> None:
         """Count alone, for which no row and no transcript is read."""
-        for position in range(self._identified.survey.count):
-            self._trials_of(position)
+        for batch in self._trials.batches():
+            self._add(batch)
+        self._add_equal()
 
-    def _cluster_at(self, position: int) -> int | None:
-        """Return the number of the cluster that a row belongs to."""
-        return None if self._clusters is None else self._clusters.number_at(position)
+    def _entries(self, batch: TrialBatch, texts: TextReader, clusters: Sequence[str]) -> list[TrialResult]:
+        trials, survey = self._identified.spec.trials, self._identified.survey
+        outputs = iter(texts.read([row for row in batch.rows if row >= 0]))
+        grades = {judged: self._grades(judged) for judged in set(batch.judged)}
+        entries = []
+        for position, first in zip(batch.positions, range(0, len(batch.keys), trials), strict=True):
+            sample = survey.ids[position]
+            by = {name: values[grouping.number_at(position)] for name, grouping, values, _ in self._by}
+            cluster = msgspec.UNSET if self._clusters is None else clusters[self._clusters.number_at(position)]
+            for number in range(first, first + trials):
+                judged = batch.judged[number]
+                output = next(outputs) if batch.rows[number] >= 0 else None
+                entries.append(
+                    TrialResult(
+                        sample,
+                        number - first + 1,
+                        batch.keys[number],
+                        judged.status,
+                        judged.score,
+                        output,
+                        grades[judged],
+                        by or msgspec.UNSET,
+                        cluster,
+                    )
+                )
+        return entries
 
-    def _values_at(self, position: int) -> Iterator[tuple[str, list[tuple[str, RowsTally]], int]]:
-        """Yield each field of `by` with its values, and the number of the value that a row has."""
-        for field, values in self._by.items():
-            yield field, values, self._identified.survey.groupings[field].number_at(position)
+    def _grades(self, judged: JudgedOutput) -> dict[str, ResultGrade]:
+        return {
+            self._places[number].name: ResultGrade(verdict.status, verdict.score)
+            for number, verdict in judged.verdicts.items()
+            if verdict is not None
+        }
 
-    def _entry(
-        self, sample: str, trial: _Trial, texts: TextReader, by: dict[str, str], cluster: str | UnsetType
-    ) -> TrialResult:
-        return TrialResult(
-            sample=sample,
-            trial=trial.number,
-            key=trial.key,
-            status=trial.judged.status,
-            score=trial.judged.score,
-            output=None if trial.ref is None else texts.read(trial.ref),
-            grades={
-                self._places[number].name: ResultGrade(verdict.status, verdict.score)
-                for number, verdict in trial.judged.verdicts.items()
-                if verdict is not None
-            },
-            by=by or msgspec.UNSET,
-            cluster=cluster,
-        )
-
-    def _trials_of(self, position: int) -> list[_Trial]:
-        """Judge and count the trials of a sample."""
-        identified = self._identified
-        survey = identified.survey
-        sample, panel = "sha256:" + survey.digest_at(position).hex(), survey.panels.panel_at(position)
-        holders, typed = (self._index.outputs, *self._index.begun), survey.is_typed(position)
-        keys = [identified.work.key(sample, number, *holders, typed=typed) for number in self._numbers]
-        trials = [self._trial(number, key, panel) for number, key in zip(self._numbers, keys, strict=True)]
-        outputs = sum(trial.ref is not None for trial in trials)
-        judged = [trial.judged for trial in trials]
-        cluster = self._cluster_at(position)
-        self._whole.add(panel, outputs, judged, cluster)
-        for _, values, value in self._values_at(position):
-            values[value][1].add(panel, outputs, judged, cluster)
-        if self._benchmark is not None:
-            self._benchmark.add(position, panel, trials)
-        self._graded += sum(each.status != "error" for each in judged)
-        return trials
-
-    def _trial(self, number: int, key: str, panel: Panel) -> _Trial:
-        ref = self._index.outputs.get(key)
-        if ref is None:
-            return _Trial(number, key, None, _NO_OUTPUT)
-        self._outputs += 1
-        self._usage.add(ref.usage)
-        self._seconds.append(ref.seconds)
-        judged = judge_output(self._identified.work, self._places, key, ref, self._index.verdicts, panel)
-        for verdict in judged.verdicts.values():
-            if verdict is not None and verdict.recorded is not None and verdict.recorded.usage is not None:
-                self._judges.add(verdict.recorded.usage)
+    def _add(self, batch: TrialBatch) -> None:
+        """Count the trials of a batch."""
+        trials, panels = self._identified.spec.trials, self._identified.survey.panels
+        self._outputs += len(batch.rows) - batch.rows.count(-1)
         for grader, tally in self._agreement.items():
-            tally.add([judged.verdicts.get(vote) for vote in self._places[grader].votes])
-        return _Trial(number, key, ref, judged)
+            for judged in batch.judged:
+                tally.add([judged.verdicts.get(vote) for vote in self._places[grader].votes])
+        if trials == 1 and self._clusters is None and self._benchmark is None:
+            rows = slice(batch.positions.start, batch.positions.stop)
+            values = [each.grouping.packed()[rows] for each in self._by]
+            self._equal.update(zip(panels.packed()[1][rows], batch.judged, *values, strict=True))
+            if len(self._equal) > _MOST_EQUAL:
+                self._add_equal()
+            return
+        for position, first in zip(batch.positions, range(0, len(batch.keys), trials), strict=True):
+            own = slice(first, first + trials)
+            cluster = None if self._clusters is None else self._clusters.number_at(position)
+            outputs = trials - batch.rows[own].count(-1)
+            row = Row(panels.panel_at(position), batch.judged[own], outputs, cluster)
+            self._add_row(row, [each.grouping.number_at(position) for each in self._by])
+            if self._benchmark is not None:
+                self._benchmark.add(position, row, batch.keys[own])
+
+    def _add_equal(self) -> None:
+        """Add the rows that were counted so far. Sums over rows with one trial do not depend on their order."""
+        kinds, _ = self._identified.survey.panels.packed()
+        for (panel, judged, *values), samples in self._equal.items():
+            self._add_row(Row(kinds[panel], [judged], int(judged is not NO_OUTPUT)), values, samples)
+        self._equal.clear()
+
+    def _add_row(self, row: Row, values: Sequence[int], samples: int = 1) -> None:
+        """Add a row with the numbers of its values of the fields of `by`, or several equal rows."""
+        self._whole.add(row, samples)
+        for field, value in zip(self._by, values, strict=True):
+            field.tallies[value].add(row, samples)
+        self._graded += samples * sum(judged.status != "error" for judged in row.trials)
 
     def _by_grader(self, *, so_far: bool) -> dict[str, GraderMetrics]:
         rules, rows = grading_rules(self._identified.spec), self._identified.survey.panels.rows()
@@ -214,7 +224,7 @@ class _Report:
             overall = msgspec.structs.replace(overall, ungraded=self._outputs - self._graded)
         statuses = self._whole.overall.statuses
         decided = statuses["passed"] + statuses["failed"]
-        seconds = self._seconds
+        seconds = self._trials.seconds
         graders = self._by_grader(so_far=so_far)
         notices = [*identified.idle_notices, *without_verdicts(self._places, graders)]
         if self._benchmark is not None:
@@ -233,12 +243,15 @@ class _Report:
             passed=statuses["passed"] / decided if decided else None,
             graders=graders,
             overall=overall,
-            by={field: {value: tally.value_metrics() for value, tally in values} for field, values in self._by.items()},
+            by={
+                name: {value: tally.value_metrics() for value, tally in zip(values, tallies, strict=True)}
+                for name, _, values, tallies in self._by
+            },
             cluster=spec.cluster,
             benchmark=None if self._benchmark is None else self._benchmark.metrics(),
             notices=notices,
-            usage=self._usage.summary(),
-            judge_usage=self._judges.summary(),
+            usage=self._trials.usage.summary(),
+            judge_usage=self._trials.judges.summary(),
             timing=RunTiming(
                 finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 seconds=round(self._index.spent.seconds, 3),
@@ -265,20 +278,20 @@ class _BenchmarkScores:
         graders = {metric.grader for metric in listed if metric.grader is not None and uses_values(metric)}
         self._recorded = read_values(rundir.journals("grades"), graders) if graders else {}
 
-    def add(self, position: int, panel: Panel, trials: Sequence[_Trial]) -> None:
-        """Add the trials of one row."""
+    def add(self, position: int, row: Row, keys: Sequence[str]) -> None:
+        """Add the trials of one row, with their keys."""
         name = self._names[0 if self._tasks is None else self._tasks.number_at(position)]
         task = self.tasks.tasks.get(name)
         for metric in [] if task is None else task.metrics:
             if (grader := self._graders.get(metric.grader or "")) is None:
                 continue
             if metric.k is not None:
-                self._add_pass_at(name, metric, [trial.judged.verdicts.get(grader) for trial in trials])
+                self._add_pass_at(name, metric, [judged.verdicts.get(grader) for judged in row.trials])
                 continue
             if uses_values(metric):
-                values = [self._value(grader, trial, panel) for trial in trials]
+                values = [self._value(grader, key, row.panel) for key in keys]
             else:
-                values = [trial.judged.score_of(grader) for trial in trials]
+                values = [judged.score_of(grader) for judged in row.trials]
             present = [value for value in values if value is not None]
             if present:
                 # A sample counts once. Values that are not scores cannot be averaged: the first stands for the sample.
@@ -292,11 +305,12 @@ class _BenchmarkScores:
             passes = sum(verdict.status == "passed" for verdict in scored)
             self._values.setdefault((task, metric.key), []).append(pass_at_k(len(scored), passes, metric.k))
 
-    def _value(self, grader: int, trial: _Trial, panel: Panel) -> Any:
+    def _value(self, grader: int, trial: str, panel: Panel) -> Any:
         """Return the value in the details of a grader's verdict on a trial."""
-        if trial.ref is None:
+        ref = self._index.outputs.get(trial)
+        if ref is None:
             return None
-        keys = self._identified.work.grade_keys(trial.key, trial.ref, grader, panel)
+        keys = self._identified.work.grade_keys(trial, ref, grader, panel)
         key = verdict_key(keys, self._index.verdicts)
         return None if key is None else self._recorded.get(key)
 

@@ -78,9 +78,9 @@ class ExactSum:
         self._parts = array("d")
         self._limit = _PARTS
 
-    def add(self, value: float) -> None:
-        """Add a number."""
-        self._parts.append(value)
+    def add(self, *values: float) -> None:
+        """Add numbers."""
+        self._parts.extend(values)
         if len(self._parts) >= self._limit:
             total = math.fsum(self._parts)
             rest = math.fsum([*self._parts, -total])

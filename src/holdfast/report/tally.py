@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from holdfast.report.stats import ExactSum, estimate, pass_all_k, pass_at_k
+from holdfast.store.index_table import UNKNOWN
 from holdfast.store.metrics import GraderMetrics
 from holdfast.store.records import Usage
 
@@ -38,39 +39,43 @@ class Tally:
         self._pass_samples = [0] * trials
         self.statuses: Counter[GradeStatus] = Counter()
 
-    def add(self, verdicts: Sequence[tuple[GradeStatus, float | None]], cluster: int | None = None) -> None:
-        """Add the verdicts on all trials of one sample, which may belong to a cluster of samples."""
+    def add(
+        self, verdicts: Sequence[tuple[GradeStatus, float | None]], cluster: int | None = None, samples: int = 1
+    ) -> None:
+        """Add the verdicts on all trials of one sample, which may belong to a cluster, or of several equal samples."""
         scores, passes = [], 0
         for status, score in verdicts:
-            self.statuses[status] += 1
+            self.statuses[status] += samples
             passes += status == "passed"
             if score is not None:
                 scores.append(score)
         count = len(scores)
-        self._add_scores(math.fsum(scores), count, cluster)
+        self._add_scores(math.fsum(scores), count, cluster, samples)
         self._proportion = self._proportion and _ENDS.issuperset(scores)
         if count == 1:  # the common case, in which the chances are 0 or 1
-            self._pass_at[0] += passes > 0
-            self._pass_all[0] += passes
-            self._pass_samples[0] += 1
+            self._pass_at[0] += samples * (passes > 0)
+            self._pass_all[0] += samples * passes
+            self._pass_samples[0] += samples
             return
         for k in range(1, count + 1):
-            self._pass_at[k - 1] += pass_at_k(count, passes, k)
-            self._pass_all[k - 1] += pass_all_k(count, passes, k)
-            self._pass_samples[k - 1] += 1
+            self._pass_at[k - 1] += samples * pass_at_k(count, passes, k)
+            self._pass_all[k - 1] += samples * pass_all_k(count, passes, k)
+            self._pass_samples[k - 1] += samples
 
-    def _add_scores(self, total: float, count: int, cluster: int | None) -> None:
+    def _add_scores(self, total: float, count: int, cluster: int | None, samples: int) -> None:
         if cluster is None:
             pair = total, count
             if pair in self._samples or len(self._samples) < _MOST_PAIRS:
-                self._samples[pair] = self._samples.get(pair, 0) + 1
-                return
-        place = len(self._sums) if cluster is None else cluster
-        missing = place + 1 - len(self._sums)
+                self._samples[pair] = self._samples.get(pair, 0) + samples
+            else:
+                self._sums.extend([total] * samples)
+                self._counts.extend([count] * samples)
+            return
+        missing = cluster + 1 - len(self._sums)
         self._sums.extend([0.0] * missing)
         self._counts.extend([0] * missing)
-        self._sums[place] += total
-        self._counts[place] += count
+        self._sums[cluster] += samples * total
+        self._counts[cluster] += samples * count
 
     def _estimate(self) -> Estimate:
         sums, counts, times = self._sums, self._counts, None
@@ -131,6 +136,20 @@ class UsageTally:
             self._cost_known = False
         else:
             self._cost.add(usage.cost)
+
+    def add_packed(
+        self, incoming: Sequence[int], outgoing: Sequence[int], requests: Sequence[int], costs: Sequence[float]
+    ) -> None:
+        """Add the usage of many trials or grades, as the index packs it."""
+        if UNKNOWN in incoming or UNKNOWN in outgoing:
+            self._tokens_known = False  # so that the sums, which are wrong now, are not used
+        self._input += sum(incoming)
+        self._output += sum(outgoing)
+        self._requests += sum(requests)
+        known = [cost for cost in costs if cost == cost]
+        if len(known) < len(costs):
+            self._cost_known = False
+        self._cost.add(*known)
 
     def summary(self) -> Usage:
         """Return the sums."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import Struct
+
 from holdfast.graders.build import grader_places, threshold
 from holdfast.store.metrics import Rule
 from holdfast.store.records import GradeStatus, apply_threshold
@@ -27,8 +29,8 @@ class Judged(NamedTuple):
     """None where the conversation did not get so far"""
 
 
-class JudgedOutput(NamedTuple):
-    """An output with its verdicts."""
+class JudgedOutput(Struct, frozen=True, eq=False):
+    """An output with its verdicts. Equal ones are different keys of a mapping, which takes no time to find out."""
 
     verdicts: dict[int, Judged | None]
     """by the numbers of the graders that look at it; None is a verdict that is still to come"""

@@ -8,6 +8,7 @@
 `durable`    durable small writes: atomic replace, directory sync
 `index`      the content of the journals, read once when a run is opened
 `index_table`  its outputs and verdicts, packed
+`texts`      reads the answers of many outputs
 `cache_file`  files of caches, under a digest
 `index_cache`  stores the index of a large run, so that only what was appended is read again
 `refs`       an output and a verdict, as the index refers to them

@@ -299,43 +299,6 @@ def read_steps(lines: Iterable[LineRef]) -> list[Step]:
     return steps
 
 
-class _OutputText(msgspec.Struct):
-    sample: str
-    output: str
-
-
-_output_text = msgspec.json.Decoder(_OutputText)
-
-
-class TextReader:
-    """Reads the answers of many outputs, keeping the files open."""
-
-    def __init__(self) -> None:
-        self._fds: dict[Path, int] = {}
-        self._last: tuple[Path, int] | None = None
-        """the file that was read last, to which most of the next lines belong"""
-
-    def read(self, ref: OutputRef) -> str:
-        """Read the last reply's text."""
-        path, offset, length = ref.line
-        if self._last is None or self._last[0] is not path:
-            self._last = path, self._open(path)
-        data = os.pread(self._last[1], length, offset)
-        return _output_text.decode(check_line(ref.line, data)).output
-
-    def _open(self, path: Path) -> int:
-        fd = self._fds.get(path)
-        if fd is None:
-            fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return fd
-
-    def close(self) -> None:
-        """Close the files."""
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()
-
-
 def load_index(files: Callable[[str], Iterable[Path]], *, repair: Path | None, tails_only: bool = False) -> Index:
     """Read all journals of a run.
 

@@ -21,6 +21,7 @@ from holdfast.store.records import GradeStatus, Usage
 from holdfast.store.refs import Moment, OutputRef, VerdictRef
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 Ref = TypeVar("Ref")
@@ -29,8 +30,8 @@ _TAG: Final = "sha256:"
 _DIGEST_LENGTH: Final = len(_TAG) + 32
 _KEY: Final = 16
 """bytes of a key, with which each row begins"""
-_UNKNOWN: Final = 0xFFFFFFFF
-"""stands for None among numbers of tokens and requests"""
+UNKNOWN: Final = 0xFFFFFFFF
+"""stands for None among numbers of tokens and requests; as the requests of a row, for usage that is not in the row"""
 _FILE_SHIFT: Final = 48
 _FEWEST_SLOTS: Final = 8
 _STATUSES: Final[tuple[GradeStatus, ...]] = get_args(GradeStatus)
@@ -58,7 +59,7 @@ def _pack_moments(marks: tuple[Moment, ...]) -> _Moments:
     packed = bytearray()
     for digest, tokens, seconds in marks:
         raw = pack_digest(digest)
-        if raw is None or not (tokens is None or 0 <= tokens < _UNKNOWN):
+        if raw is None or not (tokens is None or 0 <= tokens < UNKNOWN):
             return marks
         packed += _MOMENT.pack(raw, _number(tokens), seconds)
     return bytes(packed)
@@ -69,7 +70,7 @@ def _unpack_moments(marks: _Moments) -> tuple[Moment, ...]:
         return marks
     parts = _MOMENT.iter_unpack(marks)
     return tuple(
-        [Moment(_TAG + raw.hex(), None if tokens == _UNKNOWN else tokens, seconds) for raw, tokens, seconds in parts]
+        [Moment(_TAG + raw.hex(), None if tokens == UNKNOWN else tokens, seconds) for raw, tokens, seconds in parts]
     )
 
 
@@ -192,6 +193,24 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         """Return the number of a key's row, or -1."""
         return self._find(key)[1]
 
+    def rows_of(self, digests: Iterable[bytes]) -> list[int]:
+        """Return what `row_of` returns for keys that are digests, of which the 16 bytes are passed."""
+        rows, slots, width, mask = self.rows, self.slots, self._width, len(self.slots) - 1
+        number, numbers = int.from_bytes, []
+        for raw in digests:
+            place = number(raw[:8], "little") & mask
+            while entry := slots[place]:
+                start = (entry - 1) * width
+                if rows[start : start + _KEY] == raw:
+                    break
+                place = (place + 1) & mask
+            numbers.append(entry - 1)
+        return numbers
+
+    def ref_at(self, row: int) -> Ref:
+        """Return what the key of a row stands for."""
+        return self._unpack(row)
+
     def compact(self) -> None:
         """Forget the rows whose keys were removed."""
         if not self.holes:
@@ -282,26 +301,26 @@ def _packs(usage: Usage) -> bool:
         usage.cache_read_tokens is UNSET
         and usage.cache_write_tokens is UNSET
         and usage.reasoning_tokens is UNSET
-        and (incoming is None or 0 <= incoming < _UNKNOWN)
-        and (outgoing is None or 0 <= outgoing < _UNKNOWN)
-        and 0 <= requests < _UNKNOWN
+        and (incoming is None or 0 <= incoming < UNKNOWN)
+        and (outgoing is None or 0 <= outgoing < UNKNOWN)
+        and 0 <= requests < UNKNOWN
     )
 
 
 def _number(value: int | None) -> int:
-    return _UNKNOWN if value is None else value
+    return UNKNOWN if value is None else value
 
 
 def _usage(incoming: int, outgoing: int, requests: int, cost: float) -> Usage:
     return Usage(
-        None if incoming == _UNKNOWN else incoming,
-        None if outgoing == _UNKNOWN else outgoing,
+        None if incoming == UNKNOWN else incoming,
+        None if outgoing == UNKNOWN else outgoing,
         requests,
         None if cost != cost else cost,
     )
 
 
-_NO_NUMBERS: Final = (_UNKNOWN, _UNKNOWN, _UNKNOWN, nan)
+_NO_NUMBERS: Final = (UNKNOWN, UNKNOWN, UNKNOWN, nan)
 
 
 def _pack_usage(usage: Usage) -> tuple[int, int, int, float]:
@@ -313,6 +332,13 @@ RareOutput = tuple[str | None, Usage | None, _Moments, str | None]
 """digest and usage where they do not fit into a row, marks of turns, and the checkpoint that ended the conversation"""
 RareVerdict = tuple[Usage | None, tuple[int, ...] | None]
 """usage where it does not fit into a row, and counts"""
+
+PackedUsage = tuple[int, int, int, float]
+"""input tokens, output tokens, requests, and the cost or NaN"""
+OutputFields = tuple[bytes, int, int, int, int, int, float, float, float]
+"""digest, place and length of the line, packed usage, seconds, start"""
+VerdictFields = tuple[int, int, int, int, float, int]
+"""status, packed usage, and the bits of the score: unlike the score itself, equal for NaN and not for 0.0 and -0.0"""
 
 
 class OutputTable(PackedTable[OutputRef]):
@@ -335,6 +361,21 @@ class OutputTable(PackedTable[OutputRef]):
         """Return the outputs that a checkpoint ended."""
         rows = [row for row, (_, _, _, stopped_by) in self.rare.items() if stopped_by is not None]
         return [(self._key_at(row), self._unpack(row)) for row in rows]  # not of all: each turn would be an object
+
+    def fields_at(self, rows: Iterable[int]) -> list[OutputFields]:
+        """Return the fields of rows as they are packed."""
+        unpack, packed, width = self._layout.unpack_from, self.rows, self._width
+        return [unpack(packed, row * width + _KEY) for row in rows]
+
+    def has_odd_digest(self, row: int) -> bool:
+        """Return True if the digest of an output is a text that does not fit into its row."""
+        rare: RareOutput | None = self.rare.get(row)
+        return rare is not None and rare[0] is not None
+
+    def lines_at(self, rows: Iterable[int]) -> list[tuple[int, int, int]]:
+        """Return the number of the file of each row's line, its offset and its length."""
+        first_bits = (1 << _FILE_SHIFT) - 1
+        return [(each[1] >> _FILE_SHIFT, each[1] & first_bits, each[2]) for each in self.fields_at(rows)]
 
     def last_lines(self) -> dict[Path, tuple[int, int, int]]:
         """Return where the last line of each journal begins and ends, and how many bytes all its lines take."""
@@ -375,6 +416,12 @@ class VerdictTable(PackedTable[VerdictRef]):
     """The verdicts of a run by their grade keys."""
 
     _layout = Struct("<BIIIddd")
+    _exact = Struct("<BIIIdQ")
+
+    def fields_at(self, rows: Iterable[int]) -> list[VerdictFields | None]:
+        """Return the fields of rows as they are packed, without the time; None for the row -1."""
+        unpack, packed, width = self._exact.unpack_from, self.rows, self._width
+        return [unpack(packed, row * width + _KEY) if row >= 0 else None for row in rows]
 
     def _pack(self, ref: VerdictRef) -> tuple[tuple[Any, ...], Any]:
         status, score, usage, time, counts = ref
@@ -386,6 +433,6 @@ class VerdictTable(PackedTable[VerdictRef]):
     def _unpack(self, row: int) -> VerdictRef:
         status, incoming, outgoing, requests, cost, score, time = self._fields(row)
         usage, counts = self.rare.get(row, (None, None)) if self.rare else (None, None)
-        if usage is None and requests != _UNKNOWN:
+        if usage is None and requests != UNKNOWN:
             usage = _usage(incoming, outgoing, requests, cost)
         return VerdictRef(_STATUSES[status], None if isnan(score) else score, usage, time, counts)

@@ -1,0 +1,317 @@
+"""A report looks up and counts many trials at a time, and equals one that is made trial by trial."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pytest
+from msgspec import UNSET
+
+from holdfast.canonical import digest
+from holdfast.errors import Fault
+from holdfast.graders.build import grader_places
+from holdfast.plan.identity import identify, new_manifest
+from holdfast.plan.keys import generation_digests, generation_key, grade_digests, grade_key
+from holdfast.report.breakdown import Row, RowsTally
+from holdfast.report.metrics import report_so_far, write_report
+from holdfast.report.stats import quantile
+from holdfast.report.tally import UsageTally
+from holdfast.report.verdicts import Judged, JudgedOutput, judge_output
+from holdfast.spec.load import load_eval
+from holdfast.store.index import read_output, read_output_head
+from holdfast.store.lines import LineRef
+from holdfast.store.metrics import Results
+from holdfast.store.records import SCHEMA_VERSION, Grade, Mark, Output, Timing, Usage, to_line
+from holdfast.store.refs import VerdictRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from holdfast.plan.identity import RunIdentity
+    from holdfast.store.metrics import GraderMetrics, ValueMetrics
+    from holdfast.store.records import GradeStatus
+    from holdfast.store.rundir import RunDir
+
+ROWS = 40
+SCORES = (None, 0.0, -0.0, 1.0, 0.5, 0.3, 1 / 3)
+LEVELS = ("easy", "hard")
+STATUSES: tuple[GradeStatus, ...] = ("passed", "failed", "error", "skipped")
+USAGES = (
+    Usage(5, 7, 1, 0.1),
+    Usage(5, 7, 2, 1e-9),
+    Usage(5, 7, 1, 0.3, cache_read_tokens=2),
+    Usage(1 << 40, 3, 1, 0.7),
+)
+
+CHAT: dict[str, Any] = {"model": "m", "base_url": "http://127.0.0.1:9/v1"}
+EXACT: dict[str, Any] = {"type": "exact", "name": "exact", "threshold": 0.4}
+HARD: dict[str, Any] = {"type": "text", "name": "hard", "contains": ["x"], "where": 'level == "hard"', "weight": 2}
+JUDGES = {"type": "prompt", "name": "judges", "prompt": "Rate {{ output }}", "model": ["one", "two"]}
+EVALS: dict[str, dict[str, Any]] = {
+    "one grader": {"graders": [EXACT]},
+    "no grader": {"graders": []},
+    "several graders and fields": {
+        "graders": [EXACT, HARD, {**EXACT, "name": "free", "weight": 0}],
+        "by": ["level", "n"],
+    },
+    "graders of some rows": {"graders": [HARD, {**HARD, "name": "easy", "where": 'level == "easy"'}], "by": ["level"]},
+    "sums over the run": {"graders": [{"type": "bleu", "name": "bleu"}, EXACT]},
+    "several trials": {"graders": [EXACT, HARD], "trials": 3, "by": ["level"]},
+    "clusters": {"graders": [EXACT], "cluster": "n", "by": ["level"]},
+    "several judges": {"graders": [JUDGES, EXACT]},
+    "a limit on time": {"graders": [{"type": "behavior", "name": "quick", "max_duration_ms": 5000}]},
+    "a checkpoint": {
+        "graders": [EXACT],
+        "checkpoints": [{"after_turn": 1, "on_failure": "stop", "graders": [{**EXACT, "name": "polite"}]}],
+        "follow_ups": ["and?"],
+    },
+    "values in requests": {
+        "graders": [EXACT],
+        "target": {"http": "http://127.0.0.1:9", "request": {"n": "{{ n }}"}, "response": "answer"},
+    },
+}
+
+
+class Finished(NamedTuple):
+    """A run without a process."""
+
+    identity: RunIdentity
+    rundir: RunDir
+
+
+def write_run(folder: Path, keys: dict[str, Any], seed: int) -> Finished:
+    """Write a run of which some outputs and grades are missing, in an order that is not quite the dataset's."""
+    with (folder / "data.jsonl").open("w") as file:
+        for number in range(ROWS):
+            row = {
+                "id": f"s{number}",
+                "q": "é",
+                "expected": "x",
+                "level": LEVELS[number % 2],
+                "n": number % 5 or "none",
+            }
+            file.write(json.dumps(row) + "\n")
+    spec = {"name": "e", "dataset": {"path": "data.jsonl"}, "target": CHAT, "prompt": "{{ q }}", **keys}
+    (folder / "e.yaml").write_text(json.dumps(spec))
+    identity = identify(load_eval(folder / "e.yaml"))
+    rundir = identity.directory(folder / "runs")
+    rundir.write_manifest(new_manifest(identity))
+    rng = Random(seed)
+    order = [(position, trial) for position in range(ROWS) for trial in range(1, identity.spec.trials + 1)]
+    order.sort(key=lambda each: each[0] + rng.random() * 6)
+    usages = USAGES if seed % 2 else (*USAGES, Usage(None, 3, 1, None))
+    for position, trial in order:
+        if rng.random() < 0.9:
+            output = make_output(identity, position, trial, usages, rng)
+            folder = rundir.path if rng.random() < 0.7 else rundir.path / "workers" / "a"
+            append(folder / "outputs.jsonl", to_line(output))
+            append(
+                folder / "grades.jsonl", b"".join(map(to_line, make_grades(identity, position, output, usages, rng)))
+            )
+    return Finished(identity, rundir)
+
+
+def append(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def make_output(identity: RunIdentity, position: int, trial: int, usages: Sequence[Usage], rng: Random) -> Output:
+    survey, usage = identity.survey, rng.choice(usages)
+    sample = "sha256:" + survey.digest_at(position).hex()
+    text = rng.choice(["yes", 'say "no"\n\t\\', "über\x00\x7f \U0001f600", "x" * rng.randrange(20_000)])
+    messages = [{"role": "assistant", "content": text}]
+    keys = identity.work.keys_of(sample, trial, typed=survey.is_typed(position))
+    return Output(
+        key=rng.choice([*keys, generation_key(sample, trial, identity.work.digest)]),  # the last may count for no row
+        sample=f"s{position}",
+        trial=trial,
+        attempt=1,
+        messages=messages,
+        output=text,
+        turns=1,
+        stop="stop",
+        usage=usage,
+        timing=Timing(1e9 + position, rng.random() * 9),
+        digest="not a digest" if rng.random() < 0.02 else digest([messages, position]),
+        marks=[Mark(1, digest([position]), usage=usage, seconds=0.5)] if rng.random() < 0.5 else UNSET,
+    )
+
+
+def make_grades(
+    identity: RunIdentity, position: int, output: Output, usages: Sequence[Usage], rng: Random
+) -> Iterator[Grade]:
+    head, panel = read_output_head(to_line(output)), identity.survey.panels.panel_at(position)
+    assert head is not None
+    for number in panel.graders:
+        slot, block = identity.work.slots[number], grader_places(identity.spec)[number].block
+        for key in identity.work.grade_keys(output.key, head.ref(LineRef(Path(), 0, 0)), number, panel):
+            score, status = rng.choice(SCORES), rng.choice(STATUSES)
+            yield Grade(
+                key=output.key,
+                grade_key=digest([key]) if rng.random() < 0.07 else key,
+                sample=output.sample,
+                trial=output.trial,
+                grader="any",
+                type=block.type,
+                turn=slot.turn,
+                status=status,
+                score=None if status in ("error", "skipped") else score,
+                weight=1.0,
+                feedback="",
+                details=None,
+                seconds=0.1,
+                usage=rng.choice((None, *usages)),
+                time=1e9,
+                counts=(rng.randrange(9), 9, *[3] * 8) if block.type == "bleu" else UNSET,
+            )
+
+
+class Numbers(NamedTuple):
+    """What is computed trial by trial."""
+
+    results: bytes
+    graders: dict[str, GraderMetrics]
+    ungraded: dict[str, int]
+    overall: GraderMetrics | None
+    by: dict[str, dict[str, ValueMetrics]]
+    usage: Usage
+    judge_usage: Usage
+    seconds: float
+
+
+def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
+    """Compute a report trial by trial, from what every reader of a run uses."""
+    index, survey, spec = rundir.load(repair=False), identity.survey, identity.spec
+    places, groupings = grader_places(spec), survey.groupings
+    whole = RowsTally(places, spec.trials)
+    by = {name: {value: RowsTally(places, spec.trials) for value in groupings[name].values} for name in spec.by}
+    usage, judges, seconds = UsageTally(), UsageTally(), []
+    entries = []
+    for position in range(survey.count):
+        values = {name: groupings[name].values[groupings[name].number_at(position)] for name in groupings}
+        panel, judged, outputs = survey.panels.panel_at(position), [], 0
+        for trial in range(1, spec.trials + 1):
+            sample, typed = "sha256:" + survey.digest_at(position).hex(), survey.is_typed(position)
+            key = identity.work.key(sample, trial, index.outputs, *index.begun, typed=typed)
+            ref, each = index.outputs.get(key), JudgedOutput({}, "error", None)
+            if ref is not None:
+                outputs += 1
+                usage.add(ref.usage)
+                seconds.append(ref.seconds)
+                each = judge_output(identity.work, places, key, ref, index.verdicts, panel)
+            verdicts = {number: verdict for number, verdict in each.verdicts.items() if verdict is not None}
+            for verdict in verdicts.values():
+                if verdict.recorded is not None and verdict.recorded.usage is not None:
+                    judges.add(verdict.recorded.usage)
+            judged.append(each)
+            entry = {
+                "sample": survey.ids[position],
+                "trial": trial,
+                "key": key,
+                "status": each.status,
+                "score": each.score,
+                "output": None if ref is None else read_output(ref).output,
+                "grades": {places[n].name: {"status": v.status, "score": v.score} for n, v in verdicts.items()},
+            }
+            if spec.by:
+                entry["by"] = {name: values[name] for name in spec.by}
+            if spec.cluster is not None:
+                entry["cluster"] = values[spec.cluster]
+            entries.append(msgspec.json.encode(entry))
+        cluster = None if spec.cluster is None else groupings[spec.cluster].number_at(position)
+        row = Row(panel, judged, outputs, cluster)
+        for tally in [whole, *[by[name][values[name]] for name in spec.by]]:
+            tally.add(row)
+    head = msgspec.json.encode({"schemaVersion": SCHEMA_VERSION, "run": identity.id, "eval": spec.name})
+    return Numbers(
+        head[:-1] + b',"trials":[\n' + b",\n".join(entries) + b"\n]}\n",
+        {place.name: whole.grader_metrics(number) for number, place in enumerate(places)},
+        {place.name: whole.looked_at[number] - whole.decided(number) for number, place in enumerate(places)},
+        whole.overall.summary() if places else None,
+        {name: {value: tally.value_metrics() for value, tally in tallies.items()} for name, tallies in by.items()},
+        usage.summary(),
+        judges.summary(),
+        quantile(sorted(seconds), 0.5),
+    )
+
+
+LIMITS = (
+    {},
+    {"trials._BATCH": 7, "trials._MOST_JUDGED": 4, "tally._MOST_PAIRS": 2},
+    {"trials._BATCH": 16, "trials._BATCH_BYTES": 1 << 14, "metrics._MOST_EQUAL": 4, "tally._MOST_PAIRS": 2},
+    {"trials._BATCH_BYTES": 1, "metrics._MOST_EQUAL": 0, "texts._GAP": 0},
+)
+
+
+@pytest.mark.parametrize("seed", range(len(LIMITS)))
+@pytest.mark.parametrize("keys", EVALS.values(), ids=EVALS)
+def test_a_report_equals_one_that_is_made_trial_by_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], seed: int
+) -> None:
+    for name, limit in LIMITS[seed].items():
+        package = "store" if name.startswith("texts") else "report"
+        monkeypatch.setattr(f"holdfast.{package}.{name}", limit)
+    identity, rundir = write_run(tmp_path, keys, seed)
+    expected = numbers_of(identity, rundir)
+    report = write_report(identity, rundir, rundir.load(repair=False))
+    assert rundir.results.read_bytes() == expected.results
+    so_far = report_so_far(identity, rundir.load(repair=False))
+    for computed in (report, so_far):
+        assert list(computed.graders) == list(expected.graders)
+        for name, block in expected.graders.items():
+            assert computed.graders[name].to_dict().items() >= block.to_dict().items()
+        assert computed.by == expected.by
+        assert (computed.usage, computed.judge_usage) == (expected.usage, expected.judge_usage)
+        assert computed.timing.trial_seconds_p50 == pytest.approx(expected.seconds)
+    assert report.overall == expected.overall
+    assert {name: block.ungraded for name, block in so_far.graders.items()} == expected.ungraded
+    decoded = msgspec.json.decode(rundir.results.read_bytes(), type=Results)
+    assert report.outputs == sum(trial.output is not None for trial in decoded.trials)
+    assert report.graded == (sum(trial.status != "error" for trial in decoded.trials) if report.graders else 0)
+
+
+def test_a_damaged_output_stops_the_report_and_is_named(tmp_path: Path) -> None:
+    identity, rundir = write_run(tmp_path, EVALS["one grader"], 1)
+    index = rundir.load(repair=False)
+    path = rundir.path / "outputs.jsonl"
+    content = path.read_bytes()
+    start = content.index(b"\n", len(content) // 2) + 1
+    place = content.index(b'"role"', start)
+    path.write_bytes(content[:place] + b'"rule"' + content[place + 6 :])
+    with pytest.raises(Fault, match=f"a damaged line at byte {start}"):
+        write_report(identity, rundir, index)
+    assert not rundir.results.exists()
+
+
+def test_equal_rows_count_as_often_as_they_are_added(tmp_path: Path) -> None:
+    identity, _ = write_run(tmp_path, EVALS["sums over the run"], 1)
+    places, panel = grader_places(identity.spec), identity.survey.panels.panel_at(0)
+
+    def row(*counts: int) -> Row:
+        bleu = Judged("passed", 0.5, VerdictRef("passed", 0.5, None, counts=counts))
+        return Row(panel, [JudgedOutput({0: bleu, 1: Judged("failed", 0.0)}, "failed", 0.25)], 1)
+
+    near, far = row(8, 6, 4, 2, 9, 8, 7, 6, 9, 9), row(1, 1, 1, 1, 9, 8, 7, 6, 9, 12)
+    together, apart = RowsTally(places, 1), RowsTally(places, 1)
+    together.add(near, 3)
+    together.add(far)
+    for each in (near, near, near, far):
+        apart.add(each)
+    assert together.value_metrics() == apart.value_metrics()
+    assert together.looked_at == apart.looked_at == [4, 4]
+
+
+def test_keys_of_many_trials_are_those_of_each() -> None:
+    digests = [digest([number]) for number in range(5)]
+    raw = [bytes.fromhex(text[7:]) for text in digests]
+    work, grader = digest("work"), digest("grader")
+    expected = [generation_key(sample, trial, work) for sample in digests for trial in (1, 2, 3)]
+    assert ["sha256:" + key.hex() for key in generation_digests(b"".join(raw), 3, work)] == expected
+    grades = [grade_key(key, output, grader) for key, output in zip(expected, digests, strict=False)]
+    assert ["sha256:" + key.hex() for key in grade_digests(expected[:5], raw, grader)] == grades
