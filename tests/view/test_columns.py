@@ -319,8 +319,8 @@ def test_helper_processes_share_the_outputs_of_large_runs(
         journal = finished.rundir.path / "outputs.jsonl"
         journal.write_bytes(journal.read_bytes() * 2)
         finished.report()
-    monkeypatch.setattr("holdfast.view.outputs._LARGE", 0)
-    monkeypatch.setattr("holdfast.view.outputs._CHUNK", 500)
+    monkeypatch.setattr("holdfast.view.chunks._LARGE", 0)
+    monkeypatch.setattr("holdfast.view.chunks._CHUNK", 500)
     columns = open_again(finished)
     assert columns.table.notes["kind"] == "reported"
     assert same(shown(columns), expected(finished))
@@ -330,8 +330,8 @@ def test_helper_processes_share_the_outputs_of_large_runs(
 def test_a_helper_process_that_fails_costs_only_time(
     finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    monkeypatch.setattr("holdfast.view.outputs._LARGE", 0)
-    monkeypatch.setattr("holdfast.view.outputs._CHUNK", 500)
+    monkeypatch.setattr("holdfast.view.chunks._LARGE", 0)
+    monkeypatch.setattr("holdfast.view.chunks._CHUNK", 500)
     monkeypatch.setattr("sys.executable", program)
     assert same(shown(open_again(finished)), expected(finished))
 

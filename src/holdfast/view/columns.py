@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.store.rundir import RunDir
-    from holdfast.view.outputs import OutputRows
+    from holdfast.view.chunks import Collect
     from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
@@ -266,7 +266,8 @@ class Columns:
         self.build(progress)
 
     def _build_in_helper(self, progress: Progress) -> bool:
-        command = [sys.executable, "-m", "holdfast.view.building", str(self.rundir.path), str(self._folder)]
+        names = msgspec.json.encode((self.view.graders, self.view.spec.by)).decode()
+        command = [sys.executable, "-m", "holdfast.view.building", str(self.rundir.path), str(self._folder), names]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             progress(0.0)
@@ -278,10 +279,10 @@ class Columns:
                 raise
         return process.returncode == 0
 
-    def build(self, progress: Progress, outputs: Callable[[], OutputRows] | None = None) -> None:
-        """Build the table in this process, and store it. `outputs` returns those that are being read already."""
+    def build(self, progress: Progress, collect: Collect | None = None) -> None:
+        """Build the table in this process, and store it. `collect` returns what is being read already."""
         notes = ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
-        table, recorder = read_reported(self.view, notes.dataset, progress, outputs), None
+        table, recorder = read_reported(self.view, notes.dataset, progress, collect), None
         if table is None:
             try:
                 recorder = JournalReader(self.view)
