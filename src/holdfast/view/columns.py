@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from holdfast import __version__
 from holdfast.canonical import digest_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError
@@ -122,7 +123,8 @@ class Columns:
         """latest counts, by generation, rows and fields"""
         self.view = RunView(rundir)
         self.table = TrialTable(())
-        self._folder = folder
+        self.folder = folder
+        """where the table and what is made of it are stored"""
         self._path = folder / "columns"
         self._notes = ColumnNotes("everything", [], [])
         self._recorder: JournalReader | None = None
@@ -132,12 +134,21 @@ class Columns:
 
     def open(self, progress: Progress) -> None:
         """Take the stored table if it is not stale, else build it."""
-        stored = TrialTable.load(self._path)
-        if stored is None or not self._adopt(stored):
+        if not self.open_stored():
             self._rebuild(progress)
         progress(1.0)
         with suppress(OSError):
-            os.utime(self._folder)  # used most recently
+            os.utime(self.folder)  # used most recently
+
+    def open_stored(self) -> bool:
+        """Take the stored table; returns False if there is none, or it is stale."""
+        stored = TrialTable.load(self._path)
+        return stored is not None and self._adopt(stored)
+
+    @property
+    def settled(self) -> bytes | None:
+        """State of the files that the table was made of; None if it grows with them."""
+        return None if self._recorder else msgspec.json.encode((__version__, self._notes))
 
     @property
     def rows(self) -> int:
@@ -259,15 +270,13 @@ class Columns:
     def _rebuild(self, progress: Progress) -> None:
         """Build the table: a large one in a helper process, whose memory is freed afterwards."""
         self.view = RunView(self.rundir)
-        if sum(self.rundir.journal_bytes().values()) > _LARGE and self._build_in_helper(progress):
-            stored = TrialTable.load(self._path)
-            if stored is not None and self._adopt(stored):
-                return
-        self.build(progress)
+        large = sum(self.rundir.journal_bytes().values()) > _LARGE
+        if not (large and self._build_in_helper(progress) and self.open_stored()):
+            self.build(progress)
 
     def _build_in_helper(self, progress: Progress) -> bool:
         names = msgspec.json.encode((self.view.graders, self.view.spec.by)).decode()
-        command = [sys.executable, "-m", "holdfast.view.building", str(self.rundir.path), str(self._folder), names]
+        command = [sys.executable, "-m", "holdfast.view.building", str(self.rundir.path), str(self.folder), names]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             progress(0.0)
@@ -299,10 +308,10 @@ class Columns:
         """Keep the table for the next time; a cache that cannot be written is no reason to show nothing."""
         self._unsaved = 0
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.table.notes = msgspec.to_builtins(self._notes)
             self.table.save(self._path)
-            remove_least_used(self._folder.parent, keep=self._folder)
+            remove_least_used(self.folder.parent, keep=self.folder)
 
     def _report_stamp(self) -> list[FileStamp]:
         return self._stamp([self.rundir.manifest, self.rundir.metrics, self.rundir.results])

@@ -42,7 +42,7 @@ def read_reported(
     sizes = view.rundir.journal_bytes()
     if any(getattr(metrics.timing, name) not in (None, size) for name, size in sizes.items()):
         return None
-    job = None if collect else plan_job(view.rundir, view.graders, view.spec.by)
+    job = None if collect else plan_job(view.rundir, view.graders, list(view.spec.by))
     if job is None and collect is None:
         return None
     with _without_collector(), sharing_chunks(job) if job else nullcontext(collect) as collect_parts:
