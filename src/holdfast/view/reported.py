@@ -13,7 +13,7 @@ from holdfast.store.index import Entry, Index, keep_output, read_output_head
 from holdfast.store.lines import LineRef
 from holdfast.view.chunks import output_files, plan_job, sharing_chunks
 from holdfast.view.facts import LastFailures, set_failure, set_missing
-from holdfast.view.outputs import COLUMNS, NO_OUTPUT, OutputRows, column_of, place_and_length
+from holdfast.view.outputs import COLUMNS, NO_OUTPUT, OutputRows, column_of, place_and_length, short_keys
 from holdfast.view.results import append_results
 from holdfast.view.table import CODES, TrialTable, split_place, status_column
 
@@ -126,14 +126,15 @@ class _Order:
     """Puts the rows of outputs in the order of a table, while both grow.
 
     Outputs are nearly in this order, since requests are sent in it. So few wait for their turn, and the dict of those
-    that do stays in the processor's cache.
+    that do stays in the processor's cache. Where two keys have the same short key, an output is missing or in the wrong
+    row, which is noticed as if there were one too few or too many.
     """
 
     def __init__(self, table: TrialTable, outputs: OutputRows) -> None:
         self._table = table
         self._outputs = outputs
-        self._pairs = outputs.pairs()
-        self._waiting = dict[bytes, bytes]()
+        self._pairs = outputs.short_pairs()
+        self._waiting = dict[int, bytes]()
         self._taken = 0
         """outputs that are waiting or have come to their rows"""
         self._rows = 0
@@ -147,10 +148,10 @@ class _Order:
 
     def _take(self, outputs: int) -> None:
         self._waiting.update(islice(self._pairs, outputs))
-        keys = self._table["keys"][self._rows * 16 : (self._rows + _WAITING) * 16]
-        self._parts.append(b"".join(map(self._waiting.pop, _split_keys(keys), repeat(NO_OUTPUT))))
+        keys = short_keys(self._table["keys"][self._rows * 16 : (self._rows + _WAITING) * 16])
+        self._parts.append(b"".join(map(self._waiting.pop, keys, repeat(NO_OUTPUT))))
         self._taken += outputs
-        self._rows += len(keys) // 16
+        self._rows += len(keys)
 
     def finish(self) -> bytearray | None:
         """Return the rows in order; None if a key has several outputs, or is not in the table."""
@@ -162,14 +163,11 @@ class _Order:
         places = array("Q", column_of(joined, "at"))
         if len(places) - places.count(0) + len(waiting) != self._outputs.count:
             return None  # one output has replaced another
+        keys = short_keys(self._table["keys"])
         for row in [row for row, place in enumerate(places) if not place] if waiting else ():
-            if (late := waiting.pop(self._table.key_at(row), None)) is not None:
+            if (late := waiting.pop(keys[row], None)) is not None:
                 joined[row * len(late) : (row + 1) * len(late)] = late
         return None if waiting else joined
-
-
-def _split_keys(keys: array[int]) -> Iterator[bytes]:
-    return chain.from_iterable(iter_unpack("16s", keys))
 
 
 def _join(rundir: RunDir, results: _Results, outputs: OutputRows, order: _Order) -> TrialTable | None:
@@ -178,7 +176,8 @@ def _join(rundir: RunDir, results: _Results, outputs: OutputRows, order: _Order)
     joined: bytes | bytearray | None = order.finish()
     if joined is None:
         chosen = _choose_outputs(rundir, table.files, outputs)
-        joined = b"".join([chosen.pop(key, NO_OUTPUT) for key in _split_keys(table["keys"])])
+        keys = chain.from_iterable(iter_unpack("16s", table["keys"]))
+        joined = b"".join([chosen.pop(key, NO_OUTPUT) for key in keys])
         if chosen:
             return None
     for name in COLUMNS:
