@@ -205,7 +205,7 @@ def test_outputs_in_another_order_than_the_dataset_come_to_their_rows(
                 run.append(event)
     run.report()
     assert same(shown(open_again(run)), expected(run))
-    table = TrialTable.load(cache_file(run))
+    table = TrialTable.load(cache_file(run).parent)
     assert table is not None
     assert table.notes["kind"] == "reported"
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from struct import Struct as Layout
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -51,16 +51,31 @@ class _Chunk(NamedTuple):
     stop: int
 
 
-class Job(msgspec.Struct):
-    """The chunks of a run, and what is needed to read them."""
+class GraderColumn(NamedTuple):
+    """A grader that has columns."""
+
+    name: str
+    conditional: bool
+    """it does not look at every row"""
+
+
+class ChunkPlan(msgspec.Struct):
+    """The chunks of a run, and what is needed to make columns of them."""
 
     root: str
     files: list[str]
-    """journals of outputs"""
-    graders: list[str]
+    """journals of outputs, relative to the run directory"""
+    graders: list[GraderColumn]
     fields: list[str]
+    dataset: Any
+    """state of the dataset that the fields are of"""
     chunks: list[_Chunk]
     """those at the beginning of a file first: so results come soon before their outputs"""
+
+    @property
+    def grader_names(self) -> list[str]:
+        """The names of the graders."""
+        return [grader.name for grader in self.graders]
 
 
 class Part(msgspec.Struct):
@@ -78,37 +93,32 @@ class Part(msgspec.Struct):
 _part: Final = msgspec.msgpack.Decoder(Part)
 
 
-def plan_job(rundir: RunDir, graders: list[str], fields: list[str]) -> Job | None:
+def plan_chunks(rundir: RunDir, graders: list[GraderColumn], fields: list[str], dataset: Any) -> ChunkPlan | None:
     """Divide the files of a run into chunks; None if its results are missing, or written otherwise than expected."""
     if not rundir.results.exists():
         return None
-    files = output_files(rundir)
+    files = [str(path.relative_to(rundir.path)) for path in rundir.journals("outputs")]
     sizes = [journal_size(rundir.path / file) for file in files]
     total = sum(sizes) + rundir.results.stat().st_size
     step = max(_CHUNK, total // _MOST_CHUNKS)
-    results = find_chunks(rundir.results, [*graders, *fields], step)
+    results = find_chunks(rundir.results, [*(grader.name for grader in graders), *fields], step)
     if results is None:
         return None
     shares = [(number / len(results), _Chunk(_RESULTS, *bounds)) for number, bounds in enumerate(results)]
     for file, size in enumerate(sizes):
         shares += [(start / size, _Chunk(file, start, min(size, start + step))) for start in range(0, size, step)]
-    return Job(str(rundir.path), files, graders, fields, [chunk for _, chunk in sorted(shares)])
+    return ChunkPlan(str(rundir.path), files, graders, fields, dataset, [chunk for _, chunk in sorted(shares)])
 
 
-def output_files(rundir: RunDir) -> list[str]:
-    """Return the journals of outputs, relative to the run directory."""
-    return [str(path.relative_to(rundir.path)) for path in rundir.journals("outputs")]
-
-
-def _read_part(job: Job, number: int) -> Part:
-    file, start, stop = job.chunks[number]
+def _read_part(plan: ChunkPlan, number: int) -> Part:
+    file, start, stop = plan.chunks[number]
     if file == _RESULTS:
-        return Part(number, False, *read_results(job.root, job.graders, job.fields, start, stop))
-    return Part(number, True, *read_outputs(Path(job.root, job.files[file]), file, start, stop), [])
+        return Part(number, False, *read_results(plan.root, plan.grader_names, plan.fields, start, stop))
+    return Part(number, True, *read_outputs(Path(plan.root, plan.files[file]), file, start, stop), [])
 
 
 @contextmanager
-def sharing_chunks(job: Job) -> Iterator[Collect]:
+def sharing_chunks(plan: ChunkPlan) -> Iterator[Collect]:
     """Begin to read the chunks of a run, those of a large one in helper processes.
 
     Yields a function that helps them and yields all parts. It raises ValueError if results are not as expected or a
@@ -116,23 +126,23 @@ def sharing_chunks(job: Job) -> Iterator[Collect]:
     """
     with ExitStack() as stack:
         helpers: list[_Helper] = []
-        claimed: Iterable[int] = range(len(job.chunks))
-        if sum(chunk.stop - chunk.start for chunk in job.chunks) > _LARGE:
+        claimed: Iterable[int] = range(len(plan.chunks))
+        if sum(chunk.stop - chunk.start for chunk in plan.chunks) > _LARGE:
             claims, end = os.pipe()
             stack.callback(os.close, claims)
             os.write(end, b"".join(map(_NUMBER.pack, claimed)))
             os.close(end)
             claimed = _claim(claims)
             for _ in range(max(1, min(_MOST_HELPERS, (os.cpu_count() or 1) - 1))):
-                helpers.append(_Helper(job, claims))
+                helpers.append(_Helper(plan, claims))
                 stack.callback(helpers[-1].end)
 
         def collect(progress: Callable[[float], None]) -> Iterator[Part]:
             read: dict[int, Part] = {}
             following = 0
             for number in claimed:
-                progress(number / len(job.chunks))
-                read[number] = _read_part(job, number)
+                progress(number / len(plan.chunks))
+                read[number] = _read_part(plan, number)
                 for helper in helpers:
                     read |= helper.new_parts()
                 while following in read:
@@ -142,7 +152,7 @@ def sharing_chunks(job: Job) -> Iterator[Collect]:
                 if helper.process.wait():
                     raise ValueError("a helper process has failed")
                 read |= helper.new_parts()
-            if len(read) != len(job.chunks) - following:
+            if len(read) != len(plan.chunks) - following:
                 raise ValueError("parts are missing")
             yield from (read.pop(number) for number in sorted(read))
 
@@ -152,14 +162,14 @@ def sharing_chunks(job: Job) -> Iterator[Collect]:
 class _Helper:
     """A process that writes parts to a file, each behind its length."""
 
-    def __init__(self, job: Job, claims: int) -> None:
+    def __init__(self, plan: ChunkPlan, claims: int) -> None:
         command = [sys.executable, "-m", "holdfast.view.chunks", str(claims)]
         self._file = TemporaryFile()
         self._place = 0
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=self._file, pass_fds=[claims])
         assert self.process.stdin is not None
         with suppress(BrokenPipeError), self.process.stdin as pipe:  # a process that has ended is noticed later
-            pipe.write(msgspec.json.encode(job))
+            pipe.write(msgspec.json.encode(plan))
 
     def new_parts(self) -> dict[int, Part]:
         """Return the parts that were written since the last call; raises ValueError where something else is written."""
@@ -194,9 +204,9 @@ def _claim(claims: int) -> Iterator[int]:
 def main() -> None:
     """Read chunks, and write their parts to standard output."""
     gc.disable()  # nothing here has cycles, and looking for them takes half of the time
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=ChunkPlan)
     for number in _claim(int(sys.argv[1])):
-        part = msgspec.msgpack.encode(_read_part(job, number))
+        part = msgspec.msgpack.encode(_read_part(plan, number))
         sys.stdout.buffer.write(_NUMBER.pack(len(part)) + part)
         sys.stdout.buffer.flush()
 

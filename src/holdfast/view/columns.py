@@ -29,9 +29,10 @@ from holdfast.errors import HoldfastError
 from holdfast.report.run_view import RunView
 from holdfast.store.index import read_error_head
 from holdfast.store.lines import LineRef
+from holdfast.view.building import BuildOrder
 from holdfast.view.fields import read_field
 from holdfast.view.recorded import JournalReader, RecordedNotes, StaleColumnsError, read_everything
-from holdfast.view.reported import read_reported
+from holdfast.view.reported import plan_report, read_reported
 from holdfast.view.search import TextHits
 from holdfast.view.table import STATUSES, RowStatus, TrialTable, field_column, score_column, status_column
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.store.rundir import RunDir
-    from holdfast.view.chunks import Collect
     from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
@@ -125,7 +125,6 @@ class Columns:
         self.table = TrialTable(())
         self.folder = folder
         """where the table and what is made of it are stored"""
-        self._path = folder / "columns"
         self._notes = ColumnNotes("everything", [], [])
         self._recorder: JournalReader | None = None
         self._unsaved = 0
@@ -142,7 +141,7 @@ class Columns:
 
     def open_stored(self) -> bool:
         """Take the stored table; returns False if there is none, or it is stale."""
-        stored = TrialTable.load(self._path)
+        stored = TrialTable.load(self.folder)
         return stored is not None and self._adopt(stored)
 
     @property
@@ -273,14 +272,20 @@ class Columns:
         large = sum(self.rundir.journal_bytes().values()) > _LARGE
         if not (large and self._build_in_helper(progress) and self.open_stored()):
             self.build(progress)
+        with suppress(OSError):
+            remove_least_used(self.folder.parent, keep=self.folder)
 
     def _build_in_helper(self, progress: Progress) -> bool:
-        names = msgspec.json.encode((self.view.graders, self.view.spec.by)).decode()
-        command = [sys.executable, "-m", "holdfast.view.building", str(self.rundir.path), str(self.folder), names]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
+        notes = self._present_notes()
+        plan = plan_report(self.view, notes.dataset)
+        order = BuildOrder(str(self.rundir.path), str(self.folder), plan, msgspec.to_builtins(notes))
+        command = [sys.executable, "-m", "holdfast.view.building"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
             progress(0.0)
             try:
+                with suppress(BrokenPipeError), process.stdin as pipe:
+                    pipe.write(msgspec.json.encode(order))
                 for line in process.stdout:
                     progress(float(line))
             except BaseException:
@@ -288,10 +293,11 @@ class Columns:
                 raise
         return process.returncode == 0
 
-    def build(self, progress: Progress, collect: Collect | None = None) -> None:
-        """Build the table in this process, and store it. `collect` returns what is being read already."""
-        notes = ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
-        table, recorder = read_reported(self.view, notes.dataset, progress, collect), None
+    def build(self, progress: Progress, *, reported: bool = True) -> None:
+        """Build the table in this process, and store it: from the report if it fits and is `reported`."""
+        notes, recorder = self._present_notes(), None
+        plan = plan_report(self.view, notes.dataset) if reported else None
+        table = None if plan is None else read_reported(plan, progress)
         if table is None:
             try:
                 recorder = JournalReader(self.view)
@@ -308,10 +314,10 @@ class Columns:
         """Keep the table for the next time; a cache that cannot be written is no reason to show nothing."""
         self._unsaved = 0
         with suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.table.notes = msgspec.to_builtins(self._notes)
-            self.table.save(self._path)
-            remove_least_used(self.folder.parent, keep=self.folder)
+            self.table.store(self.folder, msgspec.to_builtins(self._notes))
+
+    def _present_notes(self) -> ColumnNotes:
+        return ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
 
     def _report_stamp(self) -> list[FileStamp]:
         return self._stamp([self.rundir.manifest, self.rundir.metrics, self.rundir.results])

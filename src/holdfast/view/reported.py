@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 from array import array
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain, islice, repeat
+from pathlib import Path
 from struct import iter_unpack
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.store.index import Entry, Index, keep_output, read_output_head
 from holdfast.store.lines import LineRef
-from holdfast.view.chunks import output_files, plan_job, sharing_chunks
+from holdfast.store.rundir import RunDir
+from holdfast.view.chunks import GraderColumn, plan_chunks, sharing_chunks
 from holdfast.view.facts import LastFailures, set_failure, set_missing
 from holdfast.view.outputs import COLUMNS, NO_OUTPUT, OutputRows, column_of, place_and_length, short_keys
 from holdfast.view.results import append_results
@@ -21,20 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.report.run_view import RunView
-    from holdfast.store.rundir import RunDir
-    from holdfast.view.chunks import Collect, Part
+    from holdfast.view.chunks import ChunkPlan, Part
 
 _WAITING: Final = 1024
 """outputs that are taken at once"""
 
 
-def read_reported(
-    view: RunView, dataset: Any, progress: Callable[[float], None], collect: Collect | None
-) -> TrialTable | None:
-    """Return the columns of a finished run; None if its report does not fit its journals, which then decide.
+def plan_report(view: RunView, dataset: Any) -> ChunkPlan | None:
+    """Prepare for reading the columns of a finished run; None if its report does not fit its journals.
 
     `dataset` is the present state of the dataset, for the columns of the fields by which results are broken down.
-    `collect` returns results and outputs where somebody reads them already.
     """
     metrics = view.metrics
     if metrics is None:
@@ -42,15 +40,17 @@ def read_reported(
     sizes = view.rundir.journal_bytes()
     if any(getattr(metrics.timing, name) not in (None, size) for name, size in sizes.items()):
         return None
-    job = None if collect else plan_job(view.rundir, view.graders, list(view.spec.by))
-    if job is None and collect is None:
-        return None
-    with _without_collector(), sharing_chunks(job) if job else nullcontext(collect) as collect_parts:
-        assert collect_parts is not None
-        results, outputs = _Results(view, dataset), OutputRows()
+    graders = [GraderColumn(place.name, place.block.where is not None) for place in view.places]
+    return plan_chunks(view.rundir, graders, list(view.spec.by), dataset)
+
+
+def read_reported(plan: ChunkPlan, progress: Callable[[float], None]) -> TrialTable | None:
+    """Return the columns of a finished run; None if its report does not fit its journals, which then decide."""
+    with _without_collector(), sharing_chunks(plan) as collect:
+        results, outputs = _Results(plan), OutputRows()
         order = _Order(results.table, outputs)
         try:
-            for part in collect_parts(progress):
+            for part in collect(progress):
                 if part.of_outputs:
                     outputs.append(part.columns, part.values)
                 else:
@@ -58,7 +58,7 @@ def read_reported(
                 order.advance()
         except ValueError:
             return None  # the results are not as expected, or a helper process has failed
-        return _join(view.rundir, results, outputs, order) if results.explain_errors() else None
+        return _join(Path(plan.root), results, outputs, order) if results.explain_errors() else None
 
 
 @contextmanager
@@ -76,12 +76,13 @@ def _without_collector() -> Iterator[None]:
 class _Results:
     """The columns of `results.json`, and which of its trials have an output."""
 
-    def __init__(self, view: RunView, dataset: Any) -> None:
-        self._view = view
-        self.table = TrialTable(view.graders)
-        self.table.files = output_files(view.rundir)  # as the outputs number them
-        for name in view.spec.by:
-            self.table.set_field(name, [""], array("I"), dataset)
+    def __init__(self, plan: ChunkPlan) -> None:
+        self._rundir = RunDir(Path(plan.root))
+        self._graders = plan.graders
+        self.table = TrialTable(plan.grader_names)
+        self.table.files = plan.files  # as the outputs number them
+        for name in plan.fields:
+            self.table.set_field(name, [""], array("I"), plan.dataset)
         self.present = bytearray()
         """a byte of 1 for each trial that has an output"""
         self._errors: list[tuple[int, str, bool]] = []
@@ -102,11 +103,11 @@ class _Results:
         for name in ("error", "error_at"):
             table[name].frombytes(bytes(rows * table[name].itemsize))
         failures = LastFailures()
-        failures.read(self._view.rundir.journals("errors"))
+        failures.read(self._rundir.journals("errors"))
         return all(self._explain(failures, *error) for error in self._errors)
 
     def _explain(self, failures: LastFailures, row: int, key: str, present: bool) -> bool:
-        table, root = self.table, self._view.rundir.path
+        table, root = self.table, self._rundir.path
         if not present:
             self.present[row] = 0
             set_missing(table, row, failures.of_target.get(key), root)
@@ -119,7 +120,7 @@ class _Results:
         absent = [number for number, column in enumerate(columns) if not column[row]]
         for number in absent:
             columns[number][row] = CODES["ungraded"]
-        return all(self._view.places[number].block.where is None for number in absent)
+        return not any(self._graders[number].conditional for number in absent)
 
 
 class _Order:
@@ -170,12 +171,12 @@ class _Order:
         return None if waiting else joined
 
 
-def _join(rundir: RunDir, results: _Results, outputs: OutputRows, order: _Order) -> TrialTable | None:
+def _join(root: Path, results: _Results, outputs: OutputRows, order: _Order) -> TrialTable | None:
     """Fill the columns of the results with those of their outputs; None if there is an output too many or too few."""
     table = results.table
     joined: bytes | bytearray | None = order.finish()
     if joined is None:
-        chosen = _choose_outputs(rundir, table.files, outputs)
+        chosen = _choose_outputs(root, table.files, outputs)
         keys = chain.from_iterable(iter_unpack("16s", table["keys"]))
         joined = b"".join([chosen.pop(key, NO_OUTPUT) for key in keys])
         if chosen:
@@ -190,7 +191,7 @@ def _join(rundir: RunDir, results: _Results, outputs: OutputRows, order: _Order)
     return table
 
 
-def _choose_outputs(rundir: RunDir, files: list[str], outputs: OutputRows) -> dict[bytes, bytes]:
+def _choose_outputs(root: Path, files: list[str], outputs: OutputRows) -> dict[bytes, bytes]:
     """Return the output that counts for each key, as the index chooses it where there are several."""
     chosen = dict(outputs.pairs())
     if len(chosen) == outputs.count:
@@ -203,7 +204,7 @@ def _choose_outputs(rundir: RunDir, files: list[str], outputs: OutputRows) -> di
             index, by_line = Index(), {}
             for (place, length), row in sorted((place_and_length(row), row) for row in several):
                 file, offset = split_place(place)
-                line = LineRef(rundir.path / files[file], offset, length)
+                line = LineRef(root / files[file], offset, length)
                 if (head := read_output_head(line.read())) is not None:
                     keep_output(index, Entry(line, head))
                     by_line[line] = row
