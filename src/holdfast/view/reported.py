@@ -80,7 +80,7 @@ class _Results:
         self._rundir = RunDir(Path(plan.root))
         self._graders = plan.graders
         self.table = TrialTable(plan.grader_names)
-        self.table.files = plan.files  # as the outputs number them
+        self.table.files = list(plan.files)  # as the outputs number them
         for name in plan.fields:
             self.table.set_field(name, [""], array("I"), plan.dataset)
         self.present = bytearray()
