@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import tempfile
@@ -146,12 +147,19 @@ def test_verdicts_that_come_one_look_after_another_are_joined(run: JournaledRun,
 
 
 @settings(max_examples=EXAMPLES)
-@given(journals.events, st.sampled_from([0.6, 0.3, 1.0]), st.sampled_from([1, 2, 1024]))
+@given(
+    journals.events,
+    st.sampled_from([0.6, 0.3, 1.0]),
+    st.sampled_from([1, 2, 1024]),
+    st.sampled_from([1, 700, 1 << 24]),
+    st.sampled_from([16, 600, 1 << 20]),
+)
 def test_columns_of_a_finished_run_agree_with_the_run_view(
-    events: list[journals.Event], threshold: float, waiting: int
+    events: list[journals.Event], threshold: float, waiting: int, chunk: int, block: int
 ) -> None:
     outputs_at_once = patch("holdfast.view.reported._WAITING", waiting)  # with few, some come after their turn
-    with tempfile.TemporaryDirectory() as folder, outputs_at_once:
+    sizes = patch.multiple("holdfast.view.chunks", _CHUNK=chunk), patch.multiple("holdfast.view.results", _BLOCK=block)
+    with tempfile.TemporaryDirectory() as folder, outputs_at_once, sizes[0], sizes[1]:
         run = JournaledRun(Path(folder))
         for event in events:
             run.append(event)
@@ -197,7 +205,7 @@ def test_outputs_in_another_order_than_the_dataset_come_to_their_rows(
                 run.append(event)
     run.report()
     assert same(shown(open_again(run)), expected(run))
-    table = TrialTable.load(cache_file(run))
+    table = TrialTable.load(cache_file(run).parent)
     assert table is not None
     assert table.notes["kind"] == "reported"
 
@@ -312,17 +320,33 @@ def test_large_runs_are_built_by_helper_processes(finished: JournaledRun, monkey
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_helper_processes_share_the_outputs_of_large_runs(
+def test_helper_processes_share_results_and_outputs_of_large_runs(
     finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, twice: bool
 ) -> None:
     if twice:
         journal = finished.rundir.path / "outputs.jsonl"
         journal.write_bytes(journal.read_bytes() * 2)
         finished.report()
-    monkeypatch.setattr("holdfast.view.outputs._LARGE", 0)
-    monkeypatch.setattr("holdfast.view.outputs._CHUNK", 500)
+    monkeypatch.setattr("holdfast.view.chunks._LARGE", 0)
+    monkeypatch.setattr("holdfast.view.chunks._CHUNK", 1)  # a line each, so the trials of a sample are in two of them
     columns = open_again(finished)
     assert columns.table.notes["kind"] == "reported"
+    assert same(shown(columns), expected(finished))
+    assert len(set(columns.table["id_starts"])) == len(ROWS)
+
+
+@pytest.mark.parametrize("change", ["formatted", "unexpected", "cut off"])
+def test_results_that_are_not_as_expected_are_not_needed(finished: JournaledRun, change: str) -> None:
+    results = finished.rundir.results
+    text = results.read_text()
+    changed = {
+        "formatted": json.dumps(json.loads(text), indent=2) + "\n",
+        "unexpected": text.replace('"status":"passed"', '"status":"marvellous"', 1),
+        "cut off": text[: len(text) // 2],
+    }
+    results.write_text(changed[change])
+    columns = open_again(finished)
+    assert columns.table.notes["kind"] == "recorded"
     assert same(shown(columns), expected(finished))
 
 
@@ -330,8 +354,8 @@ def test_helper_processes_share_the_outputs_of_large_runs(
 def test_a_helper_process_that_fails_costs_only_time(
     finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    monkeypatch.setattr("holdfast.view.outputs._LARGE", 0)
-    monkeypatch.setattr("holdfast.view.outputs._CHUNK", 500)
+    monkeypatch.setattr("holdfast.view.chunks._LARGE", 0)
+    monkeypatch.setattr("holdfast.view.chunks._CHUNK", 500)
     monkeypatch.setattr("sys.executable", program)
     assert same(shown(open_again(finished)), expected(finished))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from holdfast.report.run_view import RunView
 from holdfast.report.trial_counts import TrialsTally, count_trial
 from holdfast.store.rundir import RunDir
 from holdfast.view.columns import open_columns
-from holdfast.view.counting import count_rows
+from holdfast.view.counting import count_rows, count_run
 from tests.support.lab import Lab, rows
 from tests.support.running import Server, module_server
 from tests.support.showcase import agent_run, long_run
@@ -62,3 +63,37 @@ def test_an_unfinished_run(tmp_path: Path) -> None:
     assert (counted.funnel, counted.graders, counted.overall) == (expected.funnel, expected.graders, expected.overall)
     assert (counted.histograms, counted.activity) == (expected.histograms, expected.activity)
     assert sum((counted.statuses or {}).values()) == 4
+
+
+def test_a_large_run_is_counted_once_by_a_helper_process(
+    tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(Lab(tmp_path, provider, rows=rows(6)).eval().run)
+    view, expected = RunView(run), from_trials(run.path)
+    monkeypatch.setattr("holdfast.view.counting._MANY", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.view.counting.count_rows", None)  # the helper process has its own
+        assert count_run(view, open_columns(run, tmp_path)) == expected
+        patch.setattr("sys.executable", "/bin/false")
+        assert count_run(view, open_columns(run, tmp_path)) == expected
+    [stored] = tmp_path.glob("view/*/overview")
+    whole = stored.read_bytes()
+    damaged = whole[:-1] + bytes([whole[-1] ^ 1])
+    stored.write_bytes(damaged)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", "/bin/false")
+        assert count_run(view, open_columns(run, tmp_path)) == expected  # in this process
+    assert stored.read_bytes() == damaged
+    assert count_run(view, open_columns(run, tmp_path)) == expected
+    assert stored.read_bytes() == whole
+
+
+def test_a_large_run_is_counted_again_when_it_has_changed(
+    tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.view.counting._MANY", 0)
+    run = RunDir(Lab(tmp_path, provider, rows=rows(6)).eval().run)
+    first = count_run(RunView(run), open_columns(run, tmp_path))
+    run.metrics.write_text(json.dumps({**json.loads(run.metrics.read_bytes()), "notices": ["changed"]}))
+    second = count_run(RunView(run), open_columns(run, tmp_path))
+    assert (first.notices, second.notices) == ([], ["changed"])

@@ -17,7 +17,9 @@
 `search`   texts in transcripts, searched in a helper process
 `fields`   fields of the rows as columns
 `reported` columns of a finished run, from its report
-`outputs`  outputs as rows, read by several processes
+`chunks`   results and outputs divided into chunks, which several processes read
+`results`  chunks of results as columns
+`outputs`  chunks of outputs as rows
 `recorded` columns of any other run, from its journals, extended as they grow
 `facts`    facts of a trial, written into its row
 `table`    typed columns, in memory and as one checked file

@@ -1,7 +1,7 @@
 """The helper process that builds the columns of a large run, and prints how far it is.
 
-Its memory is freed when it ends. Other helpers read the outputs at the same time, and start first, since they import
-little.
+Its memory is freed when it ends. The columns of a finished run are made with few modules, so it begins at once; others
+need most of Holdfast.
 """
 
 from __future__ import annotations
@@ -9,25 +9,46 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from holdfast.store.rundir import RunDir
-from holdfast.view.outputs import reading_outputs
+from holdfast.view.chunks import ChunkPlan  # noqa: TC001 - msgspec reads it
+from holdfast.view.reported import read_reported
 
 _NICENESS = 5
-"""so that a run on the same machine goes first; helpers that read outputs inherit it"""
+"""so that a run on the same machine goes first; its own helpers inherit it"""
+
+
+class BuildOrder(msgspec.Struct):
+    """The columns that are to be built."""
+
+    run: str
+    folder: str
+    """where they are to be stored"""
+    plan: ChunkPlan | None
+    """None if the run is not finished, or its report does not fit its journals"""
+    notes: Any
+    """for columns that are made of the report"""
 
 
 def main() -> None:
     """Build the columns of a run, and store them in a folder."""
     os.nice(_NICENESS)
     gc.disable()  # nothing in the columns has cycles, and looking for them takes half of the time
-    rundir, folder = RunDir(Path(sys.argv[1])), Path(sys.argv[2])
-    with reading_outputs(rundir) if rundir.finished else nullcontext() as outputs:
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=BuildOrder)
+    folder = Path(order.folder)
+    table = None if order.plan is None else read_reported(order.plan, _show)
+    if table is None:
         from holdfast.view.columns import Columns
 
-        Columns(rundir, folder).build(_show, outputs)
+        Columns(RunDir(Path(order.run)), folder).build(_show, reported=False)
+    else:
+        with suppress(OSError):  # the viewer then builds them again, and keeps them in memory
+            table.store(folder, order.notes)
 
 
 def _show(share: float) -> None:

@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from holdfast import __version__
 from holdfast.canonical import digest_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError
 from holdfast.report.run_view import RunView
 from holdfast.store.index import read_error_head
 from holdfast.store.lines import LineRef
+from holdfast.view.building import BuildOrder
 from holdfast.view.fields import read_field
 from holdfast.view.recorded import JournalReader, RecordedNotes, StaleColumnsError, read_everything
-from holdfast.view.reported import read_reported
+from holdfast.view.reported import plan_report, read_reported
 from holdfast.view.search import TextHits
 from holdfast.view.table import STATUSES, RowStatus, TrialTable, field_column, score_column, status_column
 
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.store.rundir import RunDir
-    from holdfast.view.outputs import OutputRows
     from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
@@ -122,8 +123,8 @@ class Columns:
         """latest counts, by generation, rows and fields"""
         self.view = RunView(rundir)
         self.table = TrialTable(())
-        self._folder = folder
-        self._path = folder / "columns"
+        self.folder = folder
+        """where the table and what is made of it are stored"""
         self._notes = ColumnNotes("everything", [], [])
         self._recorder: JournalReader | None = None
         self._unsaved = 0
@@ -132,12 +133,21 @@ class Columns:
 
     def open(self, progress: Progress) -> None:
         """Take the stored table if it is not stale, else build it."""
-        stored = TrialTable.load(self._path)
-        if stored is None or not self._adopt(stored):
+        if not self.open_stored():
             self._rebuild(progress)
         progress(1.0)
         with suppress(OSError):
-            os.utime(self._folder)  # used most recently
+            os.utime(self.folder)  # used most recently
+
+    def open_stored(self) -> bool:
+        """Take the stored table; returns False if there is none, or it is stale."""
+        stored = TrialTable.load(self.folder)
+        return stored is not None and self._adopt(stored)
+
+    @property
+    def settled(self) -> bytes | None:
+        """State of the files that the table was made of; None if it grows with them."""
+        return None if self._recorder else msgspec.json.encode((__version__, self._notes))
 
     @property
     def rows(self) -> int:
@@ -259,18 +269,23 @@ class Columns:
     def _rebuild(self, progress: Progress) -> None:
         """Build the table: a large one in a helper process, whose memory is freed afterwards."""
         self.view = RunView(self.rundir)
-        if sum(self.rundir.journal_bytes().values()) > _LARGE and self._build_in_helper(progress):
-            stored = TrialTable.load(self._path)
-            if stored is not None and self._adopt(stored):
-                return
-        self.build(progress)
+        large = sum(self.rundir.journal_bytes().values()) > _LARGE
+        if not (large and self._build_in_helper(progress) and self.open_stored()):
+            self.build(progress)
+        with suppress(OSError):
+            remove_least_used(self.folder.parent, keep=self.folder)
 
     def _build_in_helper(self, progress: Progress) -> bool:
-        command = [sys.executable, "-m", "holdfast.view.building", str(self.rundir.path), str(self._folder)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
+        notes = self._present_notes()
+        plan = plan_report(self.view, notes.dataset)
+        order = BuildOrder(str(self.rundir.path), str(self.folder), plan, msgspec.to_builtins(notes))
+        command = [sys.executable, "-m", "holdfast.view.building"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
             progress(0.0)
             try:
+                with suppress(BrokenPipeError), process.stdin as pipe:
+                    pipe.write(msgspec.json.encode(order))
                 for line in process.stdout:
                     progress(float(line))
             except BaseException:
@@ -278,10 +293,11 @@ class Columns:
                 raise
         return process.returncode == 0
 
-    def build(self, progress: Progress, outputs: Callable[[], OutputRows] | None = None) -> None:
-        """Build the table in this process, and store it. `outputs` returns those that are being read already."""
-        notes = ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
-        table, recorder = read_reported(self.view, notes.dataset, progress, outputs), None
+    def build(self, progress: Progress, *, reported: bool = True) -> None:
+        """Build the table in this process, and store it: from the report if it fits and is `reported`."""
+        notes, recorder = self._present_notes(), None
+        plan = plan_report(self.view, notes.dataset) if reported else None
+        table = None if plan is None else read_reported(plan, progress)
         if table is None:
             try:
                 recorder = JournalReader(self.view)
@@ -298,10 +314,10 @@ class Columns:
         """Keep the table for the next time; a cache that cannot be written is no reason to show nothing."""
         self._unsaved = 0
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.table.notes = msgspec.to_builtins(self._notes)
-            self.table.save(self._path)
-            remove_least_used(self._folder.parent, keep=self._folder)
+            self.table.store(self.folder, msgspec.to_builtins(self._notes))
+
+    def _present_notes(self) -> ColumnNotes:
+        return ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
 
     def _report_stamp(self) -> list[FileStamp]:
         return self._stamp([self.rundir.manifest, self.rundir.metrics, self.rundir.results])

@@ -1,30 +1,39 @@
 """Numbers of a run that its trials are counted for: funnel, distributions, activity; once for each state of the run.
 
-Counting a million trials takes seconds, so it goes on beside the pages. A page waits for a moment and otherwise shows
-what was counted before, if anything.
+Counting a million trials takes seconds, so a page waits for a moment and otherwise shows what was counted before, if
+anything. Trials are counted in a thread, and those of a large finished run in a helper process, which this module is
+when it runs as a program: sorting a million numbers would hold up the pages. It stores the numbers beside the columns,
+so that they are there when the run is opened again.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import compress
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from holdfast.report.checkpoints import gravest
-from holdfast.report.overview import run_overview
+from holdfast.report.overview import Overview, run_overview
 from holdfast.report.trial_counts import ManyTrials, TrialNumbers, TrialsTally
+from holdfast.store.cache_file import read_header, write_cache
+from holdfast.store.rundir import RunDir
+from holdfast.view.columns import Columns
 from holdfast.view.table import STATUSES, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.report.checkpoints import BandState, TrialStatus
-    from holdfast.report.overview import Overview
     from holdfast.report.run_view import RunView
-    from holdfast.view.columns import Columns
     from holdfast.view.site import Site
     from holdfast.view.table import TrialTable
 
@@ -32,6 +41,11 @@ _PATIENCE: Final = 0.25
 """seconds that a page waits"""
 _KEPT: Final = 8
 """runs whose numbers are kept"""
+_MANY: Final = 100_000
+"""trials from which on a helper process counts those of a finished run"""
+_NICENESS: Final = 5
+"""of the helper process, so that a run on the same machine goes first"""
+_MAGIC: Final = b"holdfast overview 1\n"
 _STATUS: Final[tuple[TrialStatus, ...]] = tuple("pending" if status == "ungraded" else status for status in STATUSES)
 """by the numbers that columns have for statuses, less one"""
 
@@ -71,8 +85,46 @@ class Counting:
 
 
 def count_run(view: RunView, columns: Columns) -> Overview:
-    """Return a run in numbers, for which all its trials are counted."""
-    return run_overview(view, count_rows(view, columns))
+    """Return a run in numbers, for which all its trials are counted, or were before."""
+    overview = _count_many(columns) if columns.rows >= _MANY and columns.settled is not None else None
+    if overview is None:
+        return run_overview(view, count_rows(view, columns))
+    return msgspec.structs.replace(overview, run=view.manifest.id)  # an archived run has another name in addresses
+
+
+class _Stored(msgspec.Struct):
+    """An overview, and the state of the run that it is of."""
+
+    state: bytes
+    overview: Overview
+
+
+def _count_many(columns: Columns) -> Overview | None:
+    """Return the stored overview of a run, which a helper process makes if need be; None if that is impossible."""
+    overview = _load(columns)
+    if overview is None:
+        command = [sys.executable, "-m", "holdfast.view.counting", str(columns.rundir.path), str(columns.folder)]
+        subprocess.run(command, check=False)
+        overview = _load(columns)
+    return overview
+
+
+def _load(columns: Columns) -> Overview | None:
+    """Return the stored overview; None if there is none of the present state, or it is damaged."""
+    with suppress(OSError, ValueError, msgspec.DecodeError), (columns.folder / "overview").open("rb") as file:
+        stored = msgspec.msgpack.decode(read_header(file, _MAGIC)[0], type=_Stored)
+        return stored.overview if stored.state == columns.settled else None
+    return None
+
+
+def main() -> None:
+    """Count the trials of a run from its stored columns, and store its overview beside them."""
+    os.nice(_NICENESS)
+    columns = Columns(RunDir(Path(sys.argv[1])), Path(sys.argv[2]))
+    if columns.open_stored() and columns.settled is not None:
+        overview = run_overview(columns.view, count_rows(columns.view, columns))
+        with suppress(OSError):
+            write_cache(columns.folder / "overview", _MAGIC, msgspec.msgpack.encode(_Stored(columns.settled, overview)))
 
 
 def count_rows(view: RunView, columns: Columns) -> TrialsTally:
@@ -160,3 +212,10 @@ def _numbers(table: TrialTable) -> Iterator[TrialNumbers]:
 
 def _known(value: float) -> float | None:
     return None if value != value else value
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:  # the viewer has ended
+        sys.exit(1)

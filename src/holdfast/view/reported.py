@@ -3,75 +3,62 @@
 from __future__ import annotations
 
 import gc
-import re
 from array import array
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain, islice, repeat
-from operator import attrgetter
+from pathlib import Path
 from struct import iter_unpack
-from typing import TYPE_CHECKING, Any, Final, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.store.index import Entry, Index, keep_output, read_output_head
 from holdfast.store.lines import LineRef
+from holdfast.store.rundir import RunDir
+from holdfast.view.chunks import GraderColumn, plan_chunks, sharing_chunks
 from holdfast.view.facts import LastFailures, set_failure, set_missing
-from holdfast.view.outputs import COLUMNS, NO_OUTPUT, column_of, output_files, place_and_length, reading_outputs
-from holdfast.view.table import CODES, NAN, TrialTable, field_column, score_column, split_place, status_column
+from holdfast.view.outputs import COLUMNS, NO_OUTPUT, OutputRows, column_of, place_and_length, short_keys
+from holdfast.view.results import append_results
+from holdfast.view.table import CODES, TrialTable, split_place, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.report.run_view import RunView
-    from holdfast.store.rundir import RunDir
-    from holdfast.view.outputs import OutputRows
+    from holdfast.view.chunks import ChunkPlan, Part
 
-_BLOCK: Final = 1 << 20
-"""bytes of results that are decoded at once"""
-_LAST: Final = b"\n]}\n"
-"""the end of `results.json`"""
-_NOT_IN_STRUCTS: Final = re.compile(r"[\\\"\x00-\x1f]")
-"""characters that no field of a struct may have in its name"""
 _WAITING: Final = 1024
 """outputs that are taken at once"""
-Verdict = Literal["passed", "failed", "error", "skipped", "not_reached"]
 
 
-class _Grade(msgspec.Struct, frozen=True, gc=False):
-    status: Verdict | Literal[""] = ""
-    """empty for a grader that does not look at the row"""
-    score: float | None = None
-
-
-_VERDICT_CODES: Final = {"": 0, **CODES}
-_ERROR: Final = CODES["error"]
-
-
-def known(values: list[Any]) -> list[float]:
-    """Return numbers with NaN for those that are unknown."""
-    return [NAN if value is None else value for value in values] if None in values else values
-
-
-def read_reported(
-    view: RunView, dataset: Any, progress: Callable[[float], None], outputs: Callable[[], OutputRows] | None
-) -> TrialTable | None:
-    """Return the columns of a finished run; None if its report does not fit its journals, which then decide.
+def plan_report(view: RunView, dataset: Any) -> ChunkPlan | None:
+    """Prepare for reading the columns of a finished run; None if its report does not fit its journals.
 
     `dataset` is the present state of the dataset, for the columns of the fields by which results are broken down.
-    `outputs` returns the outputs where somebody reads them already.
     """
     metrics = view.metrics
-    if metrics is None or not view.rundir.results.exists():
+    if metrics is None:
         return None
     sizes = view.rundir.journal_bytes()
     if any(getattr(metrics.timing, name) not in (None, size) for name, size in sizes.items()):
         return None
-    with _without_collector(), nullcontext(outputs) if outputs else reading_outputs(view.rundir) as read_outputs:
-        results = _Results(view, dataset)
+    graders = [GraderColumn(place.name, place.block.where is not None) for place in view.places]
+    return plan_chunks(view.rundir, graders, list(view.spec.by), dataset)
+
+
+def read_reported(plan: ChunkPlan, progress: Callable[[float], None]) -> TrialTable | None:
+    """Return the columns of a finished run; None if its report does not fit its journals, which then decide."""
+    with _without_collector(), sharing_chunks(plan) as collect:
+        results, outputs = _Results(plan), OutputRows()
+        order = _Order(results.table, outputs)
         try:
-            return _join(view.rundir, results, read_outputs()) if results.read(progress) else None
+            for part in collect(progress):
+                if part.of_outputs:
+                    outputs.append(part.columns, part.values)
+                else:
+                    results.append(part)
+                order.advance()
         except ValueError:
-            return None  # a helper process has failed
+            return None  # the results are not as expected, or a helper process has failed
+        return _join(Path(plan.root), results, outputs, order) if results.explain_errors() else None
 
 
 @contextmanager
@@ -87,110 +74,45 @@ def _without_collector() -> Iterator[None]:
 
 
 class _Results:
-    """The columns of `results.json`, in which each trial is a line."""
+    """The columns of `results.json`, and which of its trials have an output."""
 
-    def __init__(self, view: RunView, dataset: Any) -> None:
-        self._view = view
-        self.table = TrialTable(view.graders)
-        self.table.files = output_files(view.rundir)  # as the outputs number them
-        for name in view.spec.by:
-            self.table.set_field(name, [""], array("I"), dataset)
+    def __init__(self, plan: ChunkPlan) -> None:
+        self._rundir = RunDir(Path(plan.root))
+        self._graders = plan.graders
+        self.table = TrialTable(plan.grader_names)
+        self.table.files = list(plan.files)  # as the outputs number them
+        for name in plan.fields:
+            self.table.set_field(name, [""], array("I"), plan.dataset)
         self.present = bytearray()
         """a byte of 1 for each trial that has an output"""
-        self._graders = [f"grader{number}" for number in range(len(self.table.graders))]
-        self._fields = [f"field{number}" for number in range(len(view.spec.by))]
-        self._failures = LastFailures()
-        self._failures.read(view.rundir.journals("errors"))
+        self._errors: list[tuple[int, str, bool]] = []
 
-    def _decoder(self) -> msgspec.json.Decoder[list[Any]]:
-        grades = msgspec.defstruct(
-            "Grades",
-            [(name, _Grade, _Grade()) for name in self._graders],
-            rename=dict(zip(self._graders, self.table.graders, strict=True)),
-            gc=False,
-        )
-        breakdown = msgspec.defstruct(
-            "Breakdown",
-            [(name, str, "") for name in self._fields],
-            rename=dict(zip(self._fields, self._view.spec.by, strict=True)),
-            frozen=True,
-            gc=False,
-        )
-        result = msgspec.defstruct(
-            "Result",
-            [
-                ("sample", str),
-                ("trial", int),
-                ("key", str),
-                ("status", Verdict),
-                ("score", float | None),
-                ("output", msgspec.Raw),
-                ("grades", grades),
-                ("by", breakdown, breakdown()),
-            ],
-            gc=False,
-        )
-        return msgspec.json.Decoder(list[result])  # type: ignore[valid-type]
+    def append(self, part: Part) -> None:
+        """Append the trials of a chunk."""
+        first = len(self.table)
+        self._errors += [(first + row, key, present) for row, key, present in part.errors]
+        append_results(self.table, part.columns, part.values)
 
-    def read(self, progress: Callable[[float], None]) -> bool:
-        """Read the file; returns False where it is written otherwise, or says too little."""
-        if any(_NOT_IN_STRUCTS.search(name) for name in (*self._view.graders, *self._view.spec.by)):
-            return False
-        decode = self._decoder().decode
-        size = max(1, self._view.rundir.results.stat().st_size)
-        with self._view.rundir.results.open("rb") as file:
-            if not file.readline().endswith(b'"trials":[\n'):
-                return False
-            rest = b""
-            while block := file.read(_BLOCK):
-                progress(min(1.0, file.tell() / size))
-                trials = bytearray(b"[")
-                trials += rest
-                trials += block
-                end = trials.rfind(b",\n")
-                if trials.endswith(_LAST):
-                    rest, trials[-len(_LAST) :] = b"", b"]"
-                elif end < 0:
-                    rest = bytes(trials[1:])
-                    continue
-                else:
-                    rest, trials[end:] = bytes(trials[end + 2 :]), b"]"
-                try:
-                    if not self._add(decode(trials)):
-                        return False
-                except msgspec.DecodeError:
-                    return False
-        return not rest
+    def explain_errors(self) -> bool:
+        """Tell trials without an output from those whose verdicts failed or are still to come.
 
-    def _add(self, batch: list[Any]) -> bool:
-        """Add trials; returns False if the results do not tell which graders looked at one of them."""
-        table, first = self.table, len(self.table)
-        table.extend([each.sample for each in batch], [each.trial for each in batch], [each.key for each in batch])
-        statuses = bytes([CODES[each.status] for each in batch])
-        table["status"].frombytes(statuses)
-        table.fill("score", known([each.score for each in batch]))
-        every_grades = [each.grades for each in batch]
-        for number, name in enumerate(self._graders):
-            verdicts = list(map(attrgetter(name), every_grades))
-            table[status_column(number)].frombytes(bytes([_VERDICT_CODES[verdict.status] for verdict in verdicts]))
-            table.fill(score_column(number), known([verdict.score for verdict in verdicts]))
-        for field, name in zip(self._fields, self._view.spec.by, strict=True):
-            column = field_column(name)
-            table.fill(column, table.codes(column, list(map(attrgetter(f"by.{field}"), batch))))
+        Returns False if the results do not tell which graders looked at one of them.
+        """
+        table, rows = self.table, len(self.table)
+        self.present += b"\1" * rows
         for name in ("error", "error_at"):
-            table[name].frombytes(bytes(len(batch) * table[name].itemsize))
-        self.present += b"\1" * len(batch)
-        errors = [row for row, code in enumerate(statuses) if code == _ERROR] if _ERROR in statuses else ()
-        return all(self._explain_error(first + row, batch[row]) for row in errors)
+            table[name].frombytes(bytes(rows * table[name].itemsize))
+        failures = LastFailures()
+        failures.read(self._rundir.journals("errors"))
+        return all(self._explain(failures, *error) for error in self._errors)
 
-    def _explain_error(self, row: int, result: Any) -> bool:
-        """Tell a trial without an output from one whose verdicts failed or are still to come; False if unsure."""
-        table, root = self.table, self._view.rundir.path
-        if bytes(result.output) == b"null":
+    def _explain(self, failures: LastFailures, row: int, key: str, present: bool) -> bool:
+        table, root = self.table, self._rundir.path
+        if not present:
             self.present[row] = 0
-            set_missing(table, row, self._failures.of_target.get(result.key), root)
+            set_missing(table, row, failures.of_target.get(key), root)
             return True
-        failure = self._failures.of_graders.get(result.key)
+        failure = failures.of_graders.get(key)
         set_failure(table, row, failure, root)
         columns = [table[status_column(number)] for number in range(len(table.graders))]
         if failure is None and all(column[row] != CODES["error"] for column in columns):
@@ -198,16 +120,65 @@ class _Results:
         absent = [number for number, column in enumerate(columns) if not column[row]]
         for number in absent:
             columns[number][row] = CODES["ungraded"]
-        return all(self._view.places[number].block.where is None for number in absent)
+        return not any(self._graders[number].conditional for number in absent)
 
 
-def _join(rundir: RunDir, results: _Results, outputs: OutputRows) -> TrialTable | None:
+class _Order:
+    """Puts the rows of outputs in the order of a table, while both grow.
+
+    Outputs are nearly in this order, since requests are sent in it. So few wait for their turn, and the dict of those
+    that do stays in the processor's cache. Where two keys have the same short key, an output is missing or in the wrong
+    row, which is noticed as if there were one too few or too many.
+    """
+
+    def __init__(self, table: TrialTable, outputs: OutputRows) -> None:
+        self._table = table
+        self._outputs = outputs
+        self._pairs = outputs.short_pairs()
+        self._waiting = dict[int, bytes]()
+        self._taken = 0
+        """outputs that are waiting or have come to their rows"""
+        self._rows = 0
+        """rows of the table that have had their turn"""
+        self._parts: list[bytes] = []
+
+    def advance(self) -> None:
+        """Give their turn to rows whose outputs should have been read."""
+        while self._rows + _WAITING <= min(len(self._table), self._outputs.count - _WAITING):
+            self._take(self._rows + 2 * _WAITING - self._taken)
+
+    def _take(self, outputs: int) -> None:
+        self._waiting.update(islice(self._pairs, outputs))
+        keys = short_keys(self._table["keys"][self._rows * 16 : (self._rows + _WAITING) * 16])
+        self._parts.append(b"".join(map(self._waiting.pop, keys, repeat(NO_OUTPUT))))
+        self._taken += outputs
+        self._rows += len(keys)
+
+    def finish(self) -> bytearray | None:
+        """Return the rows in order; None if a key has several outputs, or is not in the table."""
+        while self._rows < len(self._table):
+            self._take(min(_WAITING, self._outputs.count - self._taken))
+        waiting = self._waiting
+        waiting.update(self._pairs)
+        joined = bytearray(b"").join(self._parts)
+        places = array("Q", column_of(joined, "at"))
+        if len(places) - places.count(0) + len(waiting) != self._outputs.count:
+            return None  # one output has replaced another
+        keys = short_keys(self._table["keys"])
+        for row in [row for row, place in enumerate(places) if not place] if waiting else ():
+            if (late := waiting.pop(keys[row], None)) is not None:
+                joined[row * len(late) : (row + 1) * len(late)] = late
+        return None if waiting else joined
+
+
+def _join(root: Path, results: _Results, outputs: OutputRows, order: _Order) -> TrialTable | None:
     """Fill the columns of the results with those of their outputs; None if there is an output too many or too few."""
     table = results.table
-    joined: bytes | bytearray | None = _in_order(table, outputs)
+    joined: bytes | bytearray | None = order.finish()
     if joined is None:
-        chosen = _choose_outputs(rundir, table.files, outputs)
-        joined = b"".join([chosen.pop(key, NO_OUTPUT) for key in _keys(table)])
+        chosen = _choose_outputs(root, table.files, outputs)
+        keys = chain.from_iterable(iter_unpack("16s", table["keys"]))
+        joined = b"".join([chosen.pop(key, NO_OUTPUT) for key in keys])
         if chosen:
             return None
     for name in COLUMNS:
@@ -220,37 +191,10 @@ def _join(rundir: RunDir, results: _Results, outputs: OutputRows) -> TrialTable 
     return table
 
 
-def _keys(table: TrialTable) -> Iterator[bytes]:
-    return chain.from_iterable(iter_unpack("16s", table["keys"]))
-
-
-def _in_order(table: TrialTable, outputs: OutputRows) -> bytearray | None:
-    """Return the rows of the outputs in the order of the table; None if a key has several, or is not in the table.
-
-    Outputs are nearly in this order, since requests are sent in it. So few wait for their turn, and the dict of those
-    that do stays in the processor's cache.
-    """
-    keys, pairs = _keys(table), outputs.pairs()
-    waiting = dict(islice(pairs, _WAITING))
-    parts = []
-    while block := list(islice(keys, _WAITING)):
-        waiting.update(islice(pairs, _WAITING))
-        parts.append(b"".join(map(waiting.pop, block, repeat(NO_OUTPUT))))
-    waiting.update(pairs)
-    joined = bytearray(b"").join(parts)
-    places = array("Q", column_of(joined, "at"))
-    if len(places) - places.count(0) + len(waiting) != len(outputs):
-        return None  # one output has replaced another
-    for row in [row for row, place in enumerate(places) if not place] if waiting else ():
-        if (late := waiting.pop(table.key_at(row), None)) is not None:
-            joined[row * len(late) : (row + 1) * len(late)] = late
-    return None if waiting else joined
-
-
-def _choose_outputs(rundir: RunDir, files: list[str], outputs: OutputRows) -> dict[bytes, bytes]:
+def _choose_outputs(root: Path, files: list[str], outputs: OutputRows) -> dict[bytes, bytes]:
     """Return the output that counts for each key, as the index chooses it where there are several."""
     chosen = dict(outputs.pairs())
-    if len(chosen) == len(outputs):
+    if len(chosen) == outputs.count:
         return chosen
     rows: dict[bytes, list[bytes]] = {}
     for key, row in outputs.pairs():
@@ -260,7 +204,7 @@ def _choose_outputs(rundir: RunDir, files: list[str], outputs: OutputRows) -> di
             index, by_line = Index(), {}
             for (place, length), row in sorted((place_and_length(row), row) for row in several):
                 file, offset = split_place(place)
-                line = LineRef(rundir.path / files[file], offset, length)
+                line = LineRef(root / files[file], offset, length)
                 if (head := read_output_head(line.read())) is not None:
                     keep_output(index, Entry(line, head))
                     by_line[line] = row

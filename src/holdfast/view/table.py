@@ -35,6 +35,7 @@ CODES: Final[dict[str, int]] = {status: code for code, status in enumerate(STATU
 NAN: Final = float("nan")
 """stands for unknown numbers, which fulfil no condition"""
 
+_NAME: Final = "columns"
 _MAGIC: Final = b"holdfast columns 2\n"
 _FRAME: Final = Layout("<QQ")
 _FILE_SHIFT: Final = 48
@@ -313,8 +314,13 @@ class TrialTable:
                 self._columns[name] = column
             self._mapped = self._ids = None
 
-    def save(self, path: Path) -> None:
-        """Store the table, in one step. It is a cache: nothing is synced, and the checksum tells what was lost."""
+    def store(self, folder: Path, notes: Any) -> None:
+        """Store the table in a folder, in one step, with what it was made of.
+
+        It is a cache: nothing is synced, and the checksum tells what was lost.
+        """
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.notes = notes
         places: dict[str, tuple[str, int, int]] = {}
         checksum, offset = xxh3_64(), 0
         pieces: list[memoryview | bytes] = []
@@ -329,21 +335,21 @@ class TrialTable:
         values = self.values, self.graders, self.files, self.notes, self.dataset
         header = msgspec.json.encode(_Header(len(self), sys.byteorder, places, checksum.hexdigest(), *values))
         header += b" " * (-(len(_MAGIC) + _FRAME.size + len(header)) % 8)
-        with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
+        with NamedTemporaryFile(dir=folder, prefix=".", suffix=".tmp", delete=False) as file:
             try:
                 file.write(_MAGIC + _FRAME.pack(len(header), xxh3_64_intdigest(header)) + header)
                 file.writelines(pieces)
                 file.flush()
-                os.replace(file.name, path)  # noqa: PTH105  # the name is a text here
+                os.replace(file.name, folder / _NAME)  # noqa: PTH105  # the name is a text here
             except BaseException:
                 os.unlink(file.name)  # noqa: PTH108
                 raise
 
     @classmethod
-    def load(cls, path: Path) -> TrialTable | None:
-        """Open a stored table; None if the file is missing, torn, damaged or of another version."""
+    def load(cls, folder: Path) -> TrialTable | None:
+        """Open the table in a folder; None if the file is missing, torn, damaged or of another version."""
         try:
-            with path.open("rb") as file:
+            with (folder / _NAME).open("rb") as file:
                 return cls._load(file)
         except (OSError, ValueError, msgspec.DecodeError):
             return None
