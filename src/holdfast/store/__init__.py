@@ -7,6 +7,7 @@
 `journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
 `index`      the content of the journals, read once when a run is opened
+`damage`     damaged bytes of journals
 `index_table`  its outputs and verdicts, packed
 `cache_file`  files of caches, under a digest
 `index_cache`  stores the index of a large run, so that only what was appended is read again
