@@ -138,6 +138,8 @@ def _read_digests(file: BinaryIO, size: int, survey: Survey) -> tuple[int, bytes
     place = 0
     while place < size:
         chunk = file.read(min(_CHUNK, size - place))
+        if not chunk:
+            raise EOFError
         if chunk != survey.digests[place : place + len(chunk)]:
             return place // WIDTH, chunk + file.read(size - place - len(chunk))
         place += len(chunk)
