@@ -253,6 +253,15 @@ def test_rows_and_graders_may_change_at_once(tmp_path: Path, sampled: list[str])
     assert survey == fresh(eval_file)
 
 
+def test_rows_for_which_a_condition_fails_are_known_to_a_second_grader_with_it(tmp_path: Path) -> None:
+    fails = {"type": "text", "contains": "1", "where": "level > 2"}
+    surveyed(write(tmp_path, graders=[ALWAYS, {**fails, "name": "first"}]))
+    eval_file = write(tmp_path, graders=[{**fails, "name": "first"}, {**fails, "name": "second"}])
+    survey = surveyed(eval_file)
+    assert survey == fresh(eval_file)
+    assert all(panel.unsure == {0, 1} for panel in survey["panels"])
+
+
 @pytest.mark.parametrize("more", [{"expected": "{{ nothing }}"}, {"where": "nothing > 3"}])
 def test_a_new_grader_that_lacks_a_field_is_refused(tmp_path: Path, more: dict[str, Any]) -> None:
     surveyed(write(tmp_path))

@@ -198,3 +198,22 @@ def test_a_borrower_knows_what_looking_up_all_keys_tells(
             assert (inherited.usable, inherited.missing) == (expected.usable, expected.missing)
             assert sorted(inherited.unwanted) == sorted(expected.unwanted)
             assert plan_counts(borrower, rundir, inherited.known) == plan_counts(borrower, rundir, b"")
+
+
+@pytest.mark.parametrize("numbers", [[9, 1, 2], [0, 9, 2], [0, 1, 2, 5], [1, 2], [2, 0, 1]])
+def test_only_rows_that_differ_from_those_of_a_lender_are_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[int]
+) -> None:
+    monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
+    monkeypatch.setattr(done, "_CHUNK", 16)
+    lender, rundir = make_run(tmp_path)
+    for number in range(4):
+        append(rundir, "outputs", output(lender, number))
+    index = rundir.load(repair=True)
+    write_done(lender, rundir, index, make_plan(lender.survey, lender.work, index).done)
+    borrower, _ = make_run(tmp_path, [row(number) for number in numbers])
+    inherited = inherit_done(borrower.survey, borrower.work, rundir, rundir.load(repair=False))
+    expected = look_up(borrower.survey, borrower.work, rundir.load(repair=False))
+    assert inherited is not None
+    assert (inherited.usable, inherited.missing) == (expected.usable, expected.missing)
+    assert sorted(inherited.unwanted) == sorted(expected.unwanted)
