@@ -1,6 +1,6 @@
 """A large finished run, written without asking any model: real keys, real lines, a real report.
 
-    python bench/synthetic.py FOLDER [--trials 1000000]
+    python bench/synthetic.py FOLDER [--trials 1000000] [--missing 10]
 
 Two graders, one of them a judge with feedback; one trial for each row; replies of about 600 bytes, lines in the order
 in which 64 requests in flight would have finished.
@@ -140,6 +140,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write a large run.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trials", type=int, default=1_000_000)
+    parser.add_argument("--missing", type=int, help="without the judge, the report and the outputs of this many rows")
     arguments = parser.parse_args()
     gc.disable()
-    print(write_run(arguments.folder, arguments.trials).path)
+    if arguments.missing is None:
+        print(write_run(arguments.folder, arguments.trials).path)
+    else:
+        print(write_run(arguments.folder, arguments.trials, report=False, judge=False, missing=arguments.missing).path)

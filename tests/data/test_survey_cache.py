@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.data.dataset import Dataset
 from holdfast.errors import UsageError
+from holdfast.graders.build import stale_rows
 from holdfast.plan import identity
 from holdfast.plan.identity import identify
 from holdfast.spec.load import load_eval
@@ -77,7 +78,8 @@ def surveyed(eval_file: Path) -> dict[str, Any]:
 
 
 def fresh(eval_file: Path) -> dict[str, Any]:
-    return content(Dataset(load_eval(eval_file)).survey())
+    spec = load_eval(eval_file)
+    return content(Dataset(spec).survey(stale_rows(spec)))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,6 @@ def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_pa
         {"dataset": {"path": "data.jsonl", "where": "level == 'b'"}},
         {"dataset": {"path": "data.jsonl", "shuffle": 4}},
         {"dataset": {"path": "data.jsonl", "id": "q"}},
-        {"graders": [{"type": "exact", "name": "always", "where": "level == 'b'"}]},
         {"follow_ups": ["And {{ level }}?"]},
     ],
 )
@@ -150,10 +151,16 @@ def test_nothing_is_stored_for_rows_that_name_files(tmp_path: Path, home: Path) 
     assert not stored(home)
 
 
-def test_nothing_is_stored_where_code_of_the_user_decides(tmp_path: Path, home: Path) -> None:
-    (tmp_path / "mine.py").write_text("def check(output, expected):\n    return output == expected\n")
-    surveyed(write(tmp_path, graders=[{"type": "python", "function": "mine.py:check"}]))
-    assert not stored(home)
+def test_rows_that_a_function_reads_differently_are_marked_in_a_stored_survey(tmp_path: Path, home: Path) -> None:
+    rows = [*ROWS, {"id": "t", "q": "7 + 1", "level": "a", "expected": "1", "ground_truth": "2"}]
+    eval_file = write(tmp_path, rows, graders=[{"type": "exact"}, {"type": "python", "function": "mine.py:check"}])
+    marked = []
+    for parameters in ("output", "output, ground_truth", "output, ground_truth, metadata"):
+        (tmp_path / "mine.py").write_text(f"def check({parameters}):\n    return True\n")
+        assert surveyed(eval_file) == fresh(eval_file)
+        marked.append([bool(panel.reread) for panel in surveyed(eval_file)["panels"]])
+    assert marked == [[False] * 7, [False] * 6 + [True], [True] * 7]
+    assert len(stored(home)) == 1
 
 
 def test_the_surveys_that_were_used_last_are_kept(tmp_path: Path, home: Path) -> None:
@@ -187,6 +194,80 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Dataset, "sample", sample)
     return places
+
+
+ALWAYS = {"type": "exact", "name": "always"}
+SOME = {"type": "exact", "name": "some", "expected": "{{ q }}", "where": "level == 'a'"}
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Dataset]:
+    """The datasets whose rows were decoded."""
+    datasets: list[Dataset] = []
+    rows = Dataset.rows
+
+    def decode(self: Dataset) -> Any:
+        datasets.append(self)
+        return rows(self)
+
+    monkeypatch.setattr(Dataset, "rows", decode)
+    return datasets
+
+
+@pytest.mark.parametrize(
+    ("graders", "is_decoded"),
+    [
+        ([ALWAYS, SOME, {"type": "text", "contains": "please"}], False),
+        ([{"type": "exact", "name": "truth", "expected": True}, ALWAYS], False),
+        ([{"type": "text", "contains": "1", "where": "level == 'a'"}, ALWAYS], False),
+        ([SOME], False),
+        ([{**ALWAYS, "threshold": 0.5, "name": "other"}], False),
+        ([SOME, {"type": "exact", "name": "again", "expected": "{{ q }}"}], True),
+        ([ALWAYS, {"type": "exact", "expected": "1", "where": "level == 'b'"}], True),
+        ([ALWAYS, {"type": "number", "expected": "{{ q }}"}], True),
+    ],
+)
+def test_other_graders_change_which_apply_to_a_row_and_nothing_else(
+    tmp_path: Path, sampled: list[str], decoded: list[Dataset], graders: list[dict[str, Any]], is_decoded: bool
+) -> None:
+    rows: list[dict[str, Any]] = [*ROWS, {"id": "l", "q": ["1", "2"], "level": "a", "expected": ["1"]}]
+    surveyed(write(tmp_path, rows, prompt="{{ id }}"))
+    eval_file = write(tmp_path, rows, prompt="{{ id }}", graders=graders)
+    sampled.clear()
+    decoded.clear()
+    survey = surveyed(eval_file)
+    assert (not sampled, bool(decoded)) == (True, is_decoded)
+    assert survey == fresh(eval_file)
+    decoded.clear()
+    assert surveyed(eval_file) == survey
+    assert not decoded, "what was read of rows is stored"
+
+
+def test_rows_and_graders_may_change_at_once(tmp_path: Path, sampled: list[str]) -> None:
+    surveyed(write(tmp_path))
+    rows = [*ROWS[:2], {**ROWS[2], "q": "0"}, *ROWS[3:]]
+    eval_file = write(tmp_path, rows, graders=[SOME, {"type": "text", "contains": "please"}, ALWAYS])
+    sampled.clear()
+    survey = surveyed(eval_file)
+    assert sampled == ["3"]
+    assert survey == fresh(eval_file)
+
+
+def test_rows_for_which_a_condition_fails_are_known_to_a_second_grader_with_it(tmp_path: Path) -> None:
+    fails = {"type": "text", "contains": "1", "where": "level > 2"}
+    surveyed(write(tmp_path, graders=[ALWAYS, {**fails, "name": "first"}]))
+    eval_file = write(tmp_path, graders=[{**fails, "name": "first"}, {**fails, "name": "second"}])
+    survey = surveyed(eval_file)
+    assert survey == fresh(eval_file)
+    assert all(panel.unsure == {0, 1} for panel in survey["panels"])
+
+
+@pytest.mark.parametrize("more", [{"expected": "{{ nothing }}"}, {"where": "nothing > 3"}])
+def test_a_new_grader_that_lacks_a_field_is_refused(tmp_path: Path, more: dict[str, Any]) -> None:
+    surveyed(write(tmp_path))
+    eval_file = write(tmp_path, graders=[ALWAYS, {"type": "exact", "name": "new", **more}])
+    with pytest.raises(UsageError, match="no sample has a field 'nothing'"):
+        surveyed(eval_file)
 
 
 @pytest.mark.parametrize(
@@ -259,4 +340,22 @@ def test_any_edit_gives_the_survey_of_reading_everything(home: Path, lines: list
                 files[number][start : start + count] = inserted
             for path, content_lines in zip(("data.jsonl", "more.jsonl"), files, strict=True):
                 (folder / path).write_text("\n".join(content_lines))
+            assert survey_or_error(surveyed, eval_file) == survey_or_error(fresh, eval_file)
+
+
+grader_blocks = st.builds(
+    lambda where, expected: {"type": "exact", "expected": expected, **({} if where is None else {"where": where})},
+    st.sampled_from([None, None, "level == 'a'", "level == 'b'", "level > 2", "more is defined", "id == q"]),
+    st.sampled_from(["1", True, "{{ q }}", "{{ expected }}", "{{ level | default(0) }}"]),
+)
+grader_lists = st.lists(grader_blocks, min_size=1, max_size=3)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(fields, max_size=8), st.lists(grader_lists, min_size=2, max_size=4))
+def test_any_change_of_graders_gives_the_survey_of_reading_everything(home: Path, rows: Any, changes: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        for blocks in changes:
+            graders = [{**block, "name": f"g{number}"} for number, block in enumerate(blocks)]
+            eval_file = write(Path(name), [*ROWS[:3], *rows], graders=graders)
             assert survey_or_error(surveyed, eval_file) == survey_or_error(fresh, eval_file)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.plan import done
 from holdfast.plan.done import inherit_done, read_done, write_done
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.plan import make_plan
@@ -164,6 +165,7 @@ def test_a_borrower_knows_what_looking_up_all_keys_tells(
 ) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOLDFAST_INDEX_BYTES", "1")
+        patch.setattr(done, "_CHUNK", 16)  # rows are compared one by one
         lender, rundir = make_run(Path(name), graders=[GRADERS[number] for number in lent])
         for number in range(4):
             append(rundir, "outputs", output(lender, number))
@@ -196,3 +198,22 @@ def test_a_borrower_knows_what_looking_up_all_keys_tells(
             assert (inherited.usable, inherited.missing) == (expected.usable, expected.missing)
             assert sorted(inherited.unwanted) == sorted(expected.unwanted)
             assert plan_counts(borrower, rundir, inherited.known) == plan_counts(borrower, rundir, b"")
+
+
+@pytest.mark.parametrize("numbers", [[9, 1, 2], [0, 9, 2], [0, 1, 2, 5], [1, 2], [2, 0, 1]])
+def test_only_rows_that_differ_from_those_of_a_lender_are_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[int]
+) -> None:
+    monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
+    monkeypatch.setattr(done, "_CHUNK", 16)
+    lender, rundir = make_run(tmp_path)
+    for number in range(4):
+        append(rundir, "outputs", output(lender, number))
+    index = rundir.load(repair=True)
+    write_done(lender, rundir, index, make_plan(lender.survey, lender.work, index).done)
+    borrower, _ = make_run(tmp_path, [row(number) for number in numbers])
+    inherited = inherit_done(borrower.survey, borrower.work, rundir, rundir.load(repair=False))
+    expected = look_up(borrower.survey, borrower.work, rundir.load(repair=False))
+    assert inherited is not None
+    assert (inherited.usable, inherited.missing) == (expected.usable, expected.missing)
+    assert sorted(inherited.unwanted) == sorted(expected.unwanted)

@@ -16,7 +16,8 @@ from xxhash import xxh3_128_digest
 from holdfast.errors import Fault, UsageError
 from holdfast.store import index_cache
 from holdfast.store.cache_file import FRAME
-from holdfast.store.index import Index, read_output
+from holdfast.store.index import KINDS, Entry, Index, read_output
+from holdfast.store.lines import LineRef, scan
 from holdfast.store.records import ErrorRecord, Grade, Mark, Step, Timing, Usage, to_line
 from holdfast.store.rundir import RunDir
 from tests.support.specs import output_of
@@ -134,6 +135,21 @@ def test_any_history_of_a_run_gives_the_index_of_a_fresh_scan(history: Any) -> N
             assert_as_fresh(folder)
             RunDir(folder).load(repair=True)
             assert_as_fresh(folder)
+
+
+@settings(deadline=None)
+@given(st.lists(entries, max_size=20))
+def test_reading_a_journal_gives_the_index_of_taking_one_line_after_the_other(records: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        rundir, expected = RunDir(Path(name)), Index()
+        for journal, place, record in records:
+            append(rundir.path, journal, place, to_line(record))
+        for kind in KINDS:
+            for path in rundir.journals(kind.name):
+                for line in scan(path):
+                    place = LineRef(path, line.offset, len(line.data))
+                    kind.take(expected, Entry(place, kind.decoder.decode(line.data)))
+        assert content(rundir.load(repair=False)) == content(expected)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.canonical import digest, digest_bytes, encode_sorted
 from holdfast.data.grouping import Groupings
 from holdfast.data.messages import RowMessages
+from holdfast.data.numbers import code_for, fit_code
 from holdfast.data.panels import Conditions, Panel, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.data.row_checks import TemplateChecks
@@ -51,6 +52,8 @@ MOST_SHAPES: Final = 100_000
 _MOST_KEPT: Final = 4 << 20
 """bytes of rows that the survey keeps in memory, so that they are read once"""
 _JSON_LINES: Final = (".jsonl", ".ndjson")
+LONGEST_IDS: Final = (1 << 32) - 1
+"""bytes of all ids together, up to which four bytes tell where an id ends"""
 _PARTS: Final = 64
 """parts in which ids are compared"""
 _MARGIN: Final = 1 << 20
@@ -88,7 +91,8 @@ class Ids:
     def __init__(self, text: bytes = b"", ends: array[int] | None = None) -> None:
         """`text` and `ends` are those of `packed`."""
         self._text = bytearray(text)
-        self._ends = array("Q") if ends is None else ends
+        self._ends = array("I") if ends is None else ends
+        """of four bytes each, or of eight if the text is longer than they can tell"""
 
     def packed(self) -> tuple[bytearray, array[int]]:
         """Return the ids as one text, and where each ends."""
@@ -97,15 +101,18 @@ class Ids:
     def add(self, name: str) -> None:
         """Append an id."""
         self._text += name.encode("utf-8", "surrogatepass")
+        if len(self._text) > LONGEST_IDS and self._ends.typecode == "I":
+            self._ends = array("Q", self._ends)
         self._ends.append(len(self._text))
 
     def extend(self, others: Ids, start: int, count: int) -> None:
         """Append some of other ids."""
         begin = others._begin(start)
         shift = len(self._text) - begin
-        ends = others._ends[start : start + count]
         self._text += others._text[begin : others._begin(start + count)]
-        self._ends.extend([end + shift for end in ends] if shift else ends)
+        if len(self._text) > LONGEST_IDS and self._ends.typecode == "I":
+            self._ends = array("Q", self._ends)
+        self._ends.extend(end + shift for end in others._ends[start : start + count])
 
     def encoded(self, start: int = 0, count: int | None = None) -> Iterator[bytearray]:
         """Yield ids as they are stored."""
@@ -167,7 +174,7 @@ class SurveyBuilder:
         self._panels, self._groupings = Panels(self._conditions.everyone), Groupings(spec, fields)
         self._shapes: dict[Shape, str] = {}
         self._shape_numbers: dict[Shape, int] = {}
-        self._shape_rows = array("I")
+        self._shape_rows = array(code_for(1))
 
     def add(self, sample: Sample) -> None:
         """Check the next sample and add it."""
@@ -183,6 +190,7 @@ class SurveyBuilder:
         number = self._shape_numbers.get(shape, len(self._shapes))
         if number == len(self._shapes) < MOST_SHAPES:
             self._shape_numbers[shape], self._shapes[shape] = number, sample.where
+            self._shape_rows = fit_code(self._shape_rows, len(self._shapes))
         self._shape_rows.append(number)
         self._typed.append(sample.typed)
         self.count += 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.data.numbers import code_for, fit_code
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
 from holdfast.spec.validation import suggest
@@ -29,13 +30,14 @@ class Grouping:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._rows = array("I")
+        self._rows = array(code_for(1))
 
     @classmethod
     def unpacked(cls, values: list[str], rows: array[int]) -> Grouping:
         """Restore a grouping from its values and what `packed` returned."""
         grouping = cls()
-        grouping._numbers, grouping._rows = {value: number for number, value in enumerate(values)}, rows
+        grouping._numbers = {value: number for number, value in enumerate(values)}
+        grouping._rows = fit_code(rows, len(values))
         return grouping
 
     def packed(self) -> array[int]:
@@ -57,6 +59,7 @@ class Grouping:
         is_new = value not in numbers
         if is_new:
             numbers[value] = len(numbers)
+            self._rows = fit_code(self._rows, len(numbers))
         self._rows.append(numbers[value])
         return is_new
 

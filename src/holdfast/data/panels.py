@@ -13,11 +13,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.canonical import digest, digest_bytes
+from holdfast.data.numbers import code_for, fit_code
+from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.template import RENDER_ERRORS, expression
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from holdfast.spec.grader_schema import GraderBlock
     from holdfast.spec.load import Eval
     from holdfast.spec.template import Expression
 
@@ -39,6 +42,21 @@ class Panel(NamedTuple):
     """graders that read this row differently than earlier versions did: their grades have other keys"""
 
 
+class Sign(NamedTuple):
+    """Two graders with equal signs apply to the same rows, and read them in the same way."""
+
+    where: str | None
+    reading: str
+    """values that it expects; empty where these are the same for all rows"""
+
+
+def sign_of(block: GraderBlock) -> Sign:
+    """Return the sign of a grader."""
+    reading = repr([block.type, [getattr(block, name) for name in block.alternatives]])
+    depends = "{" in reading or not GRADERS.is_builtin(block.type)  # on the row
+    return Sign(block.where, reading if block.alternatives and depends else "")
+
+
 class _Condition(NamedTuple):
     holds: Expression
     graders: list[int]
@@ -54,7 +72,13 @@ class Conditions:
     def __init__(self, spec: Eval, stale: Mapping[int, Stale] = MappingProxyType({})) -> None:
         blocks = [grader for _, grader in spec.placed_graders()]
         wheres = [block.where for block in blocks]
-        self._readers = {number: block for number, block in enumerate(blocks) if block.alternatives}
+        self.signs = [sign_of(block) for block in blocks]
+        readers = {number: block for number, block in enumerate(blocks) if block.alternatives}
+        self._readers = {number: block for number, block in readers.items() if self.signs[number].reading}
+        self._reread = {
+            number for number, block in readers.items() if number not in self._readers and not block.reads_as_before({})
+        }
+        """graders that read all rows differently than earlier versions did"""
         self._stale = stale
         self.everyone = Panel(tuple(range(len(wheres))))
         self._always = tuple(number for number, where in enumerate(wheres) if where is None)
@@ -78,14 +102,44 @@ class Conditions:
     def panel_for(self, fields: Mapping[str, Any]) -> Panel:
         """Return the panel of a row."""
         panel = self.everyone if len(self._always) == len(self.everyone.graders) else self._select(fields)
-        if not self._readers and not self._stale:
+        if not self._readers and not self._stale and not self._reread:
             return panel
         reread = [
             number
             for number in panel.graders
             if (number in self._readers and not self._readers[number].reads_as_before(fields))
-            or (number in self._stale and self._stale[number](fields))
+            or self._is_reread(number, fields)
         ]
+        return self._with_reread(panel, reread)
+
+    def panel_like(self, earlier: Panel, signs: Sequence[Sign], names: Collection[str]) -> Panel | None:
+        """Return the panel of rows with an earlier panel and these fields; None if it depends on the row.
+
+        `signs` are those of the earlier panel's graders.
+        """
+        applicable, unsure, reread = [], set(), []
+        alike = {sign.where: other for other, sign in enumerate(signs)}
+        readers = {signs[other].reading: other for other in earlier.graders}
+        for number, (where, reading) in enumerate(self.signs):
+            if where is not None:
+                if where not in alike:
+                    return None
+                if alike[where] not in earlier.graders:
+                    continue
+                if alike[where] in earlier.unsure:
+                    unsure.add(number)
+            applicable.append(number)
+            if reading and reading not in readers:
+                return None
+            if (reading and readers[reading] in earlier.reread) or self._is_reread(number, names):
+                reread.append(number)
+        panel = Panel(tuple(applicable), frozenset(unsure))
+        return self._with_reread(self._panels.setdefault(panel, panel), reread)
+
+    def _is_reread(self, number: int, names: Collection[str]) -> bool:
+        return number in self._reread or (number in self._stale and self._stale[number](names))
+
+    def _with_reread(self, panel: Panel, reread: Sequence[int]) -> Panel:
         if not reread:
             return panel
         panel = panel._replace(reread=frozenset(reread))
@@ -117,13 +171,13 @@ class Panels:
         self._everyone = everyone
         self._numbers: dict[Panel, int] = {everyone: 0}
         self._kinds = [everyone]
-        self._rows = array("I")
+        self._rows = array(code_for(1))
 
     @classmethod
     def unpacked(cls, kinds: list[Panel], rows: array[int]) -> Panels:
         """Restore panels from what `packed` returned."""
         panels = cls(kinds[0])
-        panels._kinds, panels._rows = kinds, rows
+        panels._kinds, panels._rows = kinds, fit_code(rows, len(kinds))
         panels._numbers = {kind: number for number, kind in enumerate(kinds)}
         return panels
 
@@ -136,6 +190,7 @@ class Panels:
         number = self._numbers.setdefault(panel, len(self._kinds))
         if number == len(self._kinds):
             self._kinds.append(panel)
+            self._rows = fit_code(self._rows, len(self._kinds))
         self._rows.append(number)
 
     def panel_at(self, position: int) -> Panel:

@@ -79,6 +79,10 @@ class TemplateChecks:
             for location, message in self._check(sample, shape[1]):
                 self._unfit.setdefault(location, message)
 
+    def is_doubtful(self, shape: Shape) -> bool:
+        """Return True if a template or the `where` of a grader names a field that rows of this shape lack."""
+        return any(template.grader is not None for template in self._find_doubtful(shape)[0])
+
     def _find_doubtful(self, shape: Shape) -> tuple[list[_RowTemplate], list[_RowTemplate]]:
         """Return the templates that lack a field in rows of this shape, and others that are sent.
 

@@ -19,6 +19,7 @@ from holdfast.canonical import digest_bytes
 from holdfast.data.dataset import MOST_SHAPES, Ids, Survey, SurveyBuilder
 from holdfast.data.grouping import MOST_VALUES, Grouping
 from holdfast.data.matching import WIDTH, CommonRows, match_rows
+from holdfast.data.numbers import code_for, fit_code
 from holdfast.data.panels import Panels
 from holdfast.errors import HoldfastError
 
@@ -211,13 +212,14 @@ def _join_columns(
     """Join the pieces of two columns. Values are numbered as they first occur, except for the `first`."""
     numbers = {value: number for number, value in enumerate(earlier[0])}
     new_numbers = [numbers.setdefault(value, len(numbers)) for value in new[0]]
-    new_rows = array("I", [new_numbers[number] for number in new[1]])
-    rows = array("I")
+    code = code_for(len(numbers))
+    new_rows, earlier_rows = array(code, [new_numbers[number] for number in new[1]]), fit_code(earlier[1], len(numbers))
+    rows = array(code)
     for is_new, start, count in pieces:
-        rows += (new_rows if is_new else earlier[1])[start : start + count]
+        rows += (new_rows if is_new else earlier_rows)[start : start + count]
     values = list(numbers)
     order = list(dict.fromkeys(rows if first is None else chain([numbers[first]], rows)))
     if order != list(range(len(order))):
         renumbered = {number: place for place, number in enumerate(order)}
-        rows = array("I", map(renumbered.__getitem__, rows))
-    return [values[number] for number in order], rows
+        rows = array(code, map(renumbered.__getitem__, rows))
+    return [values[number] for number in order], fit_code(rows, len(order))

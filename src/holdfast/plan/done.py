@@ -13,13 +13,14 @@ import sys
 from array import array
 from collections import Counter
 from contextlib import suppress
-from itertools import chain, compress, product, repeat
+from itertools import chain, compress, groupby, product, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from holdfast.canonical import digest
-from holdfast.data.matching import WIDTH, match_rows
+from holdfast.data.matching import WIDTH, CommonRows, match_rows
+from holdfast.data.numbers import code_for
 from holdfast.plan.keys import grade_key
 from holdfast.plan.plan import TO_GRADE, places_of
 from holdfast.store.rundir import INDEX
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from holdfast.data.dataset import Survey
-    from holdfast.data.matching import CommonRows
     from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Work
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 _NAME: Final = "done"
-_MAGIC: Final = b"holdfast done 2\n"
+_MAGIC: Final = b"holdfast done 3\n"
+_CHUNK: Final = 1 << 20
+"""bytes of digests that are compared at once"""
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -117,12 +119,31 @@ def inherit_done(survey: Survey, work: Work, lender: RunDir, index: Index) -> In
         header = _read(file)
         if (header.origin, header.work, header.trials) != (index.origin, work.digest, work.trials) or header.stops:
             return None
-        done, digests = file.read(header.rows * header.trials), file.read(header.rows * WIDTH)
-        panels = array("I", bytes(0 if header.has_panels else 4 * header.rows))
+        done = file.read(header.rows * header.trials)
+        same, digests = _read_digests(file, header.rows * WIDTH, survey)
+        panels = array(code_for(len(header.kinds)))
         if header.has_panels:
             panels.fromfile(file, header.rows)
-        return _inherit(survey, work, index, _Lent(header, done, digests, panels))
+        else:
+            panels.frombytes(bytes(panels.itemsize * header.rows))
+        return _inherit(survey, work, index, _Lent(header, done, survey, same, digests, panels))
     return None
+
+
+def _read_digests(file: BinaryIO, size: int, survey: Survey) -> tuple[int, bytes]:
+    """Return how many rows at the beginning are the same as those of a survey, or fewer, and the digests of the rest.
+
+    Most runs differ little, and 16 bytes for each row are not needed twice.
+    """
+    place = 0
+    while place < size:
+        chunk = file.read(min(_CHUNK, size - place))
+        if not chunk:
+            raise EOFError
+        if chunk != survey.digests[place : place + len(chunk)]:
+            return place // WIDTH, chunk + file.read(size - place - len(chunk))
+        place += len(chunk)
+    return place // WIDTH, b""
 
 
 class _Lent(NamedTuple):
@@ -130,12 +151,23 @@ class _Lent(NamedTuple):
 
     header: _Header
     done: bytes
+    survey: Survey
+    """of the run that borrows"""
+    same: int
+    """rows at the beginning that are those of the survey"""
     digests: bytes
+    """of the other rows"""
     panels: array[int]
 
-    def known_of(self, match: CommonRows, work: Work, survey: Survey, state: int) -> bytes:
+    def matches(self) -> list[CommonRows]:
+        """Return the rows that both runs have."""
+        same, others = self.same, match_rows(self.digests, self.survey.digests[self.same * WIDTH :])
+        beyond = [CommonRows(match.new + same, match.old + same, match.length) for match in others]
+        return [CommonRows(0, 0, same), *beyond] if same else beyond
+
+    def known_of(self, match: CommonRows, work: Work, state: int) -> bytes:
         """Return what is known of the trials of rows that both runs have; `state` is that of trials to be graded."""
-        trials, (kinds, rows) = work.trials, survey.panels.packed()
+        trials, (kinds, rows) = work.trials, self.survey.panels.packed()
         done = self.done[match.old * trials : (match.old + match.length) * trials]
         lent, own = self.panels[match.old : match.old + match.length], rows[match.new : match.new + match.length]
         graded = {
@@ -147,12 +179,11 @@ class _Lent(NamedTuple):
         ungraded = done.replace(b"\x01", bytes([state]))
         if not any(graded.values()):
             return ungraded
-        return b"".join(
-            [
-                (done if graded[pair] else ungraded)[place * trials : (place + 1) * trials]
-                for place, pair in enumerate(zip(lent, own, strict=True))
-            ]
-        )
+        known = bytearray()
+        for is_graded, pairs in groupby(zip(lent, own, strict=True), graded.__getitem__):
+            end = len(known) + trials * sum(1 for _ in pairs)
+            known += (done if is_graded else ungraded)[len(known) : end]
+        return bytes(known)
 
     def explains(self, work: Work, index: Index) -> bool:
         """Return True if every verdict of the lender is one of its graders on its rows: there are no others."""
@@ -172,15 +203,18 @@ class _Lent(NamedTuple):
 
     def row_at(self, position: int) -> str:
         """Return the digest of a row."""
-        return "sha256:" + self.digests[position * WIDTH : (position + 1) * WIDTH].hex()
+        if position < self.same:
+            return "sha256:" + self.survey.digest_at(position).hex()
+        start = (position - self.same) * WIDTH
+        return "sha256:" + self.digests[start : start + WIDTH].hex()
 
 
 def _inherit(survey: Survey, work: Work, index: Index, lent: _Lent) -> Inherited | None:
     trials, outputs = work.trials, index.outputs
     state = TO_GRADE if lent.explains(work, index) else 0
     known, gone = bytearray(survey.count * trials), bytearray(b"\x01" * lent.header.rows)
-    for match in match_rows(lent.digests, survey.digests):
-        known[match.new * trials : (match.new + match.length) * trials] = lent.known_of(match, work, survey, state)
+    for match in lent.matches():
+        known[match.new * trials : (match.new + match.length) * trials] = lent.known_of(match, work, state)
         gone[match.old : match.old + match.length] = bytes(match.length)
     usable, missing = len(known) - known.count(0), array("Q")
     for number, key in work.keys(survey, done=bytes(known)):

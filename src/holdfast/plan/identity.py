@@ -121,11 +121,11 @@ def identify(spec: Eval) -> RunIdentity:
 
 def _survey(spec: Eval, dataset: Dataset) -> Survey:
     stale, check = stale_rows(spec), row_check(spec)
-    if stale or sum(size for size, _ in dataset.stamp()) < _LARGE:
+    if sum(size for size, _ in dataset.stamp()) < _LARGE:
         return dataset.survey(stale, check)
     from holdfast.data.survey_cache import survey_dataset
 
-    return survey_dataset(spec, dataset, check)
+    return survey_dataset(spec, dataset, stale, check)
 
 
 def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:

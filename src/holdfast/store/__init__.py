@@ -7,6 +7,7 @@
 `journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
 `index`      the content of the journals, read once when a run is opened
+`damage`     damaged bytes of journals
 `index_table`  its outputs and verdicts, packed
 `texts`      reads the answers of many outputs
 `cache_file`  files of caches, under a digest

@@ -42,18 +42,17 @@ def write_cache(path: Path, magic: bytes, header: bytes, body: Sequence[bytes | 
     return checksum.hexdigest()
 
 
+def peek_header(file: BinaryIO, magic: bytes) -> bytes:
+    """Return the header of a cache, of which nothing but the size is checked. Raises ValueError as `read_header`."""
+    return _read_unchecked(file, magic)[0]
+
+
 def read_header(file: BinaryIO, magic: bytes) -> tuple[bytes, str]:
     """Check a whole cache; return its header and digest, and leave the file at what follows the header.
 
     Raises ValueError for a file that is not such a cache, or torn, or damaged.
     """
-    frame = file.read(len(magic) + FRAME.size)
-    if len(frame) != len(magic) + FRAME.size or not frame.startswith(magic):
-        raise ValueError("not a cache of this version")
-    header_size, body_size, digest = FRAME.unpack_from(frame, len(magic))
-    if len(frame) + header_size + body_size != os.fstat(file.fileno()).st_size:
-        raise ValueError("torn")
-    header = file.read(header_size)
+    header, digest = _read_unchecked(file, magic)
     place, checksum = file.tell(), xxh3_128(header)
     while chunk := file.read(1 << 20):
         checksum.update(chunk)
@@ -61,3 +60,14 @@ def read_header(file: BinaryIO, magic: bytes) -> tuple[bytes, str]:
         raise ValueError("damaged")
     file.seek(place)
     return header, digest.hex()
+
+
+def _read_unchecked(file: BinaryIO, magic: bytes) -> tuple[bytes, bytes]:
+    """Return the header of a cache, and the digest of all of it."""
+    frame = file.read(len(magic) + FRAME.size)
+    if len(frame) != len(magic) + FRAME.size or not frame.startswith(magic):
+        raise ValueError("not a cache of this version")
+    header_size, body_size, digest = FRAME.unpack_from(frame, len(magic))
+    if len(frame) + header_size + body_size != os.fstat(file.fileno()).st_size:
+        raise ValueError("torn")
+    return file.read(header_size), digest

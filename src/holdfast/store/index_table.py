@@ -8,6 +8,7 @@ dict beside them. NaN reads as None, as in a journal line.
 from __future__ import annotations
 
 from array import array
+from binascii import unhexlify
 from collections.abc import ItemsView, Iterator, MutableMapping, ValuesView
 from hashlib import sha256
 from math import isnan, nan
@@ -40,13 +41,12 @@ _CODES: Final = {status: code for code, status in enumerate(_STATUSES)}
 
 def pack_digest(text: str) -> bytes | None:
     """Return the 16 bytes of a digest as Holdfast writes it; None for any other text."""
-    if len(text) != _DIGEST_LENGTH or not text.startswith(_TAG) or not text.islower():
+    if len(text) != _DIGEST_LENGTH or text[:7] != _TAG or not text.islower():
         return None
     try:
-        raw = bytes.fromhex(text[7:])
+        return unhexlify(text[7:])
     except ValueError:
         return None
-    return raw if len(raw) == 16 else None  # else there is a space among the digits
 
 
 _MOMENT: Final = Struct("<16sId")
@@ -74,6 +74,8 @@ def _unpack_moments(marks: _Moments) -> tuple[Moment, ...]:
     )
 
 
+_home: Final = Struct("<Q8x").unpack
+"""reads where a key belongs"""
 _Spot = tuple[bytes, int, int, bool]
 """bytes of a key, its row or -1, its slot, and whether it is no digest. A named tuple would take longer to make"""
 
@@ -88,6 +90,7 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         self._width = _KEY + self._layout.size
         self._homes = Struct(f"<Q{self._width - 8}x")
         """reads where each row's key belongs"""
+        self._pack_row = Struct(f"<{_KEY}s{self._layout.format[1:]}").pack
         self.clear()
 
     def clear(self) -> None:
@@ -144,6 +147,21 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
             return self._unpack(spot[1])
         self._append(key, spot, ref)
         return None
+
+    def _add_row(self, raw: bytes, row: bytes) -> bool:
+        """Add a packed row, unless its key is there; return True if it was added."""
+        rows, slots, width, mask = self.rows, self.slots, self._width, len(self.slots) - 1
+        place = _home(raw)[0] & mask
+        while entry := slots[place]:
+            start = (entry - 1) * width
+            if rows[start : start + _KEY] == raw:
+                return False
+            place = (place + 1) & mask
+        rows += row
+        slots[place] = count = len(rows) // width
+        if 3 * count > 2 * mask:
+            self.reserve(count + 1)
+        return True
 
     def _append(self, key: str, spot: _Spot, ref: Ref) -> None:
         raw, _, slot, odd = spot
@@ -261,7 +279,7 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         if raw is None:
             raw = sha256(b"odd " + key.encode("utf-8", "surrogatepass")).digest()[:_KEY]
         rows, slots, width, mask = self.rows, self.slots, self._width, len(self.slots) - 1
-        place = int.from_bytes(raw[:8], "little") & mask
+        place = _home(raw)[0] & mask
         while entry := slots[place]:
             start = (entry - 1) * width
             if rows[start : start + _KEY] == raw and (not odd or self.odd_keys.get(entry - 1) == key):
@@ -388,12 +406,27 @@ class OutputTable(PackedTable[OutputRef]):
                 last[file], ends[file] = offset, offset + length + 1
         return {path: (last[number], ends[number], total[number]) for number, path in enumerate(self.files)}
 
-    def _pack(self, ref: OutputRef) -> tuple[tuple[Any, ...], Any]:
-        (path, offset, length), digest, usage, seconds, marks, stopped_by, started = ref
+    def number_of(self, path: Path) -> int:
+        """Return the number of a journal."""
         file = self._numbers.get(path)
         if file is None:
             file = self._numbers[path] = len(self.files)
             self.files.append(path)
+        return file
+
+    def add_plain(
+        self, key: str, file: int, offset: int, length: int, digest: str, usage: Usage, seconds: float, started: float
+    ) -> bool:
+        """Add an output with nothing rare, in half the time of `add`; False: it is there, or has something rare."""
+        raw, raw_digest = pack_digest(key), pack_digest(digest)
+        if raw is None or raw_digest is None or not _packs(usage):
+            return False
+        place, numbers = file << _FILE_SHIFT | offset, _pack_usage(usage)
+        return self._add_row(raw, self._pack_row(raw, raw_digest, place, length, *numbers, seconds, started))
+
+    def _pack(self, ref: OutputRef) -> tuple[tuple[Any, ...], Any]:
+        (path, offset, length), digest, usage, seconds, marks, stopped_by, started = ref
+        file = self.number_of(path)
         raw, fits = pack_digest(digest), _packs(usage)
         numbers = _pack_usage(usage) if fits else _NO_NUMBERS
         rare = None
@@ -429,6 +462,14 @@ class VerdictTable(PackedTable[VerdictRef]):
         numbers = _NO_NUMBERS if usage is None or not fits else _pack_usage(usage)
         rare = None if fits and counts is None else (None if fits else usage, counts)
         return (_CODES[status], *numbers, nan if score is None else score, time), rare
+
+    def add_plain(self, key: str, status: GradeStatus, score: float | None, usage: Usage | None, time: float) -> bool:
+        """Add a verdict with nothing rare, in half the time of `add`; False: it is there, or has something rare."""
+        raw = pack_digest(key)
+        if raw is None or not (usage is None or _packs(usage)):
+            return False
+        numbers = _NO_NUMBERS if usage is None else _pack_usage(usage)
+        return self._add_row(raw, self._pack_row(raw, _CODES[status], *numbers, nan if score is None else score, time))
 
     def _unpack(self, row: int) -> VerdictRef:
         status, incoming, outgoing, requests, cost, score, time = self._fields(row)

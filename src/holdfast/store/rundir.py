@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from holdfast.errors import ManifestError, ResultsError, UsageError
+from holdfast.store.damage import cut_damage
 from holdfast.store.durable import make_directory, replacing, sync_directory
-from holdfast.store.index import KINDS, Index, IndexReader, cut_damage, load_index
+from holdfast.store.index import KINDS, Index, IndexReader, load_index
 from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.metrics import Metrics, Results, TrialResult
 from holdfast.store.records import SCHEMA_VERSION
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.store.index import Damage
+    from holdfast.store.damage import Damage
     from holdfast.store.index_cache import IndexCache
 
 T = TypeVar("T")
