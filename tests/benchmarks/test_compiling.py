@@ -58,7 +58,6 @@ def settings(place: Path) -> dict[str, str]:
     return {
         "HOLDFAST_HOME": str(place / "home"),
         "HOLDFAST_DATA": str(place / "hub"),
-        "HF_DATASETS_CACHE": str(place / "hf"),
     }
 
 

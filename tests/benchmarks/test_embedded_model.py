@@ -33,7 +33,6 @@ def test_a_real_model_gets_lm_evals_prompts_likelihoods_and_numbers(tmp_path: Pa
     env = {
         "HOLDFAST_HOME": str(tmp_path / "home"),
         "HOLDFAST_DATA": str(tmp_path / "hub"),
-        "HF_DATASETS_CACHE": str(tmp_path / "hf"),
     }
     names = [f"lm-eval/{task}" for task in TASKS]
     with echoing_model() as base_url:

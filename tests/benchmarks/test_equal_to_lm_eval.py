@@ -68,7 +68,6 @@ def evaluate(name: str, place: Path, provider: Any) -> Path:
         env={
             "HOLDFAST_HOME": str(place / "home"),
             "HOLDFAST_DATA": str(place / "hub"),
-            "HF_DATASETS_CACHE": str(place / "hf"),
         },
     )
     return run_dir(place, name.removeprefix("lm-eval/"))

@@ -48,7 +48,6 @@ def test_wikitext_has_lm_evals_likelihoods_and_perplexities(tmp_path: Path) -> N
             env={
                 "HOLDFAST_HOME": str(tmp_path / "home"),
                 "HOLDFAST_DATA": str(tmp_path / "hub"),
-                "HF_DATASETS_CACHE": str(tmp_path / "hf"),
             },
         )
     run = run_dir(tmp_path, "wikitext")

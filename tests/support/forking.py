@@ -43,8 +43,17 @@ _READ_AT_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "HOLDFAST_LEASE_SECONDS
 """variables that Python or Holdfast reads as it starts: a process forked later would not notice them"""
 _ALSO_NEEDED: Final = ("aiohttp", "jinja2", "mcp", "rich.live", "rich.progress", "rich.table", "ruamel.yaml", "uvloop")
 """what commands import as they run"""
-_NEEDED_BY_LM_EVAL: Final = ("chardet", "lxml.etree", "pandas", "pyarrow.dataset", "requests", "sacrebleu")
-"""what lm-eval imports, but for the packages that read variables as they are imported"""
+_NEEDED_WITH_LM_EVAL: Final = ("lm_eval.evaluator", "lm_eval.models.openai_completions", "sacrebleu", "scipy.io")
+"""what commands import with lm-eval"""
+_READ_BY_LM_EVAL: Final = ("HF_", "TQDM_")
+"""variables that packages of lm-eval read as they are imported"""
+OFFLINE: Final = {
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TQDM_DISABLE": "1",
+}
+"""with what lm-eval is imported: as for data of a folder"""
 _WITH_LM_EVAL: Final = ("holdfast.benchmarks.compiler", "tests.support.lm_eval_oracle")
 _OF_THE_VIEWER: Final = ("holdfast.view.columns", "holdfast.view.reported", "holdfast.view.search")
 _FORKABLE: Final = ("holdfast", *_OF_THE_VIEWER, *_WITH_LM_EVAL)
@@ -58,10 +67,13 @@ _MADV_COLLAPSE: Final = 25
 _EVAL: Final = "{schemaVersion: '1.0', name: e, samples: [{q: 1}], prompt: '{{ q }}', target: {model: m}}"
 
 
-def can_fork(env: dict[str, str]) -> bool:
-    """True if a process with this environment may be forked from the warm one."""
-    differing = (key for key in env.keys() | _ENVIRONMENT.keys() if env.get(key) != _ENVIRONMENT.get(key))
-    return not any(key.startswith(_READ_AT_START) for key in differing)
+def can_fork(env: dict[str, str], module: str = "holdfast") -> bool:
+    """True if a process of a module with this environment may be forked from the warm one."""
+    has_lm_eval = module in _WITH_LM_EVAL
+    warm = _ENVIRONMENT | (OFFLINE if has_lm_eval else {})
+    differing = (key for key in env.keys() | warm.keys() if env.get(key) != warm.get(key))
+    read = (*_READ_AT_START, *(_READ_BY_LM_EVAL if has_lm_eval else ()))
+    return not any(key.startswith(read) for key in differing)
 
 
 class Forked(subprocess.Popen[Any]):
@@ -112,7 +124,7 @@ class ForkedIfPossible:
         """Fork a process that may be forked, and start any other one."""
         env = options.get("env")
         is_ours = args[:2] == [sys.executable, "-m"] and args[2] in _FORKABLE
-        can = is_ours and can_fork(dict(os.environ if env is None else env))
+        can = is_ours and can_fork(dict(os.environ if env is None else env), args[2])
         return (Forked if can else _Popen)(args, *rest, **options)
 
     def __class_getitem__(cls, _: Any) -> type[ForkedIfPossible]:
@@ -150,7 +162,8 @@ def start_warm_process() -> str:
     """Start the warm process of this test run unless it runs, and return the folder of its sockets."""
     if _FOLDER not in _ENVIRONMENT:
         folder = tempfile.mkdtemp(prefix="holdfast-warm-")
-        _ENVIRONMENT[_FOLDER] = os.environ[_FOLDER] = folder
+        for variables in (_ENVIRONMENT, os.environ):
+            variables.update({_FOLDER: folder, "HF_DATASETS_CACHE": f"{folder}/datasets"})
         listeners = [_listen(f"{folder}/{name}") for name in ("holdfast", "lm-eval")]
         numbers = [listener.fileno() for listener in listeners]
         process = _Popen(
@@ -187,15 +200,14 @@ def serve(holdfast: int, lm_eval: int) -> None:
     _run_a_command()
     for module in list(sys.modules.values()):
         import_module("holdfast.functions.loading").users_file(module)
-    gc.collect()
-    gc.freeze()  # no fork needs to look through all that, and to copy it by doing so
-    _use_huge_pages()
+    _freeze()
     if other := os.fork():
         _accept(socket.socket(fileno=holdfast), ())
         os.waitpid(other, 0)
         shutil.rmtree(_ENVIRONMENT[_FOLDER])
     else:
-        _accept(socket.socket(fileno=lm_eval), _NEEDED_BY_LM_EVAL)
+        os.environ.update(OFFLINE)
+        _accept(socket.socket(fileno=lm_eval), _NEEDED_WITH_LM_EVAL)
 
 
 def import_all() -> None:
@@ -241,7 +253,10 @@ def _accept(listener: socket.socket, needed: Iterable[str]) -> None:
         if 0 in ready:  # standard input was closed
             return
         connection, _ = listener.accept()
-        _import(needed)
+        if needed:
+            _import(needed)
+            _freeze()
+            needed = ()
         with connection:
             if os.fork() == 0:
                 listener.close()
@@ -271,6 +286,13 @@ def _obey(connection: socket.socket) -> Never:
                 connection.close()
                 _become(**request["fork"])
         connection.send(b"%d" % answer)
+
+
+def _freeze() -> None:
+    """Exempt all objects from garbage collection: a fork that looked through them would copy them."""
+    gc.collect()
+    gc.freeze()
+    _use_huge_pages()
 
 
 def _use_huge_pages() -> None:
