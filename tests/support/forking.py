@@ -5,8 +5,9 @@ Starting Python and importing Holdfast is most of the time a short command takes
 environment, arguments and `sys.path` are those of a new `python -m MODULE`, and it ends as one, but for the clearing of
 its memory. The processes of Holdfast that it starts in turn, such as workers, are forked as well.
 
-All processes of a test run share the warm process. For each connection to its socket it forks a process that in turn
-forks for each request, until the connection is closed.
+All processes of a test run share the warm process and two that are forked from it, which import lm-eval or MLflow. For
+each connection to its socket such a process forks one that in turn forks for each request, until the connection is
+closed.
 """
 
 from __future__ import annotations
@@ -41,10 +42,23 @@ _ENVIRONMENT: Final = dict(os.environ)
 """what the warm process starts with"""
 _READ_AT_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "HOLDFAST_LEASE_SECONDS", "MALLOC_")
 """variables that Python or Holdfast reads as it starts: a process forked later would not notice them"""
-_ALSO_NEEDED: Final = ("aiohttp", "jinja2", "mcp", "rich.live", "rich.progress", "rich.table", "ruamel.yaml", "uvloop")
-"""what commands import as they run"""
-_NEEDED_WITH_LM_EVAL: Final = ("lm_eval.evaluator", "lm_eval.models.openai_completions", "sacrebleu", "scipy.io")
-"""what commands import with lm-eval"""
+_ALSO_NEEDED: Final = (
+    "aiohttp",
+    "jinja2",
+    "mcp.server.mcpserver",
+    "rich.live",
+    "rich.progress",
+    "rich.table",
+    "ruamel.yaml",
+    "uvloop",
+)
+"""what commands, and servers of tests, import as they run"""
+_MORE: Final = {
+    "holdfast": (),
+    "lm-eval": ("lm_eval.evaluator", "lm_eval.models.openai_completions", "sacrebleu", "scipy.io"),
+    "mlflow": ("mlflow.entities",),
+}
+"""the warm processes, and what each imports once it is needed"""
 _READ_BY_LM_EVAL: Final = ("HF_", "TQDM_")
 """variables that packages of lm-eval read as they are imported"""
 OFFLINE: Final = {
@@ -54,6 +68,8 @@ OFFLINE: Final = {
     "TQDM_DISABLE": "1",
 }
 """with what lm-eval is imported: as for data of a folder"""
+_VARIABLES: Final = {"lm-eval": OFFLINE, "mlflow": {"DO_NOT_TRACK": "1"}}
+"""under which a warm process imports more"""
 _WITH_LM_EVAL: Final = ("holdfast.benchmarks.compiler", "tests.support.lm_eval_oracle")
 _OF_THE_VIEWER: Final = ("holdfast.view.columns", "holdfast.view.reported", "holdfast.view.search")
 _FORKABLE: Final = ("holdfast", *_OF_THE_VIEWER, *_WITH_LM_EVAL)
@@ -93,7 +109,7 @@ class Forked(subprocess.Popen[Any]):
             "new_session": rest[-2],
         }
         files = [own if given == -1 else given for own, given in enumerate((stdin, stdout, stderr))]
-        self._forker = _forker("lm-eval" if args[2] in _WITH_LM_EVAL else "holdfast")
+        self._forker = _forker(_choose_warm(request["module"], request["arguments"]))
         self.pid = self._forker.ask({"fork": request}, files)
         self._ended = os.pidfd_open(self.pid)
         self._child_created = True
@@ -115,6 +131,13 @@ class Forked(subprocess.Popen[Any]):
             finally:
                 self._waitpid_lock.release()  # type: ignore[attr-defined]
         return self.returncode
+
+
+def _choose_warm(module: str, arguments: list[str]) -> str:
+    """Return the name of the warm process that has imported most of what a module will need."""
+    if module in _WITH_LM_EVAL:
+        return "lm-eval"
+    return "mlflow" if any("mlflow" in argument for argument in arguments) else "holdfast"
 
 
 class ForkedIfPossible:
@@ -164,7 +187,7 @@ def start_warm_process() -> str:
         folder = tempfile.mkdtemp(prefix="holdfast-warm-")
         for variables in (_ENVIRONMENT, os.environ):
             variables.update({_FOLDER: folder, "HF_DATASETS_CACHE": f"{folder}/datasets"})
-        listeners = [_listen(f"{folder}/{name}") for name in ("holdfast", "lm-eval")]
+        listeners = [_listen(f"{folder}/{name}") for name in _MORE]
         numbers = [listener.fileno() for listener in listeners]
         process = _Popen(
             [sys.executable, "-c", f"from tests.support.forking import serve; serve(*{numbers})"],
@@ -193,21 +216,30 @@ def _stop(starter: int, process: subprocess.Popen[bytes]) -> None:
         process.communicate(b".")  # as the end of the file would, which others may hold open
 
 
-def serve(holdfast: int, lm_eval: int) -> None:
-    """Be the warm process until standard input is closed. Takes the sockets at which it listens."""
+def serve(*listeners: int) -> None:
+    """Be the warm processes until standard input is closed. Takes the sockets at which they listen."""
     import_all()
     _build_blocks()
     _run_a_command()
     for module in list(sys.modules.values()):
         import_module("holdfast.functions.loading").users_file(module)
     _freeze()
-    if other := os.fork():
-        _accept(socket.socket(fileno=holdfast), ())
-        os.waitpid(other, 0)
-        shutil.rmtree(_ENVIRONMENT[_FOLDER])
-    else:
-        os.environ.update(OFFLINE)
-        _accept(socket.socket(fileno=lm_eval), _NEEDED_WITH_LM_EVAL)
+    (_, own), *others = zip(_MORE, listeners, strict=True)
+    forked = [_fork_warm(name, listener) for name, listener in others]
+    _accept(socket.socket(fileno=own), ())
+    for process in forked:
+        with suppress(ChildProcessError):  # it has ended, and was waited for with what was forked here
+            os.waitpid(process, 0)
+    shutil.rmtree(_ENVIRONMENT[_FOLDER])
+
+
+def _fork_warm(name: str, listener: int) -> int:
+    """Fork a warm process that imports more, and return its id."""
+    if process := os.fork():
+        return process
+    os.environ.update(_VARIABLES[name])
+    _accept(socket.socket(fileno=listener), _MORE[name])
+    os._exit(0)
 
 
 def import_all() -> None:
