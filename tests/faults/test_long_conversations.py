@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the most memory
 
 TURNS = 100
 FEW, MANY = 15, 150
-UNFINISHED = 2
+UNFINISHED = 1
 GROWTH = {"resume": 2.5e6, "export to samples": 4e6, "export to nat": 8e6, "one more grader": 4e6}
 """bytes that each command may hold beyond what it holds for few; the journals grow by 50 MB
 
