@@ -1,5 +1,6 @@
 """Fixtures, settings and marks of all tests."""
 
+import gc
 import os
 import shutil
 from collections import defaultdict
@@ -27,6 +28,7 @@ os.environ["HOLDFAST_HOME"] = str(HOME)  # nothing is written to the home direct
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the process that forks commands before those that run the tests, which share it."""
+    gc.disable()  # until all tests are collected: hardly anything of that is garbage
     if config.getoption("numprocesses", None):
         start_warm_process()
 
@@ -66,6 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = waiting if not modules else []
     for number, module in enumerate(modules.values()):
         items += waiting[round(number * share) : round((number + 1) * share)] + module
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests, which stay to the end, from garbage collection."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -28,7 +28,6 @@ from holdfast.formats.suite import load_suite
 from holdfast.plan.identity import identify
 from holdfast.spec.document import read_document
 from holdfast.spec.schema import BenchmarkBlock
-from tests.support.hub import write_hub
 from tests.support.running import holdfast, metrics, run_dir, server
 from tests.support.specs import command
 
@@ -36,30 +35,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.benchmarks.cache import Compiled
-    from tests.support.sharing import FillOnce
 
 MODEL: list[tuple[tuple[str, ...], Any]] = [(("target", "model"), "m"), (("target", "base_url"), "http://127.0.0.1:9")]
 
 
-@pytest.fixture(scope="module")
-def shared(fill_once: FillOnce) -> Path:
-    return fill_once("benchmarks", lambda folder: write_hub(folder / "hub"))
-
-
 @pytest.fixture
-def place(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(shared: Path, shared_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a mirror and a cache, which the environment names."""
-    for name, value in settings(shared).items():
+    for name, value in shared_settings.items():
         monkeypatch.setenv(name, value)
     return shared
-
-
-def settings(place: Path) -> dict[str, str]:
-    return {
-        "HOLDFAST_HOME": str(place / "home"),
-        "HOLDFAST_DATA": str(place / "hub"),
-        "HF_DATASETS_CACHE": str(place / "hf"),
-    }
 
 
 def compiled(name: str, *, chat: bool = False, **keys: Any) -> Compiled:
@@ -230,17 +215,21 @@ def test_fetch_takes_globs_over_the_table(
     assert "error: no benchmark matches 'x*'" in command(monkeypatch, capsys, tmp_path, "tasks", "fetch", "x*").err
 
 
-def test_a_limit_holds_for_each_subtask_and_grows_without_repeats(place: Path, tmp_path: Path) -> None:
+def test_a_limit_holds_for_each_subtask_and_grows_without_repeats(
+    shared_settings: dict[str, str], tmp_path: Path
+) -> None:
     with server() as provider:
         arguments = ("eval", "adlr_mmlu", "-m", "m", f"target.base_url={provider.base_url}", "--limit")
-        holdfast(*arguments, "1", cwd=tmp_path, env=settings(place))
+        holdfast(*arguments, "1", cwd=tmp_path, env=shared_settings)
         assert provider.requests == 57
-        again = holdfast(*arguments, "2", cwd=tmp_path, env=settings(place))
+        again = holdfast(*arguments, "2", cwd=tmp_path, env=shared_settings)
         assert provider.requests == 114
         assert "57 reused, 57 to run" in again.stderr
 
 
-def test_an_eval_file_keeps_its_own_keys_and_adds_graders_of_lm_eval(place: Path, tmp_path: Path) -> None:
+def test_an_eval_file_keeps_its_own_keys_and_adds_graders_of_lm_eval(
+    shared_settings: dict[str, str], tmp_path: Path
+) -> None:
     graders = [
         {
             "type": "lm_eval",
@@ -256,7 +245,7 @@ def test_an_eval_file_keeps_its_own_keys_and_adds_graders_of_lm_eval(place: Path
     keys = {"schemaVersion": "1.3", "name": "mine", "benchmark": {"name": "gsm8k"}, "graders": graders}
     with server(answer="They cost 2500. #### 2,500") as provider:
         file.write_text(json.dumps({**keys, "target": {"model": "m", "base_url": provider.base_url}}))
-        holdfast("eval", file, cwd=tmp_path, env=settings(place))
+        holdfast("eval", file, cwd=tmp_path, env=shared_settings)
     numbers = metrics(run_dir(tmp_path, "mine"))["metrics"]
     for name in ("strict-match", "flexible-extract"):
         assert numbers[f"theirs-{name}"]["score"] == numbers[f"exact_match,{name}"]["score"] == 1 / 8

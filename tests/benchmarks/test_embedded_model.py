@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.echoing import MODEL, echoing_model
-from tests.support.hub import write_hub
 from tests.support.lm_eval_equality import assert_equal_to_lm_eval
 from tests.support.lm_eval_runs import evaluate_with_lm_eval
 from tests.support.running import holdfast, lines
@@ -28,19 +27,15 @@ def likelihoods(run: Path) -> dict[str, list[dict[str, Any]]]:
     return {output["sample"]: output["messages"][-1]["likelihoods"] for output in outputs}
 
 
-def test_a_real_model_gets_lm_evals_prompts_likelihoods_and_numbers(tmp_path: Path) -> None:
-    write_hub(tmp_path / "hub")
-    env = {
-        "HOLDFAST_HOME": str(tmp_path / "home"),
-        "HOLDFAST_DATA": str(tmp_path / "hub"),
-        "HF_DATASETS_CACHE": str(tmp_path / "hf"),
-    }
+def test_a_real_model_gets_lm_evals_prompts_likelihoods_and_numbers(
+    tmp_path: Path, shared: Path, shared_settings: dict[str, str]
+) -> None:
     names = [f"lm-eval/{task}" for task in TASKS]
     with echoing_model() as base_url:
-        oracle = evaluate_with_lm_eval(tmp_path, base_url, [[task, None, None] for task in TASKS], limit=LIMIT)
+        oracle = evaluate_with_lm_eval(shared, base_url, [[task, None, None] for task in TASKS], limit=LIMIT)
         options = ("-m", MODEL.removeprefix("local/"), f"target.base_url={base_url}", "--limit", str(LIMIT))
-        holdfast("eval", *names, *options, "--runs-dir", "echo", cwd=tmp_path, env=env)
-    holdfast("eval", *names, "-m", MODEL, "--limit", str(LIMIT), "--runs-dir", "own", cwd=tmp_path, env=env)
+        holdfast("eval", *names, *options, "--runs-dir", "echo", cwd=tmp_path, env=shared_settings)
+    holdfast("eval", *names, "-m", MODEL, "--limit", str(LIMIT), "--runs-dir", "own", cwd=tmp_path, env=shared_settings)
     for task in TASKS:
         [echoed] = (tmp_path / "echo" / task).iterdir()
         assert_equal_to_lm_eval(echoed, oracle[task], limit=LIMIT)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.hub import write_hub
 from tests.support.lm_eval_equality import assert_equal_to_lm_eval
 from tests.support.lm_eval_runs import evaluate_with_lm_eval
 from tests.support.running import holdfast, run_dir, server
@@ -43,40 +42,31 @@ def provider() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def place(fill_once: FillOnce) -> Path:
-    return fill_once("benchmarks", lambda folder: write_hub(folder / "hub"))
-
-
-@pytest.fixture(scope="module")
-def oracle(place: Path, provider: Any, fill_once: FillOnce) -> Any:
+def oracle(shared: Path, provider: Any, fill_once: FillOnce) -> Any:
     """lm-eval's own results."""
     tasks = {task: [task, shots, options] for task, shots, options in BENCHMARKS.values()}
 
     def evaluate_all(folder: Path) -> None:
-        results = evaluate_with_lm_eval(place, provider.base_url, list(tasks.values()), limit=LIMIT)
+        results = evaluate_with_lm_eval(shared, provider.base_url, list(tasks.values()), limit=LIMIT)
         (folder / "results.json").write_text(json.dumps(results))
 
     return json.loads((fill_once("lm-eval", evaluate_all) / "results.json").read_text())
 
 
-def evaluate(name: str, place: Path, provider: Any) -> Path:
+def evaluate(name: str, place: Path, settings: dict[str, str], provider: Any) -> Path:
     """Evaluate a benchmark with Holdfast, and return the run directory."""
     shots = [f"benchmark.num_fewshot={BENCHMARKS[name][1]}"] if name.startswith("lm-eval/") else []
     holdfast(
         *("eval", name, "-m", "m", f"target.base_url={provider.base_url}", "--limit", str(LIMIT), *shots),
         cwd=place,
-        env={
-            "HOLDFAST_HOME": str(place / "home"),
-            "HOLDFAST_DATA": str(place / "hub"),
-            "HF_DATASETS_CACHE": str(place / "hf"),
-        },
+        env=settings,
     )
     return run_dir(place, name.removeprefix("lm-eval/"))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_prompt_likelihood_and_number_is_lm_evals(
-    name: str, place: Path, provider: Any, oracle: dict[str, Any]
+    name: str, shared: Path, shared_settings: dict[str, str], provider: Any, oracle: dict[str, Any]
 ) -> None:
-    run = evaluate(name, place, provider)
+    run = evaluate(name, shared, shared_settings, provider)
     assert_equal_to_lm_eval(run, oracle[BENCHMARKS[name][0]], limit=LIMIT)

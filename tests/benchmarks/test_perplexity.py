@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.targets.likelihood import rolling_windows
-from tests.support.hub import write_hub
 from tests.support.lazy import LazyModule
 from tests.support.lm_eval_runs import evaluate_with_lm_eval
 from tests.support.running import holdfast, lines, run_dir, server
@@ -36,20 +35,17 @@ def test_without_a_known_maximum_a_text_is_one_window() -> None:
     assert (window.ids, window.start) == ([1, 5, 6, 7], 1)
 
 
-def test_wikitext_has_lm_evals_likelihoods_and_perplexities(tmp_path: Path) -> None:
-    write_hub(tmp_path / "hub")
+def test_wikitext_has_lm_evals_likelihoods_and_perplexities(
+    tmp_path: Path, shared: Path, shared_settings: dict[str, str]
+) -> None:
     with server(max_model_len=MAX_LENGTH) as provider:
         theirs: dict[str, Any] = evaluate_with_lm_eval(
-            tmp_path, provider.base_url, [["wikitext", None, None]], max_length=MAX_LENGTH
+            shared, provider.base_url, [["wikitext", None, None]], max_length=MAX_LENGTH
         )["wikitext"]
         holdfast(
             *("eval", "wikitext", "-m", "m", f"target.base_url={provider.base_url}"),
             cwd=tmp_path,
-            env={
-                "HOLDFAST_HOME": str(tmp_path / "home"),
-                "HOLDFAST_DATA": str(tmp_path / "hub"),
-                "HF_DATASETS_CACHE": str(tmp_path / "hf"),
-            },
+            env=shared_settings,
         )
     run = run_dir(tmp_path, "wikitext")
     outputs = {line["sample"]: line for line in lines(run / "outputs.jsonl") if "sample" in line}

@@ -145,19 +145,19 @@ def test_repeated_exports_leave_one_current_run(lab: Lab, tracking: str) -> None
     assert (there["tags"]["mlflow.note.content"], there["run_name"]) == ("why", "mine")
 
     lab.spec["graders"][0]["threshold"] = 0.5  # the same run, with other numbers
-    lab.spec["output"] = {"export": [{"to": "mlflow", "tracking_uri": tracking, "tags": {"by": "itself"}}]}
-    done = lab.eval()
+    by_itself = f"output.export=[{{to: mlflow, tracking_uri: '{tracking}', tags: {{by: itself}}}}]"
+    done = lab.eval(by_itself)
     assert done.run == run and f"exported to mlflow: {place}" in done.out
     assert holds(tracking, lab, run)["tags"]["by"] == "itself"
-    assert "exported" not in lab.eval().out, "it is there already"
+    assert "exported" not in lab.eval(by_itself).out, "it is there already"
 
 
 def test_a_server_that_refuses_fails_no_eval_and_is_asked_again(lab: Lab) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and nobody listens
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        lab.spec["output"] = {"export": [{"to": "mlflow", "tracking_uri": nobody}, "junit"]}
-        done = lab.eval(env={"MLFLOW_TRACKING_USERNAME": "u", "MLFLOW_TRACKING_PASSWORD": "topsecret"})
+        exports = f"output.export=[{{to: mlflow, tracking_uri: '{nobody}'}}, junit]"
+        done = lab.eval(exports, env={"MLFLOW_TRACKING_USERNAME": "u", "MLFLOW_TRACKING_PASSWORD": "topsecret"})
         assert "warning: cannot export to mlflow" in done.err and "Traceback" not in done.err
         assert f"holdfast export {done.run.relative_to(lab.folder)} --to mlflow" in done.err
         assert metrics(done.run)["coverage"] == 1.0

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the most memory
 
 TURNS = 100
 FEW, MANY = 15, 150
-UNFINISHED = 2
+UNFINISHED = 1
 GROWTH = {
     "resume": 2.5e6,
     "export to samples": 1.2e6,

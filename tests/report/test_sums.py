@@ -19,7 +19,9 @@ numbers = st.floats(0, 1e6, allow_subnormal=False) | st.sampled_from([0.0, 0.1, 
 
 @given(st.lists(numbers, min_size=1, max_size=60), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_a_quantile_needs_no_sorted_copy(values: list[float], share: float) -> None:
-    assert quantile_of(array("d", values), share) == quantile(sorted(values), share)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stats, "_BINS", 8)  # fewer than most of these lists have values
+        assert quantile_of(array("d", values), share) == quantile(sorted(values), share)
 
 
 @given(st.lists(st.floats(-1e9, 1e9), max_size=60))

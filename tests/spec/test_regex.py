@@ -57,7 +57,7 @@ def groups_of_last_match(pattern: re.Pattern[str], text: str) -> tuple[str, ...]
     return (last,) if isinstance(last, str) else last
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(PATTERNS, TEXTS, st.booleans())
 def test_re2_says_what_python_says(pattern: str, text: str, ignore_case: bool) -> None:
     regex = compile_regex(pattern, ignore_case=ignore_case)

@@ -5,8 +5,9 @@ Starting Python and importing Holdfast is most of the time a short command takes
 environment, arguments and `sys.path` are those of a new `python -m MODULE`, and it ends as one, but for the clearing of
 its memory. The processes of Holdfast that it starts in turn, such as workers, are forked as well.
 
-All processes of a test run share the warm process. For each connection to its socket it forks a process that in turn
-forks for each request, until the connection is closed.
+All processes of a test run share the warm process and two that are forked from it, which import lm-eval or MLflow. For
+each connection to its socket such a process forks one that in turn forks for each request, until the connection is
+closed.
 """
 
 from __future__ import annotations
@@ -41,10 +42,34 @@ _ENVIRONMENT: Final = dict(os.environ)
 """what the warm process starts with"""
 _READ_AT_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "HOLDFAST_LEASE_SECONDS", "MALLOC_")
 """variables that Python or Holdfast reads as it starts: a process forked later would not notice them"""
-_ALSO_NEEDED: Final = ("aiohttp", "jinja2", "mcp", "rich.live", "rich.progress", "rich.table", "ruamel.yaml", "uvloop")
-"""what commands import as they run"""
-_NEEDED_BY_LM_EVAL: Final = ("chardet", "lxml.etree", "pandas", "pyarrow.dataset", "requests", "sacrebleu")
-"""what lm-eval imports, but for the packages that read variables as they are imported"""
+_ALSO_NEEDED: Final = (
+    "aiohttp",
+    "jinja2",
+    "mcp.server.mcpserver",
+    "rich.live",
+    "rich.progress",
+    "rich.table",
+    "ruamel.yaml",
+    "uvloop",
+)
+"""what commands, and servers of tests, import as they run"""
+_MORE: Final = {
+    "holdfast": (),
+    "lm-eval": ("lm_eval.evaluator", "lm_eval.models.openai_completions", "sacrebleu", "scipy.io"),
+    "mlflow": ("mlflow.entities",),
+}
+"""the warm processes, and what each imports once it is needed"""
+_READ_BY_LM_EVAL: Final = ("HF_", "TQDM_")
+"""variables that packages of lm-eval read as they are imported"""
+OFFLINE: Final = {
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TQDM_DISABLE": "1",
+}
+"""with what lm-eval is imported: as for data of a folder"""
+_VARIABLES: Final = {"lm-eval": OFFLINE, "mlflow": {"DO_NOT_TRACK": "1"}}
+"""under which a warm process imports more"""
 _WITH_LM_EVAL: Final = ("holdfast.benchmarks.compiler", "tests.support.lm_eval_oracle")
 _OF_THE_VIEWER: Final = ("holdfast.view.columns", "holdfast.view.reported", "holdfast.view.search")
 _FORKABLE: Final = ("holdfast", *_OF_THE_VIEWER, *_WITH_LM_EVAL)
@@ -58,10 +83,13 @@ _MADV_COLLAPSE: Final = 25
 _EVAL: Final = "{schemaVersion: '1.0', name: e, samples: [{q: 1}], prompt: '{{ q }}', target: {model: m}}"
 
 
-def can_fork(env: dict[str, str]) -> bool:
-    """True if a process with this environment may be forked from the warm one."""
-    differing = (key for key in env.keys() | _ENVIRONMENT.keys() if env.get(key) != _ENVIRONMENT.get(key))
-    return not any(key.startswith(_READ_AT_START) for key in differing)
+def can_fork(env: dict[str, str], module: str = "holdfast") -> bool:
+    """True if a process of a module with this environment may be forked from the warm one."""
+    has_lm_eval = module in _WITH_LM_EVAL
+    warm = _ENVIRONMENT | (OFFLINE if has_lm_eval else {})
+    differing = (key for key in env.keys() | warm.keys() if env.get(key) != warm.get(key))
+    read = (*_READ_AT_START, *(_READ_BY_LM_EVAL if has_lm_eval else ()))
+    return not any(key.startswith(read) for key in differing)
 
 
 class Forked(subprocess.Popen[Any]):
@@ -81,7 +109,7 @@ class Forked(subprocess.Popen[Any]):
             "new_session": rest[-2],
         }
         files = [own if given == -1 else given for own, given in enumerate((stdin, stdout, stderr))]
-        self._forker = _forker("lm-eval" if args[2] in _WITH_LM_EVAL else "holdfast")
+        self._forker = _forker(_choose_warm(request["module"], request["arguments"]))
         self.pid = self._forker.ask({"fork": request}, files)
         self._ended = os.pidfd_open(self.pid)
         self._child_created = True
@@ -105,6 +133,13 @@ class Forked(subprocess.Popen[Any]):
         return self.returncode
 
 
+def _choose_warm(module: str, arguments: list[str]) -> str:
+    """Return the name of the warm process that has imported most of what a module will need."""
+    if module in _WITH_LM_EVAL:
+        return "lm-eval"
+    return "mlflow" if any("mlflow" in argument for argument in arguments) else "holdfast"
+
+
 class ForkedIfPossible:
     """Stands in for `subprocess.Popen` where code under test starts processes of Holdfast."""
 
@@ -112,7 +147,7 @@ class ForkedIfPossible:
         """Fork a process that may be forked, and start any other one."""
         env = options.get("env")
         is_ours = args[:2] == [sys.executable, "-m"] and args[2] in _FORKABLE
-        can = is_ours and can_fork(dict(os.environ if env is None else env))
+        can = is_ours and can_fork(dict(os.environ if env is None else env), args[2])
         return (Forked if can else _Popen)(args, *rest, **options)
 
     def __class_getitem__(cls, _: Any) -> type[ForkedIfPossible]:
@@ -150,8 +185,9 @@ def start_warm_process() -> str:
     """Start the warm process of this test run unless it runs, and return the folder of its sockets."""
     if _FOLDER not in _ENVIRONMENT:
         folder = tempfile.mkdtemp(prefix="holdfast-warm-")
-        _ENVIRONMENT[_FOLDER] = os.environ[_FOLDER] = folder
-        listeners = [_listen(f"{folder}/{name}") for name in ("holdfast", "lm-eval")]
+        for variables in (_ENVIRONMENT, os.environ):
+            variables.update({_FOLDER: folder, "HF_DATASETS_CACHE": f"{folder}/datasets"})
+        listeners = [_listen(f"{folder}/{name}") for name in _MORE]
         numbers = [listener.fileno() for listener in listeners]
         process = _Popen(
             [sys.executable, "-c", f"from tests.support.forking import serve; serve(*{numbers})"],
@@ -180,22 +216,30 @@ def _stop(starter: int, process: subprocess.Popen[bytes]) -> None:
         process.communicate(b".")  # as the end of the file would, which others may hold open
 
 
-def serve(holdfast: int, lm_eval: int) -> None:
-    """Be the warm process until standard input is closed. Takes the sockets at which it listens."""
+def serve(*listeners: int) -> None:
+    """Be the warm processes until standard input is closed. Takes the sockets at which they listen."""
     import_all()
     _build_blocks()
     _run_a_command()
     for module in list(sys.modules.values()):
         import_module("holdfast.functions.loading").users_file(module)
-    gc.collect()
-    gc.freeze()  # no fork needs to look through all that, and to copy it by doing so
-    _use_huge_pages()
-    if other := os.fork():
-        _accept(socket.socket(fileno=holdfast), ())
-        os.waitpid(other, 0)
-        shutil.rmtree(_ENVIRONMENT[_FOLDER])
-    else:
-        _accept(socket.socket(fileno=lm_eval), _NEEDED_BY_LM_EVAL)
+    _freeze()
+    (_, own), *others = zip(_MORE, listeners, strict=True)
+    forked = [_fork_warm(name, listener) for name, listener in others]
+    _accept(socket.socket(fileno=own), ())
+    for process in forked:
+        with suppress(ChildProcessError):  # it has ended, and was waited for with what was forked here
+            os.waitpid(process, 0)
+    shutil.rmtree(_ENVIRONMENT[_FOLDER])
+
+
+def _fork_warm(name: str, listener: int) -> int:
+    """Fork a warm process that imports more, and return its id."""
+    if process := os.fork():
+        return process
+    os.environ.update(_VARIABLES[name])
+    _accept(socket.socket(fileno=listener), _MORE[name])
+    os._exit(0)
 
 
 def import_all() -> None:
@@ -241,7 +285,10 @@ def _accept(listener: socket.socket, needed: Iterable[str]) -> None:
         if 0 in ready:  # standard input was closed
             return
         connection, _ = listener.accept()
-        _import(needed)
+        if needed:
+            _import(needed)
+            _freeze()
+            needed = ()
         with connection:
             if os.fork() == 0:
                 listener.close()
@@ -271,6 +318,13 @@ def _obey(connection: socket.socket) -> Never:
                 connection.close()
                 _become(**request["fork"])
         connection.send(b"%d" % answer)
+
+
+def _freeze() -> None:
+    """Exempt all objects from garbage collection: a fork that looked through them would copy them."""
+    gc.collect()
+    gc.freeze()
+    _use_huge_pages()
 
 
 def _use_huge_pages() -> None:

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from holdfast.benchmarks.index import OVERLAY
-from tests.support.forking import Forked
+from tests.support.forking import OFFLINE, Forked, start_warm_process
 from tests.support.running import ROOT, environment
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def evaluate_with_lm_eval(place: Path, base_url: str, tasks: list[Any], **options: Any) -> Any:
     """Evaluate `tasks` on the data under `place`/hub; see `lm_eval_oracle` for the tasks and the options."""
     request = {"base_url": base_url, "hub": str(place / "hub"), "tasks": tasks, "limit": None, "include": str(OVERLAY)}
+    start_warm_process()  # whose folder holds what lm-eval's packages make of data
     process = Forked(
         [sys.executable, "-m", "tests.support.lm_eval_oracle"],
         stdin=subprocess.PIPE,
@@ -25,7 +26,7 @@ def evaluate_with_lm_eval(place: Path, base_url: str, tasks: list[Any], **option
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=environment(HF_DATASETS_CACHE=str(place / "hf"), HF_HUB_OFFLINE="1", TQDM_DISABLE="1"),
+        env=environment(**OFFLINE),
     )
     with process:
         results, errors = process.communicate(json.dumps({**request, **options}))

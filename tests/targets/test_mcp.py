@@ -24,6 +24,7 @@ from tests.support.breaking import (
     leftovers,
     nothing_left,  # noqa: F401 - a fixture
 )
+from tests.support.forking import Forked
 from tests.support.lab import Lab
 from tests.support.running import ROOT, Server, environment, lines, module_server, start, wait_for
 
@@ -116,6 +117,12 @@ def status(run: Path) -> list[str]:
     return [trial["status"] for trial in json.loads((run / "results.json").read_text())["trials"]]
 
 
+def serve(lab: Lab, port: int) -> subprocess.Popen[Any]:
+    """Start the server at a port, forked from a process that has imported the SDK."""
+    command = [sys.executable, "-m", "shop", str(port)]
+    return Forked(command, cwd=lab.folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 @contextmanager
 def over_http(lab: Lab) -> Iterator[str]:
     """Serve the tools behind a URL."""
@@ -123,13 +130,7 @@ def over_http(lab: Lab) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     use_the_sdk(lab)
-    process = subprocess.Popen(
-        [sys.executable, "shop.py", str(port)],
-        cwd=lab.folder,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = serve(lab, port)
 
     def answers() -> bool:
         with socket.socket() as probe:
@@ -218,10 +219,7 @@ def test_a_server_behind_a_url_that_comes_back_is_used_again(lab: Lab) -> None:
         wait_for(lambda: (lab.folder / "noted.txt").exists() and calls(lab).total() == 1, "the first call")
     wait_for(lambda: lab.runs.exists() and any(lab.runs.glob("e/*/errors.jsonl")), "an error")
     lab.provider.control(latency=0)
-    port = url.split(":")[2].split("/")[0]
-    again = subprocess.Popen(
-        [sys.executable, "shop.py", port], cwd=lab.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    again = serve(lab, int(url.split(":")[2].split("/")[0]))
     try:
         out, err = process.communicate(timeout=300)
     finally:

@@ -156,6 +156,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 def quantile_of(values: Sequence[float], share: float) -> float:
     """A quantile of values in any order, as `quantile` returns it, without a sorted copy of many values."""
+    if len(values) <= _BINS:
+        return quantile(sorted(values), share)
     place = share * (len(values) - 1)
     first = math.floor(place)
     last = min(first + 1, len(values) - 1)
