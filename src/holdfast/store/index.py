@@ -5,7 +5,6 @@ Transcripts stay on disk: the index holds the place and usage of each output, an
 
 from __future__ import annotations
 
-import os
 from array import array
 from contextlib import suppress
 from heapq import merge
@@ -119,8 +118,7 @@ class Index(msgspec.Struct):
 
     def needs_step(self, key: str) -> bool:
         """Return True if recorded calls of a conversation may be needed: no output holds them and is final."""
-        output = self.outputs.get(key)
-        return output is None or output.stopped_by is not None
+        return not self.outputs.is_final(key)
 
 
 class OutputHead(msgspec.Struct):

@@ -380,6 +380,12 @@ class OutputTable(PackedTable[OutputRef]):
         rows = [row for row, (_, _, _, stopped_by) in self.rare.items() if stopped_by is not None]
         return [(self._key_at(row), self._unpack(row)) for row in rows]  # not of all: each turn would be an object
 
+    def is_final(self, key: str) -> bool:
+        """Return True if a key has an output that no checkpoint ended."""
+        row = self.row_of(key)
+        rare: RareOutput | None = self.rare.get(row)  # as the output itself, each turn would be an object
+        return row >= 0 and (rare is None or rare[3] is None)
+
     def fields_at(self, rows: Iterable[int]) -> list[OutputFields]:
         """Return the fields of rows as they are packed."""
         unpack, packed, width = self._layout.unpack_from, self.rows, self._width
