@@ -438,7 +438,7 @@ def test_secrets_are_in_no_script_log_manifest_or_process_list(site: Site) -> No
         worker = next(
             int(path.name)
             for path in Path("/proc").iterdir()
-            if path.name.isdigit() and _argv(path)[2:4] == ["holdfast", "work"] and str(site.base) in _argv(path)[4]
+            if path.name.isdigit() and _argv(path)[5] == "evaluate" and str(site.base) in _argv(path)[3]
         )
         environment = Path(f"/proc/{worker}/environ").read_bytes()
         holding = [path for path in site.base.rglob("*.env") if b"s3cr3t" in path.read_bytes()]

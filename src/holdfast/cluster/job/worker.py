@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.cluster.job.context import FILES_SECONDS, POLL_SECONDS, WorkProcess, run_hook, say
+from holdfast.cluster.job.context import FILES_SECONDS, POLL_SECONDS, run_hook, say
+from holdfast.cluster.job.process import EvaluationProcess
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import EndpointFile
@@ -70,11 +71,12 @@ def _rest(job: JobContext, seconds: float) -> None:
 
 def _work(job: JobContext, endpoint: EndpointFile) -> tuple[int, Ended]:
     """Work for as long as the main job offers this work; return the exit code, and how the work ended."""
-    local = seen_from_here(endpoint)
-    process = WorkProcess(job, endpoint.run_dir, f"w{job.index}", local.base_urls, local.env)
+    local, worker = seen_from_here(endpoint), f"w{job.index}"
+    command = [job.task.python, "-m", "holdfast", "work", endpoint.run_dir, "--worker", worker]
+    command += ["--wait", "--attached", "--display", "plain"]
+    process = EvaluationProcess(job, f"work-{worker}", command, local.base_urls, local.env)
     looked = time.monotonic()
-    while process.exit_code is None:
-        time.sleep(POLL_SECONDS)
+    while not process.has_ended():
         if job.must_stop:
             return process.drain(finish=job.finish_seconds), Ended()
         if time.monotonic() - looked < FILES_SECONDS:
@@ -85,9 +87,9 @@ def _work(job: JobContext, endpoint: EndpointFile) -> tuple[int, Ended]:
         serves = endpoint.base_urls or endpoint.env
         if serves and (offered is None or offered.serial != endpoint.serial):
             return process.drain(finish=_FINISH_SECONDS), Ended()
-    if (ended := process.ended).kind:
+    if (ended := process.last_message(Ended())).kind:
         say(f"{ended.message}")
-    return process.exit_code, ended
+    return process.drain(), ended
 
 
 def seen_from_here(endpoint: EndpointFile) -> EndpointFile:
