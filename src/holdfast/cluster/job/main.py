@@ -41,7 +41,6 @@ from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, with_hint
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
-from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 from holdfast.store.tail import Follower
 
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.job.context import JobContext
     from holdfast.cluster.remote.invocation import StartRecord
+    from holdfast.store.lease import Holder
 
 _STATE_SECONDS: Final = 2.0
 _QUEUE_SECONDS: Final = 60.0
@@ -300,8 +300,7 @@ class JobRun:
 
     def _await_workers(self, prepared: Prepared, end: float) -> None:
         """Keep the servers for workers that finish their requests, until the time is up."""
-        rundir = RunDir(Path(prepared.run_dir))
-        while self._servers.started and time.monotonic() < end and holders(rundir):
+        while self._servers.started and time.monotonic() < end and _holders(prepared.run_dir):
             time.sleep(POLL_SECONDS)
 
     def _await_target(self, message: str, patience: Patience) -> bool:
@@ -388,7 +387,7 @@ class JobRun:
         if self._state.phase == "deploying":
             return f"no progress in this job: its time was up before the server answered ({self._state.reason})"
         if not self._rounds:
-            others = [] if self._state.run_dir is None else holders(RunDir(Path(self._state.run_dir)))
+            others = _holders(self._state.run_dir)
             waited = f"it waited for {', '.join(map(str, others))}, which holds the run" if others else "see its log"
             return f"no progress in this job: its time was up before the run could be prepared; {waited}"
         error = last_error(self._state.run_dir)
@@ -486,6 +485,13 @@ def time_used(starts: Sequence[StartRecord], walltime: float, now: float) -> flo
     return sum(
         min(ends.get(begin.attempt, after) - begin.time, walltime) for begin, after in zip(begins, later, strict=False)
     )
+
+
+def _holders(run_dir: str | None) -> list[Holder]:
+    """List the processes that hold a run."""
+    from holdfast.store.run_lock import holders  # with the library of locks, which few jobs need
+
+    return [] if run_dir is None else holders(RunDir(Path(run_dir)))
 
 
 def journal_size(run_dir: str | None) -> int:
