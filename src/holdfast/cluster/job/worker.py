@@ -52,7 +52,7 @@ def run_worker(job: JobContext) -> int:
             continue
         main_job.note_alive()
         last_serial = endpoint.serial
-        code, ended = _work(job, endpoint)
+        code, ended = _work(job, endpoint, main_job)
         say(f"worked on {endpoint.run_dir}: exit code {code}")
         refusals = refusals + 1 if ended.away else 0
         if refusals:  # for a while, or only from here: the main job offers other work if all have to pause
@@ -69,7 +69,7 @@ def _rest(job: JobContext, seconds: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _work(job: JobContext, endpoint: EndpointFile) -> tuple[int, Ended]:
+def _work(job: JobContext, endpoint: EndpointFile, main_job: _MainJob) -> tuple[int, Ended]:
     """Work for as long as the main job offers this work; return the exit code, and how the work ended."""
     local, worker = seen_from_here(endpoint), f"w{job.index}"
     command = [job.task.python, "-m", "holdfast", "work", endpoint.run_dir, "--worker", worker]
@@ -77,13 +77,13 @@ def _work(job: JobContext, endpoint: EndpointFile) -> tuple[int, Ended]:
     process = EvaluationProcess(job, f"work-{worker}", command, local.base_urls, local.env)
     looked = time.monotonic()
     while not process.has_ended():
-        if job.must_stop:
+        if job.must_stop or main_job.has_died():
             return process.drain(finish=job.finish_seconds), Ended()
         if time.monotonic() - looked < FILES_SECONDS:
             continue
         looked = time.monotonic()
         offered = read_endpoint(job)
-        # The server is gone, or another one. If the model is elsewhere, work continues without the main job.
+        # The server is gone, or another one. If the model is elsewhere, work continues until the next main job begins.
         serves = endpoint.base_urls or endpoint.env
         if serves and (offered is None or offered.serial != endpoint.serial):
             return process.drain(finish=_FINISH_SECONDS), Ended()
@@ -136,10 +136,14 @@ class _MainJob:
         """Record a sign of life."""
         self._alive = time.monotonic()
 
+    def has_died(self) -> bool:
+        """Return True if the main job was the parent of this process and is dead, so that none follows by itself."""
+        return not self._job.executor.queues_successors and os.getppid() != self._parent
+
     def is_gone(self) -> bool:
         """Return True if there has been no main job for so long that none will come."""
         if not self._job.executor.queues_successors:
-            return os.getppid() != self._parent
+            return self.has_died()
         now = time.monotonic()
         if now - self._asked > _ASK_SECONDS:
             self._asked = now
