@@ -498,6 +498,10 @@ def test_the_same_on_this_machine_and_a_repeated_launch_exports_nothing_again(tm
         ledger = Ledger(site.transport, invocation.directory)
         calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
         assert state.run_dir is not None
+        # A process that was about to work when others finished the run has not seen its numbers.
+        role = [sys.executable, "-m", "holdfast.cluster.job", site.place(invocation).path, "--role", "evaluate"]
+        late = subprocess.run([*role, "--run-dir", state.run_dir], input=b"", capture_output=True, check=True)
+        assert json.loads(late.stdout)["finished"] is None
         noted = Path(state.run_dir) / "exports.json"
         before = noted.read_bytes(), noted.stat().st_mtime_ns
         again = site.await_over(site.submit(profile="here"))

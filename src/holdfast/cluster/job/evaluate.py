@@ -55,11 +55,12 @@ def evaluate_task(
 
     `first` is True at the first start, the only one that --fresh and --retry-failed apply to.
     """
-    output = os.dup(1)
+    output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what users' code prints is for the log
 
     def report(message: msgspec.Struct) -> None:
-        os.write(output, msgspec.json.encode(message) + b"\n")
+        output.write(msgspec.json.encode(message) + b"\n")
+        output.flush()
 
     task = layout.read_task(Here(pauses=()), TaskFolder.of(folder))
     if prepared_run is None:
@@ -88,8 +89,8 @@ def _work(rundir: RunDir, base_urls: Sequence[str]) -> tuple[int, Worked]:
         return fault.exit_code, Worked(ended=Ended.of(fault))
     except KeyboardInterrupt:
         return 143, Worked()
-    # A run that another worker finishes is looked at again, as one with errors, which are retried.
-    finished = outcome.finisher is None and outcome.exit_code in (0, 1)
+    # A run that another worker has finished is opened again for its numbers, and one with errors to retry them.
+    finished = outcome.finisher is None and not outcome.already and outcome.exit_code in (0, 1)
     described = _describe(replace(outcome, wall=None)) if finished else None
     return outcome.exit_code, Worked(ended=Ended.of(outcome.reason), finished=described)
 
