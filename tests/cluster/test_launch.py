@@ -125,12 +125,12 @@ def test_without_a_profile_only_a_configuration_that_says_where_is_submitted(sit
 
 
 def test_four_workers_share_one_run_and_ask_for_nothing_twice(site: Site) -> None:
-    with server(latency=0.05) as model:
-        site.write(model.base_url, rows=2000, limits={"concurrency": 8}, execution={"workers": 4})
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=1000, limits={"concurrency": 8}, execution={"workers": 4})
         invocation = site.submit()
         state = site.await_over(invocation)
-        assert (state.phase, state.done) == ("done", 2000), site.logs(invocation)
-        asked_once(model, 2000)
+        assert (state.phase, state.done) == ("done", 1000), site.logs(invocation)
+        asked_once(model, 1000)
         assert state.run_dir is not None
         workers = {path.parent.name for path in Path(state.run_dir).glob("workers/*/outputs.jsonl")}
         assert workers == {"main", "w1", "w2", "w3"}
@@ -438,7 +438,7 @@ def test_secrets_are_in_no_script_log_manifest_or_process_list(site: Site) -> No
         worker = next(
             int(path.name)
             for path in Path("/proc").iterdir()
-            if path.name.isdigit() and _argv(path)[2:4] == ["holdfast", "work"] and str(site.base) in _argv(path)[4]
+            if path.name.isdigit() and _argv(path)[5] == "evaluate" and str(site.base) in _argv(path)[3]
         )
         environment = Path(f"/proc/{worker}/environ").read_bytes()
         holding = [path for path in site.base.rglob("*.env") if b"s3cr3t" in path.read_bytes()]
@@ -487,16 +487,26 @@ def running_processes(ledger: Ledger, invocation: str) -> list[JobState]:
     return active_main_jobs(LocalExecutor(), ledger, invocation).get(0, [])
 
 
-def test_the_same_on_this_machine(tmp_path: Path) -> None:
+def test_the_same_on_this_machine_and_a_repeated_launch_exports_nothing_again(tmp_path: Path) -> None:
     site = Site(tmp_path, Cluster(tmp_path), Here(pauses=()))
     with server(latency=0.05) as model:
-        site.write(model.base_url, rows=100, execution={"workers": 2})
+        site.write(model.base_url, rows=100, execution={"workers": 2, "auto_export": ["csv"]})
         invocation = site.submit(profile="here")
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
         asked_once(model, 100)
-    ledger = Ledger(site.transport, invocation.directory)
-    calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
+        ledger = Ledger(site.transport, invocation.directory)
+        calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
+        assert state.run_dir is not None
+        # A process that was about to work when others finished the run has not seen its numbers.
+        role = [sys.executable, "-m", "holdfast.cluster.job", site.place(invocation).path, "--role", "evaluate"]
+        late = subprocess.run([*role, "--run-dir", state.run_dir], input=b"", capture_output=True, check=True)
+        assert json.loads(late.stdout)["finished"] is None
+        noted = Path(state.run_dir) / "exports.json"
+        before = noted.read_bytes(), noted.stat().st_mtime_ns
+        again = site.await_over(site.submit(profile="here"))
+        assert (again.phase, again.run_dir) == ("done", state.run_dir)
+    assert (noted.read_bytes(), noted.stat().st_mtime_ns) == before
 
 
 @pytest.mark.faults
@@ -587,19 +597,6 @@ def test_results_are_exported_and_a_failed_export_does_not_fail_the_run(site: Si
     assert "done: export to mlflow failed with exit code" in site.logs(invocation), "whoever is attached sees it"
     shown = look(Subject(site.lab.here, invocation.directory), site.registry).tasks[0]
     assert shown.status == "done" and "export to mlflow failed" in shown.reason
-
-
-def test_a_repeated_launch_of_a_finished_run_exports_nothing_again(tmp_path: Path) -> None:
-    site = Site(tmp_path, Cluster(tmp_path), Here(pauses=()))
-    with server() as model:
-        site.write(model.base_url, execution={"auto_export": ["csv"]})
-        state = site.await_over(site.submit(profile="here"))
-        assert state.run_dir is not None
-        noted = Path(state.run_dir) / "exports.json"
-        before = noted.read_bytes(), noted.stat().st_mtime_ns
-        again = site.await_over(site.submit(profile="here"))
-        assert (again.phase, again.run_dir) == ("done", state.run_dir)
-    assert (noted.read_bytes(), noted.stat().st_mtime_ns) == before
 
 
 def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +17,6 @@ from holdfast.errors import Fault, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
-    from holdfast.engine.options import Options
 
 
 @click.command("work")
@@ -65,13 +62,14 @@ def command(
     worker writes the report and exits like `holdfast eval`. The others wait for the report (and write it if that
     worker dies) and exit with 0, or with 3 if there is no report.
     """
+    from holdfast.engine.ended import follow_input
     from holdfast.engine.options import Options
     from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
     from holdfast.store.rundir import RunDir
 
     options = Options(wait=lock_timeout(wait=wait), wait_for_batches=not no_wait, runs_dir=run.resolve().parent.parent)
     if attached:
-        threading.Thread(target=_watch_input, args=(options,), daemon=True).start()
+        follow_input(options)
     rundir, worker = RunDir(run.resolve()), worker or new_worker_id()
     shared = None
     with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
@@ -101,12 +99,6 @@ def command(
             exports = replace(options, log_samples=claim_round.log_samples, output_path=output_path)
             export_results(outcome, spec, exports)
     return outcome.exit_code
-
-
-def _watch_input(options: Options) -> None:
-    while os.read(0, 1024):  # not `sys.stdin`, which Python wants for itself when it ends
-        options.finishing.set()  # `ended.FINISH` is all that is ever sent
-    options.cancelled.set()
 
 
 def _report_ending(reason: Reason | None) -> None:

@@ -1,7 +1,12 @@
-"""The message in which a worker reports why it stopped. Imports little, for processes that only supervise workers."""
+"""How an attached worker is asked to stop, and the message in which it reports why it stopped.
+
+Imports little, for processes that only supervise workers.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -10,6 +15,7 @@ from holdfast.errors import BudgetReached, Fault, Waiting
 
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
+    from holdfast.engine.options import Options
     from holdfast.errors import FaultKind
 
 
@@ -17,7 +23,7 @@ FINISH: Final = b"finish\n"
 """what an attached worker reads on its standard input to start nothing new; at the end of the input it stops at once"""
 
 
-class Ended(msgspec.Struct):
+class Ended(msgspec.Struct, frozen=True):
     """The message that an attached worker writes to its standard output when it ends."""
 
     kind: str | None = None
@@ -49,3 +55,14 @@ class Ended(msgspec.Struct):
             return BudgetReached(self.message, self.remedy, self.option, self.raised)
         kind: FaultKind | Literal[""] = self.kind or ""  # type: ignore[assignment]  # written by `of`
         return Fault(kind, self.message, remedy=self.remedy or None, away=self.away) if kind else None
+
+
+def follow_input(options: Options) -> None:
+    """Start nothing new once `FINISH` arrives on standard input, and stop the work when that ends."""
+
+    def watch() -> None:
+        while os.read(0, 1024):  # not `sys.stdin`, which Python wants for itself when it ends
+            options.finishing.set()  # `FINISH` is all that is ever sent
+        options.cancelled.set()
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -153,6 +153,7 @@ def end_job_and_wait(engine: tuple[str, dict[str, str]], folder: Path, how: str)
     else:
         os.kill(int(job.partition("-")[0]), signal.SIGKILL)
     wait_for(lambda: not containers(engine), "the end of the container")
+    assert not list(folder.rglob("metrics.json")), "they worked to the end"
 
 
 def tasks_in_image(folder: Path, engine: str, rows: int, seconds: float = 0) -> dict[str, Any]:

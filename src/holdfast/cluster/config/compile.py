@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from holdfast.cluster.config.compose import compose, find_config, read_lone, split_overrides
+from holdfast.cluster.config.compose import compose, find_config, read_config, split_overrides
 from holdfast.cluster.config.executor import executor_problem, load_executor
 from holdfast.cluster.config.launch import Container, Launch, RunOptions, Server, TaskFile
 from holdfast.cluster.config.legacy import MOVED, move_keys
@@ -53,6 +53,7 @@ from holdfast.cluster.config.tasks import Endpoint, TaskReader
 from holdfast.cluster.config.variables import WANDB_KEY, EnvVar, read_variables
 from holdfast.cluster.config.walltime import margin, walltime_seconds
 from holdfast.errors import Problem
+from holdfast.formats import is_eval
 from holdfast.formats.suite import find_evals
 from holdfast.spec.document import format_location
 from holdfast.spec.findings import Findings
@@ -114,11 +115,12 @@ def compile_launch(
     suite = config if isinstance(config, Suite) else None
     path = _suite_path(config) if isinstance(config, Suite) else find_config(config, cwd, environ)
     profile = None if profile_name is None else load_profile(profile_name, cwd, environ)
-    if suite is not None or read_lone(path) is not None:
+    document = None if suite is not None else read_config(path, cwd)
+    if document is None or is_eval(document.data):
         overrides, inner = split_overrides(overrides)
         selected: list[Override] = [(("dataset", "ids"), list(tasks))] if tasks else []
         eval_overrides, tasks = (*selected, *eval_overrides, *map(parse_override, inner)), ()
-    composed = compose(path, overrides, profile, cwd, environ, detached=detached, suite=suite)
+    composed = compose(path, overrides, profile, cwd, environ, detached=detached, suite=suite, document=document)
     findings = Findings(composed.notices)
     tree = move_keys(composed.tree, MOVED, findings)
     _add_exports(tree, exports)

@@ -6,7 +6,6 @@ Precedence, highest first: the command line; the configuration's own `run.env` f
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -105,23 +104,29 @@ def compose(
     *,
     detached: bool = False,
     suite: Suite | None = None,
+    document: Document | None = None,
 ) -> Composed:
     """Compose the configuration in `path`. An eval file by itself is a configuration of one task, a suite of several.
 
-    Only reads files; the same input gives the same result.
+    `document` is the content of `path`, where the caller has read it. Only reads files; the same input gives the same
+    result.
     """
     edits = [_edit(text) for text in overrides]
     choices = {edit.path[0]: str(edit.value) for edit in edits if edit.selects}
     edits = [edit for edit in edits if not edit.selects]
 
     files = _Files(path.parent, cwd, choices)
-    tasks = _suite_tasks(suite) if suite is not None else _lone_task(path)
+    if suite is None:
+        document = document or read_config(path, cwd)
+        tasks = _lone_task(document, path)
+    else:
+        tasks = _suite_tasks(suite)
     if tasks:
         tree = _wrap_evals(tasks, path, cwd)
         for section, choice in choices.items():  # a built-in group, which has the name of its type
             tree.put((section, "type"), choice.partition("/")[0], COMMAND_LINE)
     else:
-        tree = files.read(path, (), ())
+        tree = files.read(path, (), (), document)
     tree.origins[()] = files.name(path)
     _refuse_other_dialects(tree)
     _prepare_run(tree)
@@ -160,14 +165,16 @@ class _Files:
         """the built-in groups that were used, as (section, file)"""
         self.reading: tuple[Path, ...] = ()
 
-    def read(self, path: Path, group: tuple[str, ...], package: tuple[str, ...]) -> Tree:
-        """Read a file with all it builds on, under its package."""
+    def read(
+        self, path: Path, group: tuple[str, ...], package: tuple[str, ...], document: Document | None = None
+    ) -> Tree:
+        """Read a file with all it builds on, under its package. `document` is its content, where that was read."""
         name = self.name(path)
         if path in self.reading:
             cycle = " → ".join(self.name(file) for file in (*self.reading, path))
             raise ConfigError([Problem(name, f"its defaults form a cycle: {cycle}")])
         builtin = path.is_relative_to(GROUPS)
-        document = _read_group(path) if builtin else _read(path, name)
+        document = document or (_read_group(path) if builtin else _read(path, name))
         listed = document.data.pop("defaults", None)
         own = tree_of(document, name, lines=not builtin).at(package)
         outer, self.reading = self.reading, (*self.reading, path)
@@ -336,6 +343,11 @@ def _named(node: list[Any], rest: tuple[str, ...]) -> tuple[int, list[int]]:
 
 def _choice(path: Path, folder: Path) -> str:
     return str(path.relative_to(folder).with_suffix("")).removesuffix("/default")
+
+
+def read_config(path: Path, cwd: Path) -> Document:
+    """Read a configuration, or an eval file that stands for one."""
+    return _read(path, display_path(path, cwd))
 
 
 def _read(path: Path, name: str) -> Document:
@@ -511,19 +523,9 @@ OUTER = ("run", "execution", "deployment", "evaluation", "export", "env_vars")
 """sections whose overrides change the configuration around an eval file, and not the eval"""
 
 
-def read_lone(path: Path) -> Document | None:
-    """Read an eval file that stands for a configuration; None for a configuration, and for an unreadable file."""
-    with suppress(ConfigError):
-        document = read_document(path)
-        return document if is_eval(document.data) else None
-    return None
-
-
-def _lone_task(path: Path) -> list[dict[str, Any]]:
+def _lone_task(document: Document, path: Path) -> list[dict[str, Any]]:
     """Return the task that an eval file stands for; none for a configuration."""
-    if (document := read_lone(path)) is None:
-        return []
-    return [{"name": _name_of(document, path), "eval": str(path.resolve())}]
+    return [{"name": _name_of(document, path), "eval": str(path.resolve())}] if is_eval(document.data) else []
 
 
 def _suite_tasks(suite: Suite) -> list[dict[str, Any]]:

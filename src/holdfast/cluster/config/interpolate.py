@@ -110,16 +110,24 @@ class _Lookup:
                 "configurations for clusters need OmegaConf",
                 remedy="pip install omegaconf",
             ) from error
+        from omegaconf.errors import GrammarParseError
+
         self.tree, self.problems = tree, problems
-        data = copy.deepcopy(tree.data)
+        data, variables = copy.deepcopy(tree.data), set[str]()
         for location, value in leaves(data):
             if value is None:
                 _set(data, location, MANDATORY)
             elif isinstance(value, str) and "${" in value:
-                text = _VARIABLE.sub(_from_environment, value)
-                _set(data, location, text if self.readable(location, text) else "")
-        data[_ENVIRONMENT] = {name: escape(value) for name, value in environ.items()}
-        self.config = OmegaConf.create(data)
+                variables.update(name for name, _ in _VARIABLE.findall(value))
+                _set(data, location, _VARIABLE.sub(_from_environment, value))
+        data[_ENVIRONMENT] = {name: escape(environ[name]) for name in variables if name in environ}
+        try:
+            self.config = OmegaConf.create(data)
+        except GrammarParseError:
+            for location, value in leaves(data):
+                if isinstance(value, str) and "${" in value and not self.readable(location, value):
+                    _set(data, location, "")
+            self.config = OmegaConf.create(data)
 
     def readable(self, location: Location, text: str) -> bool:
         from omegaconf import OmegaConf

@@ -4,7 +4,8 @@
 `context`    the job that this process runs in
 `main`       the main job: prepare, serve, work, end cleanly
 `worker`     a worker job
-`prepare`    prepares a run for its workers, in its own process
+`evaluate`   prepares a run for its workers and is one of them, in its own process
+`process`    starts and ends the processes that evaluate
 `servers`    the model servers of a job
 `containers` starts servers and tasks of local jobs in their images
 `successor`  the jobs that a main job queues: its successor, and workers

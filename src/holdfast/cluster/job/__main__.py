@@ -1,6 +1,6 @@
 """Run a part of a job: `python -m holdfast.cluster.job TASK_DIR --role main|worker`.
 
-A job works from its task's folder alone. The roles `prepare` and `copy` are child processes of the main job, so that
+A job works from its task's folder alone. The roles `evaluate` and `copy` are child processes of the main job, so that
 users' code cannot take the job down.
 """
 
@@ -19,19 +19,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the role that the arguments name, and return the exit code."""
     parser = argparse.ArgumentParser(prog="holdfast.cluster.job")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--role", choices=["main", "worker", "prepare", "copy"], required=True)
+    parser.add_argument("--role", choices=["main", "worker", "evaluate", "copy"], required=True)
     parser.add_argument("--index", type=int)
     parser.add_argument("--base-url", action="append", default=[])
     parser.add_argument("--first", action="store_true")
     parser.add_argument("--run-dir", type=Path)
     options = parser.parse_args(arguments)
     try:
-        if options.role == "prepare":
-            from holdfast.cluster.job.prepare import prepare_task
+        if options.role == "evaluate":
+            from holdfast.cluster.job.evaluate import evaluate_task
 
-            return prepare_task(options.folder, options.base_url, first=options.first)
+            return evaluate_task(options.folder, options.base_url, first=options.first, prepared_run=options.run_dir)
         if options.role == "copy":
-            from holdfast.cluster.job.prepare import copy_task
+            from holdfast.cluster.job.evaluate import copy_task
 
             return copy_task(options.folder, options.run_dir)
         job = JobContext.detect(options.folder, options.role, options.index)

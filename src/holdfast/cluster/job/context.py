@@ -12,26 +12,20 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from holdfast.cluster.job.containers import evaluation_words, removal
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import Executor, find_executor
 from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.transport import Here
-from holdfast.engine.ended import FINISH, Ended
 from holdfast.errors import HoldfastError
 from holdfast.spec.redact import looks_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from holdfast.cluster.config.launch import TaskFile
 
@@ -160,98 +154,6 @@ class JobContext:
                 env[name] = resolved
         # Bundles are shared and named by their content, so nothing may be written beside the user's modules.
         return {**env, "PYTHONDONTWRITEBYTECODE": "1", **more}
-
-    def evaluation_words(self, part: str, variables: Iterable[str]) -> tuple[list[str], str]:
-        """Return the words that start a command of the evaluation in its image, and the name of the container."""
-        own = ("PYTHONDONTWRITEBYTECODE", *self.task.env, *variables)
-        return evaluation_words(self.task, self.place, part, own)
-
-
-class WorkProcess:
-    """`holdfast work` as a child process. It drains when its standard input closes, as it does when the job ends."""
-
-    def __init__(
-        self, job: JobContext, run_dir: str, worker: str, base_urls: Sequence[str], env: Mapping[str, str]
-    ) -> None:
-        self._job = job
-        variables = {**url_variables(base_urls), **env}
-        words, self._container = job.evaluation_words(f"work-{worker}", variables)
-        self._process = subprocess.Popen(
-            [
-                *words,
-                *(job.task.python, "-m", "holdfast", "work", run_dir, "--worker", worker),
-                *("--wait", "--attached", "--display", "plain"),
-                *url_options(base_urls),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=job.env(job.task.env, **variables),
-            start_new_session=True,
-        )
-        self._output = b""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        self._output = self._process.stdout.read()
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code, once the process has ended."""
-        return self._process.poll()
-
-    def drain(self, patience: float = 60.0, *, finish: float = 0.0) -> int:
-        """Ask the process to stop, wait, and kill it if it does not.
-
-        Requests in flight get `finish` seconds to complete, unless the job itself is asked to stop first.
-
-        Not by a signal at first: Slurm may have sent one already, and at the second the process would exit at once.
-        """
-        if finish:
-            self._send(FINISH)
-        end = time.monotonic() + finish
-        while time.monotonic() < end and self._job.signal in (None, signal.SIGUSR2) and self.exit_code is None:
-            time.sleep(POLL_SECONDS)
-        self._close_input()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(subprocess.TimeoutExpired):
-                return self._process.wait(patience / 2)
-            with suppress(ProcessLookupError):
-                self._process.send_signal(number)
-        if self._job.task.container is not None:  # it outlives the program that started it
-            subprocess.run(["sh", "-c", removal(self._job.task.container.engine, self._container)], check=False)  # noqa: S607
-        return self._process.wait()
-
-    @property
-    def ended(self) -> Ended:
-        """How the work ended, as the process reported on its standard output."""
-        self._reader.join(5)
-        self._close_input()
-        with suppress(msgspec.DecodeError):
-            return msgspec.json.decode(self._output, type=Ended)
-        return Ended()
-
-    def _send(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-
-    def _close_input(self) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
-
-
-def url_options(base_urls: Sequence[str]) -> list[str]:
-    """Return the options that tell our commands where the model is."""
-    return [word for url in base_urls for word in ("--base-url", url)]
-
-
-def url_variables(base_urls: Sequence[str]) -> dict[str, str]:
-    """Return the variable that tells other programs where the model is; they know one URL only."""
-    return {"OPENAI_BASE_URL": base_urls[0]} if base_urls else {}
 
 
 def say(message: str) -> None:

@@ -11,16 +11,15 @@ continue (a fault, a budget, no progress) the job exits with 0, and state.json h
     finishing   exports, hooks, report
     done, stopped; or waiting again, in the next job
 
-Preparing and working repeat until nothing is left, or a round makes no progress.
+One child process prepares the run and works on it. Both repeat in another one until nothing is left, or a round makes
+no progress.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 import traceback
 from contextlib import suppress
@@ -30,27 +29,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.cluster.job.after_run import export_run
-from holdfast.cluster.job.context import (
-    CONTINUES,
-    POLL_SECONDS,
-    StopRequested,
-    WorkProcess,
-    run_hook,
-    say,
-    url_options,
-    url_variables,
-)
+from holdfast.cluster.job.context import CONTINUES, POLL_SECONDS, StopRequested, run_hook, say
 from holdfast.cluster.job.local import await_turn, child_workers
+from holdfast.cluster.job.process import BEGIN, EvaluationProcess
 from holdfast.cluster.job.servers import RETURN_SECONDS, ServerFailed, Servers
 from holdfast.cluster.job.successor import QueuedJobs
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import job_command
-from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared
+from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared, Worked
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, with_hint
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
-from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 from holdfast.store.tail import Follower
 
@@ -59,7 +49,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.job.context import JobContext
     from holdfast.cluster.remote.invocation import StartRecord
-    from holdfast.engine.ended import Ended
+    from holdfast.store.lease import Holder
 
 _STATE_SECONDS: Final = 2.0
 _QUEUE_SECONDS: Final = 60.0
@@ -128,6 +118,7 @@ class JobRun:
         self._number = max(self._state.attempt, sum(isinstance(record, Begin) for record in self._starts)) + 1
         self._queued = QueuedJobs(job) if job.executor.queues_successors else None
         self._servers = Servers(job)
+        self._evaluation: EvaluationProcess | None = None
         self._rounds = 0
         self._size = journal_size(self._state.run_dir)
         """of the run's journals when the job began: more is progress"""
@@ -147,6 +138,8 @@ class JobRun:
             return self._end(self._run_phases())
         finally:
             Path(self._place.endpoint).unlink(missing_ok=True)
+            if self._evaluation is not None:
+                self._evaluation.drain(20)
             self._servers.stop()
 
     def _not_needed(self) -> str | None:
@@ -210,7 +203,10 @@ class JobRun:
             if size == last_size:
                 return _stopped(f"no progress in this job: {last_error(self._state.run_dir)}")
             self._serve()
-            ended, code = self._work(prepared)
+            worked, code = self._work(prepared)
+            if worked.finished is not None:
+                return self._finish(msgspec.structs.replace(worked.finished, copies=prepared.copies))
+            ended = worked.ended
             if ended.away and self._await_target(ended.message, patience):
                 last_size = -1
                 continue
@@ -224,45 +220,29 @@ class JobRun:
     # Prepare
 
     def _prepare(self) -> Prepared:
-        """Open the run and divide what is left, in a child process."""
-        urls, env = self._servers.addresses("127.0.0.1")
-        variables = {**url_variables(urls), **env}
-        words, _ = self._job.evaluation_words("prepare", variables)
-        process = subprocess.Popen(
-            [
-                *words,
-                *job_command(self._task, self._place, "prepare"),
-                *url_options(urls),
-                *(("--first",) if self._state.run_dir is None else ()),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env=self._job.env(self._task.env, **variables),
-            start_new_session=True,
-        )
-        output: list[bytes] = []
-        assert process.stdout is not None
-        reader = threading.Thread(target=lambda out: output.append(out.read()), args=(process.stdout,), daemon=True)
-        reader.start()
-        while process.poll() is None:
-            time.sleep(POLL_SECONDS / 5)
+        """Open the run and divide what is left, in a child process that can then work on it."""
+        process = self._start_evaluation(*(("--first",) if self._state.run_dir is None else ()))
+        while (line := process.receive()) is None:
             if self._job.must_stop:
                 process.terminate()
-                process.wait()
                 raise StopRequested
-        reader.join(5)
-        if process.returncode < 0 and self._killed_with_job():
+        if (process.exit_code or 0) < 0 and self._killed_with_job():
             raise StopRequested
         try:
-            prepared = msgspec.json.decode(output[0], type=Prepared)
-        except (msgspec.DecodeError, IndexError):
+            prepared = msgspec.json.decode(line, type=Prepared)
+        except msgspec.DecodeError:
             where = f" in {self._task.container.image}" if self._task.container is not None else ""
             raise HoldfastError(
-                f"the run could not be prepared{where} (exit code {process.returncode}); see {self._job.log('main')}"
+                f"the run could not be prepared{where} (exit code {process.drain()}); see {self._job.log('main')}"
             ) from None
         if prepared.run_dir:
             self._set(run_dir=prepared.run_dir, total=prepared.total, done=max(prepared.done, self._state.done))
         return prepared
+
+    def _start_evaluation(self, *options: str) -> EvaluationProcess:
+        command = [*job_command(self._task, self._place, "evaluate"), *options]
+        self._evaluation = EvaluationProcess(self._job, "main", command, *self._servers.addresses("127.0.0.1"))
+        return self._evaluation
 
     # Serve
 
@@ -274,19 +254,18 @@ class JobRun:
 
     # Work
 
-    def _work(self, prepared: Prepared) -> tuple[Ended, int]:
+    def _work(self, prepared: Prepared) -> tuple[Worked, int]:
         """Offer the work to all workers, and be one of them."""
         self._rounds += 1
         self._offer(prepared)
         self._set(phase="running", reason="")
         progress = JobProgress(prepared)
-        process = WorkProcess(self._job, prepared.run_dir, "main", *self._servers.addresses("127.0.0.1"))
+        process = self._begin_work(prepared)
         updated = queued = time.monotonic()
         # Workers that began before this job end before it: in a short job, too, new ones must be queued in time.
         queue_seconds = min(_QUEUE_SECONDS, self._task.walltime / 8)
         try:
-            while process.exit_code is None:
-                time.sleep(POLL_SECONDS)
+            while not process.has_ended():
                 self._job.check_stop()
                 self._servers.check()
                 now = time.monotonic()
@@ -307,12 +286,21 @@ class JobRun:
             raise
         finally:
             self._set(**progress.read())
-        return process.ended, process.exit_code
+        return process.last_message(Worked()), process.drain()
+
+    def _begin_work(self, prepared: Prepared) -> EvaluationProcess:
+        """Let the process that prepared the run work on it; a new one, if the servers have got other addresses."""
+        process = self._evaluation
+        assert process is not None
+        if process.addresses == self._servers.addresses("127.0.0.1"):
+            process.send(BEGIN)
+            return process
+        process.drain()
+        return self._start_evaluation("--run-dir", prepared.run_dir)
 
     def _await_workers(self, prepared: Prepared, end: float) -> None:
         """Keep the servers for workers that finish their requests, until the time is up."""
-        rundir = RunDir(Path(prepared.run_dir))
-        while self._servers.started and time.monotonic() < end and holders(rundir):
+        while self._servers.started and time.monotonic() < end and _holders(prepared.run_dir):
             time.sleep(POLL_SECONDS)
 
     def _await_target(self, message: str, patience: Patience) -> bool:
@@ -399,7 +387,7 @@ class JobRun:
         if self._state.phase == "deploying":
             return f"no progress in this job: its time was up before the server answered ({self._state.reason})"
         if not self._rounds:
-            others = [] if self._state.run_dir is None else holders(RunDir(Path(self._state.run_dir)))
+            others = _holders(self._state.run_dir)
             waited = f"it waited for {', '.join(map(str, others))}, which holds the run" if others else "see its log"
             return f"no progress in this job: its time was up before the run could be prepared; {waited}"
         error = last_error(self._state.run_dir)
@@ -497,6 +485,13 @@ def time_used(starts: Sequence[StartRecord], walltime: float, now: float) -> flo
     return sum(
         min(ends.get(begin.attempt, after) - begin.time, walltime) for begin, after in zip(begins, later, strict=False)
     )
+
+
+def _holders(run_dir: str | None) -> list[Holder]:
+    """List the processes that hold a run."""
+    from holdfast.store.run_lock import holders  # with the library of locks, which few jobs need
+
+    return [] if run_dir is None else holders(RunDir(Path(run_dir)))
 
 
 def journal_size(run_dir: str | None) -> int:

@@ -12,8 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -527,6 +525,9 @@ def _listens(host: str, port: int) -> bool:
 
 
 def _status(url: str) -> int | None:
+    import urllib.error
+    import urllib.request  # which a job without servers need not import
+
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
     try:
         with opener.open(url, timeout=5) as response:

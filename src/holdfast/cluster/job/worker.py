@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.cluster.job.context import FILES_SECONDS, POLL_SECONDS, WorkProcess, run_hook, say
+from holdfast.cluster.job.context import FILES_SECONDS, POLL_SECONDS, run_hook, say
+from holdfast.cluster.job.process import EvaluationProcess
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import EndpointFile
@@ -51,7 +52,7 @@ def run_worker(job: JobContext) -> int:
             continue
         main_job.note_alive()
         last_serial = endpoint.serial
-        code, ended = _work(job, endpoint)
+        code, ended = _work(job, endpoint, main_job)
         say(f"worked on {endpoint.run_dir}: exit code {code}")
         refusals = refusals + 1 if ended.away else 0
         if refusals:  # for a while, or only from here: the main job offers other work if all have to pause
@@ -68,26 +69,27 @@ def _rest(job: JobContext, seconds: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _work(job: JobContext, endpoint: EndpointFile) -> tuple[int, Ended]:
+def _work(job: JobContext, endpoint: EndpointFile, main_job: _MainJob) -> tuple[int, Ended]:
     """Work for as long as the main job offers this work; return the exit code, and how the work ended."""
-    local = seen_from_here(endpoint)
-    process = WorkProcess(job, endpoint.run_dir, f"w{job.index}", local.base_urls, local.env)
+    local, worker = seen_from_here(endpoint), f"w{job.index}"
+    command = [job.task.python, "-m", "holdfast", "work", endpoint.run_dir, "--worker", worker]
+    command += ["--wait", "--attached", "--display", "plain"]
+    process = EvaluationProcess(job, f"work-{worker}", command, local.base_urls, local.env)
     looked = time.monotonic()
-    while process.exit_code is None:
-        time.sleep(POLL_SECONDS)
-        if job.must_stop:
+    while not process.has_ended():
+        if job.must_stop or main_job.has_died():
             return process.drain(finish=job.finish_seconds), Ended()
         if time.monotonic() - looked < FILES_SECONDS:
             continue
         looked = time.monotonic()
         offered = read_endpoint(job)
-        # The server is gone, or another one. If the model is elsewhere, work continues without the main job.
+        # The server is gone, or another one. If the model is elsewhere, work continues until the next main job begins.
         serves = endpoint.base_urls or endpoint.env
         if serves and (offered is None or offered.serial != endpoint.serial):
             return process.drain(finish=_FINISH_SECONDS), Ended()
-    if (ended := process.ended).kind:
+    if (ended := process.last_message(Ended())).kind:
         say(f"{ended.message}")
-    return process.exit_code, ended
+    return process.drain(), ended
 
 
 def seen_from_here(endpoint: EndpointFile) -> EndpointFile:
@@ -134,10 +136,14 @@ class _MainJob:
         """Record a sign of life."""
         self._alive = time.monotonic()
 
+    def has_died(self) -> bool:
+        """Return True if the main job was the parent of this process and is dead, so that none follows by itself."""
+        return not self._job.executor.queues_successors and os.getppid() != self._parent
+
     def is_gone(self) -> bool:
         """Return True if there has been no main job for so long that none will come."""
         if not self._job.executor.queues_successors:
-            return os.getppid() != self._parent
+            return self.has_died()
         now = time.monotonic()
         if now - self._asked > _ASK_SECONDS:
             self._asked = now

@@ -106,7 +106,8 @@ done
 if test -n "$python"; then
     "$python" -m venv -- "$env" && "$env/bin/python" -m pip install -q --no-input -- "$wheel" || exit 1
 elif command -v uv >/dev/null; then
-    uv venv -q --python '>=3.11' -- "$env" && uv pip install -q --python "$env/bin/python" -- "$wheel" || exit 1
+    uv venv -q --python '>=3.11' -- "$env" &&
+        uv pip install -q --compile-bytecode --python "$env/bin/python" -- "$wheel" || exit 1
 else
     echo "neither Python 3.11 or newer with venv nor uv is on the PATH of a non-login shell" >&2
     exit 1

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import msgspec
 
 from holdfast.cluster.config.launch import SCHEMA_VERSION, TaskFile
+from holdfast.engine.ended import Ended
 from holdfast.errors import UsageError, VersionError
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
@@ -141,7 +142,7 @@ class EndpointFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run before the work, as the process that prepared it writes to its standard output."""
+    """The state of a run before the work, or after it, as the process that does it writes to its standard output."""
 
     run_dir: str = ""
     exit_code: int | None = None
@@ -158,6 +159,14 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """the gates that were not met, with their values"""
     error: str = ""
     """why there can be no work"""
+
+
+class Worked(msgspec.Struct, frozen=True, kw_only=True):
+    """How the main job's own work ended, as the process that did it writes to its standard output."""
+
+    ended: Ended = Ended()
+    finished: Prepared | None = None
+    """the finished run; None if something is left, or if another worker finishes it"""
 
 
 class TaskFolder:

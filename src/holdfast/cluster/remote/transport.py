@@ -128,6 +128,14 @@ class Transport(ABC):
             raise ClusterError(f"{self.host}: cannot read {path}: {done.stderr.strip()}")
         return done.stdout
 
+    def read_all(self, directory: str, pattern: str) -> bytes:
+        """Return the lines of all files in a directory that match a shell pattern, also after a torn last line.
+
+        Raises an error for a file that cannot be read.
+        """
+        script = f'for file in "$1"/{pattern}; do test -e "$file" || exit 0; cat -- "$file" || exit; echo; done'
+        return self.check(["sh", "-c", script, "sh", directory]).stdout
+
     def append(self, path: str, data: bytes) -> None:
         """Add lines to a file that has no other writer; returns once they are on the medium.
 
@@ -270,6 +278,10 @@ class Here(Transport):
         with self._refusals(f"cannot read {path}"), open(path, "rb") as file:  # noqa: PTH123 - often called
             file.seek(offset)
             return file.read(-1 if limit is None else limit)
+
+    def read_all(self, directory: str, pattern: str) -> bytes:
+        """Return the lines of all files in a directory that match a shell pattern, also after a torn last line."""
+        return b"".join(self.read(str(path)) + b"\n" for path in sorted(Path(directory).glob(pattern)))
 
     def append(self, path: str, data: bytes) -> None:
         """Add lines to a file that has no other writer; returns once they are on the medium."""
