@@ -278,8 +278,11 @@ class RunView:
             return False
         graders = [each for each in self.metrics.graders.values() if each.combine is None]  # else there is no line
         verdicts = sum(each.passed + each.failed + each.skipped for each in graders)
+        journals = self.rundir.journals("grades")
+        if sum(map(count_lines, journals)) == verdicts:  # counted much faster, and each verdict has at least one line
+            return True
         errors = b',"status":"error",'  # in no text: quotation marks in texts are escaped
-        return sum(count_lines(path, errors) for path in self.rundir.journals("grades")) == verdicts
+        return sum(count_lines(path, errors) for path in journals) == verdicts
 
     def trials(self) -> Iterator[GradedTrial]:
         """Yield every trial that has an output."""

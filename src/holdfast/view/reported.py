@@ -20,7 +20,7 @@ from holdfast.view.results import append_results
 from holdfast.view.table import CODES, TrialTable, split_place, status_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from holdfast.report.run_view import RunView
     from holdfast.view.chunks import ChunkPlan, Part
@@ -124,7 +124,7 @@ class _Results:
 
 
 class _Order:
-    """Puts the rows of outputs in the order of a table, while both grow.
+    """Puts the rows of outputs in the order of a table, and takes them apart into columns, while both grow.
 
     Outputs are nearly in this order, since requests are sent in it. So few wait for their turn, and the dict of those
     that do stays in the processor's cache. Where two keys have the same short key, an output is missing or in the wrong
@@ -140,7 +140,7 @@ class _Order:
         """outputs that are waiting or have come to their rows"""
         self._rows = 0
         """rows of the table that have had their turn"""
-        self._parts: list[bytes] = []
+        self._columns = {name: bytearray() for name in COLUMNS}
 
     def advance(self) -> None:
         """Give their turn to rows whose outputs should have been read."""
@@ -150,39 +150,43 @@ class _Order:
     def _take(self, outputs: int) -> None:
         self._waiting.update(islice(self._pairs, outputs))
         keys = short_keys(self._table["keys"][self._rows * 16 : (self._rows + _WAITING) * 16])
-        self._parts.append(b"".join(map(self._waiting.pop, keys, repeat(NO_OUTPUT))))
+        rows = b"".join(map(self._waiting.pop, keys, repeat(NO_OUTPUT)))
+        for name, column in self._columns.items():
+            column += column_of(rows, name)
         self._taken += outputs
         self._rows += len(keys)
 
-    def finish(self) -> bytearray | None:
-        """Return the rows in order; None if a key has several outputs, or is not in the table."""
+    def finish(self) -> dict[str, bytearray] | None:
+        """Return the columns in order; None if a key has several outputs, or is not in the table."""
         while self._rows < len(self._table):
             self._take(min(_WAITING, self._outputs.count - self._taken))
         waiting = self._waiting
         waiting.update(self._pairs)
-        joined = bytearray(b"").join(self._parts)
-        places = array("Q", column_of(joined, "at"))
+        places = array("Q", self._columns["at"])
         if len(places) - places.count(0) + len(waiting) != self._outputs.count:
             return None  # one output has replaced another
         keys = short_keys(self._table["keys"])
         for row in [row for row, place in enumerate(places) if not place] if waiting else ():
             if (late := waiting.pop(keys[row], None)) is not None:
-                joined[row * len(late) : (row + 1) * len(late)] = late
-        return None if waiting else joined
+                for name, column in self._columns.items():
+                    value = column_of(late, name)
+                    column[row * len(value) : (row + 1) * len(value)] = value
+        return None if waiting else self._columns
 
 
 def _join(root: Path, results: _Results, outputs: OutputRows, order: _Order) -> TrialTable | None:
     """Fill the columns of the results with those of their outputs; None if there is an output too many or too few."""
     table = results.table
-    joined: bytes | bytearray | None = order.finish()
-    if joined is None:
+    columns: Mapping[str, bytes | bytearray] | None = order.finish()
+    if columns is None:
         chosen = _choose_outputs(root, table.files, outputs)
         keys = chain.from_iterable(iter_unpack("16s", table["keys"]))
-        joined = b"".join([chosen.pop(key, NO_OUTPUT) for key in keys])
+        rows = b"".join([chosen.pop(key, NO_OUTPUT) for key in keys])
         if chosen:
             return None
-    for name in COLUMNS:
-        table[name].frombytes(column_of(joined, name))
+        columns = {name: column_of(rows, name) for name in COLUMNS}
+    for name, column in columns.items():
+        table[name].frombytes(column)
     if bytes(map(bool, table["at"])) != results.present:
         return None
     for name, codes in outputs.values.items():

@@ -194,15 +194,18 @@ class Site:
         return future.result(wait)
 
     def _prepare_trials(self, run: str) -> None:
-        """Let pages wait no longer, and find out how trials of a run are read fastest, before somebody opens one."""
+        """Let pages wait no longer, and find out how trials of a run are read fastest, before somebody opens one.
+
+        Not earlier: where cores are few, it would hold up those who build the columns.
+        """
         self._decided[run].set()
         with suppress(RuntimeError):  # the server is ending
             self._threads.submit(lambda: self.run(run).graded_once)
 
     def _note_share(self, run: str, done: float) -> None:
         self.shares_read[run] = done
-        if not done:  # a helper process begins, and this process has time
-            self._prepare_trials(run)
+        if not done:  # a helper process begins, which takes longer than pages wait
+            self._decided[run].set()
 
     def columns_if_ready(self, run: str) -> Columns | None:
         """Return the columns of a run; None if they are still being built, or cannot be."""
