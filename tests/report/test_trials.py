@@ -173,7 +173,7 @@ def make_grades(
 
 
 class Numbers(NamedTuple):
-    """What is computed trial by trial."""
+    """Results and numbers that were computed trial by trial."""
 
     results: bytes
     graders: dict[str, GraderMetrics]

@@ -162,7 +162,7 @@ _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 
 class _Listed(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a run."""
+    """A run in the catalog."""
 
     summary: RunSummary | None
     """None: it is not a run of Holdfast"""
