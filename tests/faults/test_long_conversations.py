@@ -25,7 +25,7 @@ TURNS = 100
 FEW, MANY = 15, 150
 UNFINISHED = 1
 GROWTH = {
-    "resume": 2.5e6,
+    "resume": 3.2e6,
     "export to samples": 1.2e6,
     "export to nat": 3e6,
     "export to waza": 4e6,
