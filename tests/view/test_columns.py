@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import tempfile
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -380,16 +381,35 @@ def test_columns_are_shown_where_nothing_can_be_stored(finished: JournaledRun) -
     assert same(shown(open_again(finished)), expected(finished))
 
 
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let this process and those that it starts write 256 bytes to each file, and fail to write more."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_helper_processes_that_cannot_write_cost_only_time(
+    finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("holdfast.view.chunks._LARGE", 0)
+    monkeypatch.setattr("holdfast.view.chunks._claim", lambda _: iter(()))  # so the helper process takes all chunks
+    with full_disk():
+        columns = open_again(finished)
+    assert same(shown(columns), expected(finished))
+    assert columns.table.notes["kind"] == "recorded"
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_a_full_disk_costs_only_the_cache(finished: JournaledRun, monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
     if large:
         monkeypatch.setattr("holdfast.view.columns._LARGE", 0)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (256, limits[1]))  # to write more fails as on a full disk
-    try:
+    with full_disk():
         assert same(shown(open_again(finished)), expected(finished))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [path for path in (finished.folder / "home").rglob("*") if path.is_file()] == []
     assert same(shown(open_again(finished)), expected(finished))
     assert cache_file(finished).exists()

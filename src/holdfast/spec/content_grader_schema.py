@@ -34,7 +34,7 @@ class PythonGrader(GraderBlock):
     """Template of the expected value. Default: the row's field of the parameter's name, else its first field among
     `expected`, `answer`, `ground_truth`, `target` and `ideal`."""
     transcript: Literal["last", "all", "reasoning"] = "last"
-    """What `output` is: the `last` reply, or `all` replies so far, joined by blank lines. With `reasoning` it is the
+    """Replies that `output` holds: the `last` one, or `all` so far, joined by blank lines. With `reasoning` it is the
     last reply, and `messages` have the model's `reasoning`."""
     params: dict[str, Any] = {}
     """Further keyword arguments."""
@@ -66,7 +66,7 @@ class MathGrader(TextBlock):
     timeout: Seconds = 10
     """Time limit for one comparison."""
     on_timeout: OnTimeout = "fail"
-    """Whether a timeout fails the check with score 0 (`fail`), or is an `error` that the next command retries."""
+    """The result of a timeout: a failed check with score 0 (`fail`), or an `error` that the next command retries."""
 
     later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
@@ -82,7 +82,7 @@ class TriggerGrader(GraderBlock):
     skill: str | None = None
     """Text of the skill's `SKILL.md`, instead of a file."""
     mode: Literal["positive", "negative"]
-    """Whether the prompt should trigger the skill (`positive`) or not (`negative`)."""
+    """`positive` if the prompt should trigger the skill, `negative` if it should not."""
 
     templates: ClassVar[tuple[str, ...]] = ()
 

@@ -99,7 +99,7 @@ class ProgramGrader(TextBlock):
     timeout: Seconds = 30
     """Time limit of the program."""
     on_timeout: OnTimeout = "fail"
-    """Whether a timeout fails the check with score 0 (`fail`), or is an `error` that the next command retries."""
+    """The result of a timeout: a failed check with score 0 (`fail`), or an `error` that the next command retries."""
     network: bool = False
     """Allow access to the network."""
 
@@ -123,7 +123,7 @@ class CodeGrader(TextBlock):
     timeout: Seconds = 30
     """Time limit for all assertions together."""
     on_timeout: OnTimeout = "fail"
-    """Whether a timeout fails the check with score 0 (`fail`), or is an `error` that the next command retries."""
+    """The result of a timeout: a failed check with score 0 (`fail`), or an `error` that the next command retries."""
 
     templates: ClassVar[tuple[str, ...]] = ()
     later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")

@@ -214,5 +214,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (KeyboardInterrupt, BrokenPipeError, ValueError):  # the viewer has ended, or reads the run in another way
+    except (KeyboardInterrupt, OSError, ValueError):  # the viewer has ended, or reads the run in another way
         sys.exit(1)

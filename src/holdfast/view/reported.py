@@ -46,18 +46,19 @@ def plan_report(view: RunView, dataset: Any) -> ChunkPlan | None:
 
 def read_reported(plan: ChunkPlan, progress: Callable[[float], None]) -> TrialTable | None:
     """Return the columns of a finished run; None if its report does not fit its journals, which then decide."""
-    with _without_collector(), sharing_chunks(plan) as collect:
-        results, outputs = _Results(plan), OutputRows()
-        order = _Order(results.table, outputs)
+    results, outputs = _Results(plan), OutputRows()
+    order = _Order(results.table, outputs)
+    with _without_collector():
         try:
-            for part in collect(progress):
-                if part.of_outputs:
-                    outputs.append(part.columns, part.values)
-                else:
-                    results.append(part)
-                order.advance()
-        except ValueError:
-            return None  # the results are not as expected, or a helper process has failed
+            with sharing_chunks(plan) as collect:
+                for part in collect(progress):
+                    if part.of_outputs:
+                        outputs.append(part.columns, part.values)
+                    else:
+                        results.append(part)
+                    order.advance()
+        except (ValueError, OSError):
+            return None  # the results are not as expected, or a helper process has failed, as where the disk is full
         return _join(Path(plan.root), results, outputs, order) if results.explain_errors() else None
 
 
