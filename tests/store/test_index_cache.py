@@ -221,11 +221,12 @@ def test_a_cache_of_another_version_or_machine_or_of_other_content_is_ignored(ru
         lambda header: header.pop(),
         lambda header: header[3].__setitem__(0, 10**6),
         lambda header: header[3].__setitem__(1, 10**6),
+        lambda header: header[3].__setitem__(2, 10**6),
     ):
         cache_file(run).write_bytes(whole)
         rewrite(run, change)
         assert not assert_as_fresh(run).origin
-    cache_file(run).write_bytes(whole.replace(b"holdfast index 2", b"holdfast index 1", 1))
+    cache_file(run).write_bytes(whole.replace(b"holdfast index 3", b"holdfast index 2", 1))
     assert not assert_as_fresh(run).origin
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,7 @@ verdicts = st.builds(
 def operations(values: Any) -> Any:
     """Random sequences of what is done with an index."""
     return st.lists(
-        st.tuples(st.sampled_from(["set", "set", "set", "add", "delete", "clear", "reserve"]), keys, values),
+        st.tuples(st.sampled_from(["set", "set", "set", "add", "delete", "clear", "reserve", "compact"]), keys, values),
         max_size=40,
     )
 
@@ -91,6 +94,9 @@ def apply(table: Any, steps: Any) -> None:
                     del table[key]
         elif what == "reserve":
             table.reserve(len(key) * 10)
+        elif what == "compact":
+            table.compact()
+            assert not table.holes and table.row_count == len(plain)
         elif len(key) % 3 == 0:
             table.clear()
             plain.clear()
@@ -123,16 +129,58 @@ def test_a_digest_is_packed_and_no_other_spelling_of_it(text: str) -> None:
     assert pack_digest(text.upper()) is pack_digest(text[:-2] + "  ") is pack_digest(text + "00") is None
 
 
-def test_an_output_takes_at_most_110_bytes_and_a_verdict_80() -> None:
-    outputs, verdicts = OutputTable(), VerdictTable()
+def test_an_output_takes_at_most_110_bytes_and_a_verdict_60_or_80_with_the_usage_of_a_judge() -> None:
+    outputs, verdicts, judged = OutputTable(), VerdictTable(), VerdictTable()
     line, usage = LineRef(Path("outputs.jsonl"), 1 << 30, 1600), Usage(50, 60, 1, 0.001)
     for number in range(10_000):
         key = digest(number)
         outputs[key] = OutputRef(line, key, usage, 1.0, started=2.0)
-        verdicts[key] = VerdictRef("passed", 1.0, usage, 3.0)
-    for table, most in ((outputs, 110), (verdicts, 80)):
+        verdicts[key] = VerdictRef("passed", 1.0, None, 3.0)
+        judged[key] = VerdictRef("passed", 1.0, usage, 3.0)
+    for table, most in ((outputs, 110), (verdicts, 60), (judged, 80)):
         assert not table.rare
         assert (len(table.rows) + 4 * len(table.slots)) / len(table) <= most
+
+
+GROW = """
+import random, resource, sys
+from pathlib import Path
+from holdfast.store.index import Index
+from holdfast.store.lines import LineRef
+from holdfast.store.records import Usage
+from holdfast.store.refs import OutputRef, VerdictRef
+
+count, index = int(sys.argv[1]), Index()
+index.reserve(count, 1)
+bytes(31 << 20)  # as surveying does: the C library then keeps blocks of up to this size on its heap
+path, usage = Path("outputs.jsonl"), Usage(50, 60, 1, 0.001)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for number in range(count):
+    key = f"sha256:{random.getrandbits(128):032x}"
+    index.outputs[key] = OutputRef(LineRef(path, number, 1600), key, usage, 1.0, started=2.0)
+    index.verdicts[key] = VerdictRef("passed", 1.0, None, 3.0)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024))
+"""
+
+
+def test_an_index_that_grows_takes_no_more_memory_than_its_rows() -> None:
+    trials = 200_000
+    done = subprocess.run([sys.executable, "-c", GROW, str(trials)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) / trials < 130, "a trial takes 113 bytes, 80 of them for its output"
+
+
+class FixedMemory(mmap):
+    """Mapped memory of a system that cannot make it larger, such as macOS."""
+
+    def resize(self, _: int) -> None:
+        raise SystemError("mmap: resizing not available")
+
+
+def test_rows_are_kept_where_the_system_cannot_make_mapped_memory_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.index_table.mmap", FixedMemory)
+    table, verdicts = VerdictTable(), {digest(n): VerdictRef("passed", float(n), None, 1.0) for n in range(5_000)}
+    table.update(verdicts)
+    assert dict(table) == verdicts
 
 
 def test_only_outputs_that_a_checkpoint_ended_are_unpacked_to_find_these(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ class _LocalWorkers:
         self._display = display
         self._started = time.monotonic()
         reader = self._rundir.read_index()
+        reader.index.reserve(self._plan.total, len(self._identity.work.slots))
         self._follower, self._followed = Follower(self._rundir, reader), reader.index
         """the records of the run, as far as they were read while the workers ran"""
         self._ended: list[Ended] = []

@@ -410,8 +410,7 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     borrowed, plan = plan_with_reuse(
         identity, index, options.runs_dir, others, grades=not options.again, known_done=known_done
     )
-    index.outputs.reserve(plan.total)
-    index.verdicts.reserve(plan.total * len(identity.work.slots))
+    index.reserve(plan.total, len(identity.work.slots))
     if borrowed:
         adopt(borrowed, rundir, index)
     if not options.again and plan.done != known_done:

@@ -116,6 +116,11 @@ class Index(msgspec.Struct):
         """Containers of the keys of trials that were begun, those with recorded calls first."""
         return self.steps, self.attempts
 
+    def reserve(self, trials: int, graders: int) -> None:
+        """Make room for the outputs of so many trials, each with verdicts of so many graders."""
+        self.outputs.reserve(trials)
+        self.verdicts.reserve(trials * graders)
+
     def needs_step(self, key: str) -> bool:
         """Return True if recorded calls of a conversation may be needed: no output holds them and is final."""
         return not self.outputs.is_final(key)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = "journals"
 _LENT: Final = "lent"
-_MAGIC: Final = b"holdfast index 2\n"
+_MAGIC: Final = b"holdfast index 3\n"
 _HEAD: Final = 4096
 """bytes at the beginning of a journal that are compared"""
 
@@ -71,9 +71,11 @@ class _Step(msgspec.Struct, array_like=True):
 
 
 class _Table(msgspec.Struct, array_like=True):
-    """The parts of a packed table beside its rows and slots, and the sizes of those in bytes."""
+    """The parts of a packed table beside its rows and slots, and the numbers of those."""
 
     rows: int
+    width: int
+    """bytes of a row"""
     slots: int
     odd_keys: dict[int, str]
     rare: Any
@@ -192,8 +194,8 @@ class IndexCache:
                 byte_order=sys.byteorder,
                 marks=marks,
                 files=[str(place.relative_to(self._rundir.path)) for place in files if place is not None],
-                outputs=_Table(0, 0, {}, {}),
-                verdicts=_Table(0, 0, {}, {}),
+                outputs=_Table(0, 0, 0, {}, {}),
+                verdicts=_Table(0, 0, 0, {}, {}),
                 attempts={},
                 grader_attempts=[],
                 steps=[],
@@ -271,14 +273,9 @@ class IndexCache:
             periods=spent.periods(),
             lent="",
         )
-        body: list[bytearray | array[int]] = [
-            index.outputs.rows,
-            index.outputs.slots,
-            index.verdicts.rows,
-            index.verdicts.slots,
-        ]
+        tables = index.outputs, index.verdicts
         with suppress(OSError, OverflowError):  # a number that is too large to be encoded
-            parts = [memoryview(part).cast("B") for part in body]
+            parts = [part for table in tables for part in (table.rows, memoryview(table.slots).cast("B"))]
             self.origin = write_cache(self._path, _MAGIC, msgspec.msgpack.encode(header), parts)
             self._path.with_name(_LENT).unlink(missing_ok=True)
             reader.new_bytes = 0
@@ -301,14 +298,14 @@ def _digests(path: Path, mark: _Mark) -> tuple[str, str]:
 
 def _notes(table: PackedTable[Any]) -> _Table:
     table.compact()
-    return _Table(len(table.rows), 4 * len(table.slots), table.odd_keys, table.rare)
+    return _Table(table.row_count, table.width, len(table.slots), table.odd_keys, table.rare)
 
 
 def _fill(table: PackedTable[Any], notes: _Table, rare: dict[int, Any], file: BinaryIO) -> None:
     """Read the rows and slots of a table."""
-    table.rows = bytearray(notes.rows)
-    table.slots = array("I", [0]) * (notes.slots // 4)
-    for part in (memoryview(table.rows), memoryview(table.slots).cast("B")):
+    table.make_rows(notes.rows, notes.width)
+    table.slots = array("I", [0]) * notes.slots
+    for part in (table.rows, memoryview(table.slots).cast("B")):
         if file.readinto(part) != len(part):  # type: ignore[attr-defined]
             raise Stale
     table.odd_keys, table.rare = notes.odd_keys, rare

@@ -1,8 +1,12 @@
-"""Outputs and verdicts of a run in memory: mappings like `dict`, in about 90 bytes an output and 65 a verdict.
+"""Outputs and verdicts of a run in memory: mappings like `dict`, in about 90 bytes an output and 45 a verdict.
 
 Each row is packed into a fixed number of bytes, and a table of row numbers with open addressing finds it by its key. A
 key is a digest, of which the row holds the 16 bytes. What few rows have (marks of turns, counts, unusual usage) is in a
-dict beside them. NaN reads as None, as in a journal line.
+dict beside them. Verdicts have no room for usage until the first that has any, from a judge: then the table is widened.
+NaN reads as None, as in a journal line.
+
+The rows are in memory that is mapped for them. It grows in place, and pages that no row is in take none. On the heap,
+a table of a million rows would be moved again and again as it grows, and would leave holes of up to 32 MB each.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from binascii import unhexlify
 from collections.abc import ItemsView, Iterator, MutableMapping, ValuesView
 from hashlib import sha256
 from math import isnan, nan
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_args
 
@@ -35,6 +40,8 @@ UNKNOWN: Final = 0xFFFFFFFF
 """stands for None among numbers of tokens and requests; as the requests of a row, for usage that is not in the row"""
 _FILE_SHIFT: Final = 48
 _FEWEST_SLOTS: Final = 8
+_FEWEST_BYTES: Final = 1 << 14
+"""memory that is mapped for rows at first; of this, only pages with rows count"""
 _STATUSES: Final[tuple[GradeStatus, ...]] = get_args(GradeStatus)
 _CODES: Final = {status: code for code, status in enumerate(_STATUSES)}
 
@@ -83,19 +90,25 @@ _Spot = tuple[bytes, int, int, bool]
 class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
     """A mapping from keys to packed rows, in the order in which the keys were added."""
 
-    _layout: ClassVar[Struct]
-    """the fields of a row behind its key"""
+    _layouts: ClassVar[tuple[Struct, ...]]
+    """the fields of a row behind its key: at first, and after the table was widened"""
 
     def __init__(self) -> None:
-        self._width = _KEY + self._layout.size
-        self._homes = Struct(f"<Q{self._width - 8}x")
-        """reads where each row's key belongs"""
-        self._pack_row = Struct(f"<{_KEY}s{self._layout.format[1:]}").pack
         self.clear()
+
+    def _use_layout(self, layout: Struct) -> None:
+        self._layout, self.width = layout, _KEY + layout.size
+        self._homes = Struct(f"<Q{self.width - 8}x")
+        """reads where each row's key belongs"""
+        self._pack_row = Struct(f"<{_KEY}s{layout.format[1:]}").pack
 
     def clear(self) -> None:
         """Remove everything."""
-        self.rows = bytearray()
+        self._use_layout(self._layouts[0])
+        self._memory = _map_memory(0)
+        """the rows, and room for more"""
+        self.row_count = 0
+        """number of rows, with those whose keys were removed"""
         self.slots = array("I", bytes(4 * _FEWEST_SLOTS))
         """row numbers from 1, at or behind the place that a key's first bytes name; 0 is a free slot"""
         self.odd_keys: dict[int, str] = {}
@@ -106,9 +119,9 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         """by row: what does not fit into it"""
 
     @property
-    def row_count(self) -> int:
-        """Number of rows, with those whose keys were removed."""
-        return len(self.rows) // self._width
+    def rows(self) -> memoryview:
+        """The packed rows. While this is held, none can be added."""
+        return memoryview(self._memory)[: self.row_count * self.width]
 
     def __len__(self) -> int:
         return self.row_count - len(self.holes)
@@ -134,7 +147,7 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
             self._append(key, spot, ref)
             return
         values, rare = self._pack(ref)
-        self._layout.pack_into(self.rows, row * self._width + _KEY, *values)
+        self._layout.pack_into(self._memory, row * self.width + _KEY, *values)
         if rare is not None:
             self.rare[row] = rare
         else:
@@ -150,31 +163,44 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
 
     def _add_row(self, raw: bytes, row: bytes) -> bool:
         """Add a packed row, unless its key is there; return True if it was added."""
-        rows, slots, width, mask = self.rows, self.slots, self._width, len(self.slots) - 1
+        memory, slots, width, mask = self._memory, self.slots, self.width, len(self.slots) - 1
         place = _home(raw)[0] & mask
         while entry := slots[place]:
             start = (entry - 1) * width
-            if rows[start : start + _KEY] == raw:
+            if memory[start : start + _KEY] == raw:
                 return False
             place = (place + 1) & mask
-        rows += row
-        slots[place] = count = len(rows) // width
-        if 3 * count > 2 * mask:
-            self.reserve(count + 1)
+        self._insert(place, row)
         return True
 
     def _append(self, key: str, spot: _Spot, ref: Ref) -> None:
         raw, _, slot, odd = spot
         values, rare = self._pack(ref)
-        row = len(self.rows) // self._width
-        self.rows += raw + self._layout.pack(*values)
+        row = self.row_count
         if odd:
             self.odd_keys[row] = key
-        self.slots[slot] = row + 1
-        if 3 * (row + 1) > 2 * len(self.slots):
-            self.reserve(row + 2)
         if rare is not None:
             self.rare[row] = rare
+        self._insert(slot, self._pack_row(raw, *values))
+
+    def _insert(self, slot: int, row: bytes) -> None:
+        """Add a packed row whose key belongs into a free slot."""
+        start = self.row_count * self.width
+        if start + self.width > len(self._memory):
+            self._map_more(2 * start)
+        self._memory[start : start + self.width] = row
+        self.row_count = self.slots[slot] = count = self.row_count + 1
+        if 3 * count > 2 * len(self.slots):
+            self.reserve(count + 1)
+
+    def _map_more(self, size: int) -> None:
+        """Make the memory for rows larger; pages in which there is no row yet take none."""
+        try:
+            self._memory.resize(size)
+        except SystemError:  # the system cannot do that
+            larger = _map_memory(size)
+            larger[: len(self._memory)] = self._memory[:]
+            self._memory = larger
 
     def __delitem__(self, key: str) -> None:
         _, row, free, _ = self._find(key)
@@ -183,7 +209,7 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         slots, mask = self.slots, len(self.slots) - 1
         place = (free + 1) & mask
         while entry := slots[place]:  # move rows that were pushed behind the slot that becomes free
-            (home,) = self._homes.unpack_from(self.rows, (entry - 1) * self._width)
+            (home,) = self._homes.unpack_from(self._memory, (entry - 1) * self.width)
             if (place - home) & mask >= (place - free) & mask:
                 slots[free], free = entry, place
             place = (place + 1) & mask
@@ -213,13 +239,13 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
 
     def rows_of(self, digests: Iterable[bytes]) -> list[int]:
         """Return what `row_of` returns for keys that are digests, of which the 16 bytes are passed."""
-        rows, slots, width, mask = self.rows, self.slots, self._width, len(self.slots) - 1
+        memory, slots, width, mask = self._memory, self.slots, self.width, len(self.slots) - 1
         number, numbers = int.from_bytes, []
         for raw in digests:
             place = number(raw[:8], "little") & mask
             while entry := slots[place]:
                 start = (entry - 1) * width
-                if rows[start : start + _KEY] == raw:
+                if memory[start : start + _KEY] == raw:
                     break
                 place = (place + 1) & mask
             numbers.append(entry - 1)
@@ -233,26 +259,33 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         """Forget the rows whose keys were removed."""
         if not self.holes:
             return
-        rows, odd_keys, rare = bytearray(), {}, {}
-        for row in self._live_rows():
-            place = len(rows) // self._width
-            rows += self.rows[row * self._width : (row + 1) * self._width]
+        odd_keys, rare, count, width = {}, {}, 0, self.width
+        for count, row in enumerate(self._live_rows(), start=1):
+            place = count - 1
+            self._memory.move(place * width, row * width, width)
             if row in self.odd_keys:
                 odd_keys[place] = self.odd_keys[row]
             if row in self.rare:
                 rare[place] = self.rare[row]
-        self.rows, self.odd_keys, self.rare, self.holes = rows, odd_keys, rare, set()
-        self.slots = array("I", bytes(4 * _FEWEST_SLOTS))
-        self.reserve(self.row_count)
+        self.row_count, self.odd_keys, self.rare, self.holes = count, odd_keys, rare, set()
+        self._fill_slots(_slots_for(count))
+
+    def make_rows(self, count: int, width: int) -> None:
+        """Make so many rows of a width, which have to be filled; raise ValueError for a width that no layout has."""
+        layout = next((layout for layout in self._layouts if _KEY + layout.size == width), None)
+        if layout is None:
+            raise ValueError("not a width of rows")
+        self._use_layout(layout)
+        self._memory, self.row_count = _map_memory(count * width), count
 
     def reserve(self, count: int) -> None:
         """Make room for a number of keys, so that adding them moves none."""
-        size = _FEWEST_SLOTS
-        while 2 * size < 3 * count:
-            size *= 2
-        if size <= len(self.slots):
-            return
-        self.slots = slots = array("I", bytes(4 * size))
+        if (size := _slots_for(count)) > len(self.slots):
+            self._fill_slots(size)
+
+    def _fill_slots(self, size: int) -> None:
+        """Make so many slots for the rows that there are."""
+        self.slots = slots = array("I", [0]) * size
         mask, holes = size - 1, self.holes
         for row, (home,) in enumerate(self._homes.iter_unpack(self.rows)):
             if row not in holes:
@@ -266,8 +299,8 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         return (row for row in rows if row not in self.holes) if self.holes else rows
 
     def _key_bytes(self, row: int) -> bytes:
-        start = row * self._width
-        return bytes(self.rows[start : start + _KEY])
+        start = row * self.width
+        return self._memory[start : start + _KEY]
 
     def _key_at(self, row: int) -> str:
         odd = self.odd_keys.get(row) if self.odd_keys else None
@@ -278,11 +311,11 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         odd = raw is None
         if raw is None:
             raw = sha256(b"odd " + key.encode("utf-8", "surrogatepass")).digest()[:_KEY]
-        rows, slots, width, mask = self.rows, self.slots, self._width, len(self.slots) - 1
+        memory, slots, width, mask = self._memory, self.slots, self.width, len(self.slots) - 1
         place = _home(raw)[0] & mask
         while entry := slots[place]:
             start = (entry - 1) * width
-            if rows[start : start + _KEY] == raw and (not odd or self.odd_keys.get(entry - 1) == key):
+            if memory[start : start + _KEY] == raw and (not odd or self.odd_keys.get(entry - 1) == key):
                 return raw, entry - 1, place, odd
             place = (place + 1) & mask
         return raw, -1, place, odd
@@ -295,7 +328,7 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         raise NotImplementedError
 
     def _fields(self, row: int) -> tuple[Any, ...]:
-        return self._layout.unpack_from(self.rows, row * self._width + _KEY)
+        return self._layout.unpack_from(self._memory, row * self.width + _KEY)
 
 
 class _Items(ItemsView[str, Ref]):
@@ -312,17 +345,16 @@ class _Values(ValuesView[Ref]):
         return self._mapping.refs()
 
 
-def _packs(usage: Usage) -> bool:
-    """Return True if the numbers of a usage fit into a row."""
-    incoming, outgoing, requests = usage.input_tokens, usage.output_tokens, usage.requests
-    return (
-        usage.cache_read_tokens is UNSET
-        and usage.cache_write_tokens is UNSET
-        and usage.reasoning_tokens is UNSET
-        and (incoming is None or 0 <= incoming < UNKNOWN)
-        and (outgoing is None or 0 <= outgoing < UNKNOWN)
-        and 0 <= requests < UNKNOWN
-    )
+def _map_memory(size: int) -> mmap:
+    return mmap(-1, max(size, _FEWEST_BYTES), flags=MAP_PRIVATE | MAP_ANONYMOUS)
+
+
+def _slots_for(count: int) -> int:
+    """Return how many slots a number of keys needs."""
+    size = _FEWEST_SLOTS
+    while 2 * size < 3 * count:
+        size *= 2
+    return size
 
 
 def _number(value: int | None) -> int:
@@ -341,9 +373,19 @@ def _usage(incoming: int, outgoing: int, requests: int, cost: float) -> Usage:
 _NO_NUMBERS: Final = (UNKNOWN, UNKNOWN, UNKNOWN, nan)
 
 
-def _pack_usage(usage: Usage) -> tuple[int, int, int, float]:
-    cost = usage.cost
-    return _number(usage.input_tokens), _number(usage.output_tokens), usage.requests, nan if cost is None else cost
+def _pack_usage(usage: Usage) -> PackedUsage | None:
+    """Return the numbers of a usage as a row holds them; None if they do not fit into it."""
+    incoming, outgoing, requests, cost = usage.input_tokens, usage.output_tokens, usage.requests, usage.cost
+    if (
+        usage.cache_read_tokens is not UNSET
+        or usage.cache_write_tokens is not UNSET
+        or usage.reasoning_tokens is not UNSET
+        or not (incoming is None or 0 <= incoming < UNKNOWN)
+        or not (outgoing is None or 0 <= outgoing < UNKNOWN)
+        or not 0 <= requests < UNKNOWN
+    ):
+        return None
+    return _number(incoming), _number(outgoing), requests, nan if cost is None else cost
 
 
 RareOutput = tuple[str | None, Usage | None, _Moments, str | None]
@@ -362,7 +404,7 @@ VerdictFields = tuple[int, int, int, int, float, int]
 class OutputTable(PackedTable[OutputRef]):
     """The outputs of a run by their generation keys."""
 
-    _layout = Struct("<16sQIIIIddd")
+    _layouts = (Struct("<16sQIIIIddd"),)
 
     def clear(self) -> None:
         """Remove everything."""
@@ -388,8 +430,8 @@ class OutputTable(PackedTable[OutputRef]):
 
     def fields_at(self, rows: Iterable[int]) -> list[OutputFields]:
         """Return the fields of rows as they are packed."""
-        unpack, packed, width = self._layout.unpack_from, self.rows, self._width
-        return [unpack(packed, row * width + _KEY) for row in rows]
+        unpack, memory, width = self._layout.unpack_from, self._memory, self.width
+        return [unpack(memory, row * width + _KEY) for row in rows]
 
     def has_odd_digest(self, row: int) -> bool:
         """Return True if the digest of an output is a text that does not fit into its row."""
@@ -405,7 +447,7 @@ class OutputTable(PackedTable[OutputRef]):
         """Return where the last line of each journal begins and ends, and how many bytes all its lines take."""
         last, first_bits, total = [0] * len(self.files), (1 << _FILE_SHIFT) - 1, [0] * len(self.files)
         ends = [0] * len(self.files)
-        for place, length in Struct(f"<{_KEY + 16}xQI{self._width - _KEY - 28}x").iter_unpack(self.rows):
+        for place, length in Struct(f"<{_KEY + 16}xQI{self.width - _KEY - 28}x").iter_unpack(self.rows):
             file, offset = place >> _FILE_SHIFT, place & first_bits
             total[file] += length + 1
             if offset >= last[file]:
@@ -424,21 +466,20 @@ class OutputTable(PackedTable[OutputRef]):
         self, key: str, file: int, offset: int, length: int, digest: str, usage: Usage, seconds: float, started: float
     ) -> bool:
         """Add an output with nothing rare, in half the time of `add`; False: it is there, or has something rare."""
-        raw, raw_digest = pack_digest(key), pack_digest(digest)
-        if raw is None or raw_digest is None or not _packs(usage):
+        raw, raw_digest, numbers = pack_digest(key), pack_digest(digest), _pack_usage(usage)
+        if raw is None or raw_digest is None or numbers is None:
             return False
-        place, numbers = file << _FILE_SHIFT | offset, _pack_usage(usage)
+        place = file << _FILE_SHIFT | offset
         return self._add_row(raw, self._pack_row(raw, raw_digest, place, length, *numbers, seconds, started))
 
     def _pack(self, ref: OutputRef) -> tuple[tuple[Any, ...], Any]:
         (path, offset, length), digest, usage, seconds, marks, stopped_by, started = ref
-        file = self.number_of(path)
-        raw, fits = pack_digest(digest), _packs(usage)
-        numbers = _pack_usage(usage) if fits else _NO_NUMBERS
+        place = self.number_of(path) << _FILE_SHIFT | offset
+        raw, numbers = pack_digest(digest), _pack_usage(usage)
         rare = None
-        if raw is None or not fits or marks or stopped_by is not None:
-            rare = None if raw else digest, None if fits else usage, _pack_moments(marks), stopped_by
-        return (raw or bytes(16), file << _FILE_SHIFT | offset, length, *numbers, seconds, started), rare
+        if raw is None or numbers is None or marks or stopped_by is not None:
+            rare = None if raw else digest, None if numbers else usage, _pack_moments(marks), stopped_by
+        return (raw or bytes(16), place, length, *(numbers or _NO_NUMBERS), seconds, started), rare
 
     def _unpack(self, row: int) -> OutputRef:
         digest, place, length, incoming, outgoing, requests, cost, seconds, started = self._fields(row)
@@ -454,31 +495,61 @@ class OutputTable(PackedTable[OutputRef]):
 class VerdictTable(PackedTable[VerdictRef]):
     """The verdicts of a run by their grade keys."""
 
-    _layout = Struct("<BIIIddd")
-    _exact = Struct("<BIIIdQ")
+    _layouts = _NARROW, _WIDE = Struct("<Bdd"), Struct("<BIIIddd")
+    _narrow_exact, _wide_exact = Struct("<BQ"), Struct("<BIIIdQ")
 
     def fields_at(self, rows: Iterable[int]) -> list[VerdictFields | None]:
         """Return the fields of rows as they are packed, without the time; None for the row -1."""
-        unpack, packed, width = self._exact.unpack_from, self.rows, self._width
-        return [unpack(packed, row * width + _KEY) if row >= 0 else None for row in rows]
+        memory, width = self._memory, self.width
+        if self._layout is self._WIDE:
+            unpack = self._wide_exact.unpack_from
+            return [unpack(memory, row * width + _KEY) if row >= 0 else None for row in rows]
+        unpack = self._narrow_exact.unpack_from
+        pairs = [unpack(memory, row * width + _KEY) if row >= 0 else None for row in rows]
+        return [pair and (pair[0], *_NO_NUMBERS, pair[1]) for pair in pairs]
 
     def _pack(self, ref: VerdictRef) -> tuple[tuple[Any, ...], Any]:
         status, score, usage, time, counts = ref
-        fits = usage is None or _packs(usage)
-        numbers = _NO_NUMBERS if usage is None or not fits else _pack_usage(usage)
-        rare = None if fits and counts is None else (None if fits else usage, counts)
-        return (_CODES[status], *numbers, nan if score is None else score, time), rare
+        numbers = None if usage is None else _pack_usage(usage)
+        odd_usage = usage if numbers is None else None
+        rare = None if odd_usage is None and counts is None else (odd_usage, counts)
+        return self._values(status, score, numbers, time), rare
+
+    def _values(
+        self, status: GradeStatus, score: float | None, numbers: PackedUsage | None, time: float
+    ) -> tuple[Any, ...]:
+        """Return the fields of a row, for which the table is widened if there was no usage before."""
+        if score is None:
+            score = nan
+        if self._layout is self._WIDE:
+            return _CODES[status], *(numbers or _NO_NUMBERS), score, time
+        if numbers is None:
+            return _CODES[status], score, time
+        self._widen()
+        return _CODES[status], *numbers, score, time
+
+    def _widen(self) -> None:
+        """Make room for usage in all rows, none of which has any."""
+        fields = Struct(f"<{_KEY}s{self._NARROW.format[1:]}").iter_unpack(self.rows)
+        self.make_rows(self.row_count, _KEY + self._WIDE.size)
+        for row, (raw, status, score, time) in enumerate(fields):
+            start = row * self.width
+            self._memory[start : start + self.width] = self._pack_row(raw, status, *_NO_NUMBERS, score, time)
 
     def add_plain(self, key: str, status: GradeStatus, score: float | None, usage: Usage | None, time: float) -> bool:
         """Add a verdict with nothing rare, in half the time of `add`; False: it is there, or has something rare."""
-        raw = pack_digest(key)
-        if raw is None or not (usage is None or _packs(usage)):
+        raw, numbers = pack_digest(key), None if usage is None else _pack_usage(usage)
+        if raw is None or (usage is not None and numbers is None):
             return False
-        numbers = _NO_NUMBERS if usage is None else _pack_usage(usage)
-        return self._add_row(raw, self._pack_row(raw, _CODES[status], *numbers, nan if score is None else score, time))
+        values = self._values(status, score, numbers, time)
+        return self._add_row(raw, self._pack_row(raw, *values))
 
     def _unpack(self, row: int) -> VerdictRef:
-        status, incoming, outgoing, requests, cost, score, time = self._fields(row)
+        if self._layout is self._WIDE:
+            status, incoming, outgoing, requests, cost, score, time = self._fields(row)
+        else:
+            status, score, time = self._fields(row)
+            incoming, outgoing, requests, cost = _NO_NUMBERS
         usage, counts = self.rare.get(row, (None, None)) if self.rare else (None, None)
         if usage is None and requests != UNKNOWN:
             usage = _usage(incoming, outgoing, requests, cost)
