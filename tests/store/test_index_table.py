@@ -169,6 +169,27 @@ def test_an_index_that_grows_takes_no_more_memory_than_its_rows() -> None:
     assert int(done.stdout) / trials < 130, "a trial takes 113 bytes, 80 of them for its output"
 
 
+@pytest.mark.parametrize("usage", [Usage(1, None, 2, 0.5), Usage(1, 1, 1, None, reasoning_tokens=3)])
+def test_verdicts_keep_what_they_hold_when_the_first_with_usage_comes(usage: Usage) -> None:
+    table, verdicts = VerdictTable(), {digest(n): VerdictRef("passed", n / 2, None, float(n)) for n in range(2_000)}
+    table.update(verdicts)
+    before = table.fields_at(range(len(verdicts)))
+    verdicts[digest("judged")] = table[digest("judged")] = VerdictRef("failed", None, usage, 1.0)
+    assert dict(table) == verdicts
+    assert str(table.fields_at(range(2_000))) == str(before), "as texts, NaN is equal to itself"
+    assert table.fields_at([-1]) == [None]
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_the_rows_that_are_left_are_found_after_others_were_removed_for_good(count: int) -> None:
+    table, verdicts = VerdictTable(), {digest(n): VerdictRef("passed", n / 2, None, float(n)) for n in range(count)}
+    table.update(verdicts)
+    del table[digest(1)], verdicts[digest(1)]
+    table.compact()
+    assert table.row_count == count - 1
+    assert dict(table) == verdicts and all(key in table for key in verdicts)
+
+
 class FixedMemory(mmap):
     """Mapped memory of a system that cannot make it larger, such as macOS."""
 
