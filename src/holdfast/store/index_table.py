@@ -68,7 +68,7 @@ def _pack_moments(marks: tuple[Moment, ...]) -> _Moments:
         raw = pack_digest(digest)
         if raw is None or not (tokens is None or 0 <= tokens < UNKNOWN):
             return marks
-        packed += _MOMENT.pack(raw, _number(tokens), seconds)
+        packed += _MOMENT.pack(raw, UNKNOWN if tokens is None else tokens, seconds)
     return bytes(packed)
 
 
@@ -100,7 +100,6 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         self._layout, self.width = layout, _KEY + layout.size
         self._homes = Struct(f"<Q{self.width - 8}x")
         """reads where each row's key belongs"""
-        self._pack_row = Struct(f"<{_KEY}s{layout.format[1:]}").pack
 
     def clear(self) -> None:
         """Remove everything."""
@@ -146,8 +145,9 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         if row < 0:
             self._append(key, spot, ref)
             return
-        values, rare = self._pack(ref)
-        self._layout.pack_into(self._memory, row * self.width + _KEY, *values)
+        fields, rare = self._pack(ref)
+        start = row * self.width
+        self._memory[start + _KEY : start + self.width] = fields
         if rare is not None:
             self.rare[row] = rare
         else:
@@ -161,8 +161,8 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
         self._append(key, spot, ref)
         return None
 
-    def _add_row(self, raw: bytes, row: bytes) -> bool:
-        """Add a packed row, unless its key is there; return True if it was added."""
+    def _add_row(self, raw: bytes, fields: bytes) -> bool:
+        """Add a row, unless its key is there; return True if it was added."""
         memory, slots, width, mask = self._memory, self.slots, self.width, len(self.slots) - 1
         place = _home(raw)[0] & mask
         while entry := slots[place]:
@@ -170,18 +170,18 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
             if memory[start : start + _KEY] == raw:
                 return False
             place = (place + 1) & mask
-        self._insert(place, row)
+        self._insert(place, raw + fields)
         return True
 
     def _append(self, key: str, spot: _Spot, ref: Ref) -> None:
         raw, _, slot, odd = spot
-        values, rare = self._pack(ref)
+        fields, rare = self._pack(ref)
         row = self.row_count
         if odd:
             self.odd_keys[row] = key
         if rare is not None:
             self.rare[row] = rare
-        self._insert(slot, self._pack_row(raw, *values))
+        self._insert(slot, raw + fields)
 
     def _insert(self, slot: int, row: bytes) -> None:
         """Add a packed row whose key belongs into a free slot."""
@@ -320,8 +320,8 @@ class PackedTable(MutableMapping[str, Ref], Generic[Ref]):
             place = (place + 1) & mask
         return raw, -1, place, odd
 
-    def _pack(self, ref: Ref) -> tuple[tuple[Any, ...], Any]:
-        """Return the fields of a row, and what does not fit into it, else None."""
+    def _pack(self, ref: Ref) -> tuple[bytes, Any]:
+        """Return the packed fields of a row, and what does not fit into it, else None."""
         raise NotImplementedError
 
     def _unpack(self, row: int) -> Ref:
@@ -357,10 +357,6 @@ def _slots_for(count: int) -> int:
     return size
 
 
-def _number(value: int | None) -> int:
-    return UNKNOWN if value is None else value
-
-
 def _usage(incoming: int, outgoing: int, requests: int, cost: float) -> Usage:
     return Usage(
         None if incoming == UNKNOWN else incoming,
@@ -385,7 +381,12 @@ def _pack_usage(usage: Usage) -> PackedUsage | None:
         or not 0 <= requests < UNKNOWN
     ):
         return None
-    return _number(incoming), _number(outgoing), requests, nan if cost is None else cost
+    return (
+        UNKNOWN if incoming is None else incoming,
+        UNKNOWN if outgoing is None else outgoing,
+        requests,
+        nan if cost is None else cost,
+    )
 
 
 RareOutput = tuple[str | None, Usage | None, _Moments, str | None]
@@ -470,16 +471,17 @@ class OutputTable(PackedTable[OutputRef]):
         if raw is None or raw_digest is None or numbers is None:
             return False
         place = file << _FILE_SHIFT | offset
-        return self._add_row(raw, self._pack_row(raw, raw_digest, place, length, *numbers, seconds, started))
+        return self._add_row(raw, self._layout.pack(raw_digest, place, length, *numbers, seconds, started))
 
-    def _pack(self, ref: OutputRef) -> tuple[tuple[Any, ...], Any]:
+    def _pack(self, ref: OutputRef) -> tuple[bytes, Any]:
         (path, offset, length), digest, usage, seconds, marks, stopped_by, started = ref
         place = self.number_of(path) << _FILE_SHIFT | offset
         raw, numbers = pack_digest(digest), _pack_usage(usage)
         rare = None
         if raw is None or numbers is None or marks or stopped_by is not None:
             rare = None if raw else digest, None if numbers else usage, _pack_moments(marks), stopped_by
-        return (raw or bytes(16), place, length, *(numbers or _NO_NUMBERS), seconds, started), rare
+        numbers = numbers or _NO_NUMBERS
+        return self._layout.pack(raw or bytes(16), place, length, *numbers, seconds, started), rare
 
     def _unpack(self, row: int) -> OutputRef:
         digest, place, length, incoming, outgoing, requests, cost, seconds, started = self._fields(row)
@@ -508,25 +510,22 @@ class VerdictTable(PackedTable[VerdictRef]):
         pairs = [unpack(memory, row * width + _KEY) if row >= 0 else None for row in rows]
         return [pair and (pair[0], *_NO_NUMBERS, pair[1]) for pair in pairs]
 
-    def _pack(self, ref: VerdictRef) -> tuple[tuple[Any, ...], Any]:
+    def _pack(self, ref: VerdictRef) -> tuple[bytes, Any]:
         status, score, usage, time, counts = ref
         numbers = None if usage is None else _pack_usage(usage)
         odd_usage = usage if numbers is None else None
         rare = None if odd_usage is None and counts is None else (odd_usage, counts)
-        return self._values(status, score, numbers, time), rare
+        return self._pack_fields(status, score, numbers, time), rare
 
-    def _values(
-        self, status: GradeStatus, score: float | None, numbers: PackedUsage | None, time: float
-    ) -> tuple[Any, ...]:
-        """Return the fields of a row, for which the table is widened if there was no usage before."""
+    def _pack_fields(self, status: GradeStatus, score: float | None, numbers: PackedUsage | None, time: float) -> bytes:
+        """Return the packed fields of a row, for which the table is widened if there was no usage before."""
         if score is None:
             score = nan
-        if self._layout is self._WIDE:
-            return _CODES[status], *(numbers or _NO_NUMBERS), score, time
-        if numbers is None:
-            return _CODES[status], score, time
-        self._widen()
-        return _CODES[status], *numbers, score, time
+        if self._layout is self._NARROW:
+            if numbers is None:
+                return self._NARROW.pack(_CODES[status], score, time)
+            self._widen()
+        return self._WIDE.pack(_CODES[status], *(numbers or _NO_NUMBERS), score, time)
 
     def _widen(self) -> None:
         """Make room for usage in all rows, none of which has any."""
@@ -534,15 +533,14 @@ class VerdictTable(PackedTable[VerdictRef]):
         self.make_rows(self.row_count, _KEY + self._WIDE.size)
         for row, (raw, status, score, time) in enumerate(fields):
             start = row * self.width
-            self._memory[start : start + self.width] = self._pack_row(raw, status, *_NO_NUMBERS, score, time)
+            self._memory[start : start + self.width] = raw + self._WIDE.pack(status, *_NO_NUMBERS, score, time)
 
     def add_plain(self, key: str, status: GradeStatus, score: float | None, usage: Usage | None, time: float) -> bool:
         """Add a verdict with nothing rare, in half the time of `add`; False: it is there, or has something rare."""
         raw, numbers = pack_digest(key), None if usage is None else _pack_usage(usage)
         if raw is None or (usage is not None and numbers is None):
             return False
-        values = self._values(status, score, numbers, time)
-        return self._add_row(raw, self._pack_row(raw, *values))
+        return self._add_row(raw, self._pack_fields(status, score, numbers, time))
 
     def _unpack(self, row: int) -> VerdictRef:
         if self._layout is self._WIDE:
