@@ -1,4 +1,4 @@
-"""Outputs and verdicts of a run in memory: mappings like `dict`, in about 90 bytes an output and 45 a verdict.
+"""Outputs and verdicts of a run in memory: mappings like `dict`, in about 90 bytes an output and 40 a verdict.
 
 Each row is packed into a fixed number of bytes, and a table of row numbers with open addressing finds it by its key. A
 key is a digest, of which the row holds the 16 bytes. What few rows have (marks of turns, counts, unusual usage) is in a
