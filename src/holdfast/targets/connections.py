@@ -14,7 +14,6 @@ import socket
 import time
 import zlib
 from base64 import b64encode
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, unquote, urlsplit
 
@@ -47,7 +46,8 @@ class Response:
         self.headers = headers
         """by names in lower case"""
         self._connection = connection
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
+        """what has arrived and was not read yet"""
         self._ended: OSError | bool = False
         """the failure that ended the body early, or True at its end"""
         self._arrival: asyncio.Future[None] | None = None
@@ -64,7 +64,9 @@ class Response:
         """Yield the body as it arrives."""
         while True:
             while self._pieces:
-                yield self._pieces.popleft()
+                arrived, self._pieces = self._pieces, []
+                for piece in arrived:
+                    yield piece
             if self._ended is True:
                 return
             if self._ended:
@@ -151,6 +153,7 @@ class Connections:
         if parts.username is not None:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["authorization"] = f"Basic {b64encode(pair.encode('latin-1', 'replace')).decode()}"
+        self.loop = asyncio.get_running_loop()
         self._url = url
         self._usual_head = self._head("POST", url, {})
         """of requests to the URL itself, which is the same each time"""
@@ -208,7 +211,7 @@ class Connections:
             self._idle.remove(connection)
 
     async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
+        loop = self.loop
         secure: dict[str, Any] = {}
         if self._secure:
             secure = {"ssl": self._trust(), "server_hostname": self._host}
@@ -231,7 +234,7 @@ class Connections:
 
     async def _resolve(self) -> list[Any]:
         """Return the addresses of the host, looked up once for all connections."""
-        loop = asyncio.get_running_loop()
+        loop = self.loop
         if self._addresses is None or loop.time() - self._resolved > _ADDRESS_SECONDS:
             self._resolved = loop.time()
             lookup = loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
@@ -270,10 +273,10 @@ class _Connection(asyncio.Protocol):
         self.lost = False
         self._waiter: asyncio.Future[Response] | None = None
         self._whole = False
-        self._reset()
+        self._parser = HttpResponseParser(self)  # for all replies: after one that is not sound there is no other
+        self._begin_reply()
 
-    def _reset(self) -> None:
-        self._parser = HttpResponseParser(self)
+    def _begin_reply(self) -> None:
         self._headers: dict[str, str] = {}
         self._read = 0
         """bytes of the reply so far"""
@@ -291,7 +294,7 @@ class _Connection(asyncio.Protocol):
         """Send a request; the result is its response, once the head or all of it has arrived."""
         assert self._transport is not None
         self._whole = whole
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        self._waiter = waiter = self._pool.loop.create_future()
         if self.lost:
             waiter.set_exception(ConnectionResetError("the server closed the connection"))
         else:
@@ -358,7 +361,7 @@ class _Connection(asyncio.Protocol):
         reusable = self._reusable and not self._surplus and not unsent
         response.end()
         self._answer(response)
-        self._reset()
+        self._begin_reply()
         self._waiter = None
         if reusable:
             self._pool.give_back(self)
