@@ -105,7 +105,7 @@ class Conversation:
         listed = [ToolCall(self.turns + 1, None)] if calls_unknown else reply.calls
         self._listed.append(listed)
         self.messages.extend(reply.messages or [{"role": "assistant", "content": reply.text}])
-        self.usage += reply.usage
+        self.usage = self.usage + reply.usage if self.turns else reply.usage
         self.trace += reply.trace or ()
         if not (isinstance(listed, UnsetType) and isinstance(self.calls, UnsetType)):
             self.calls = self._all_calls()
