@@ -51,8 +51,15 @@ class Response:
         self._ended: OSError | bool = False
         """the failure that ended the body early, or True at its end"""
         self._arrival: asyncio.Future[None] | None = None
-        encoding = headers.get("content-encoding", "").strip().lower()
-        self._inflater = None if encoding in ("", "identity") else _Inflater(encoding)
+        self._inflater: _Inflater | None = None
+        if "content-encoding" in headers:
+            encoding = headers["content-encoding"].strip().lower()
+            self._inflater = None if encoding in ("", "identity") else _Inflater(encoding)
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """True if nothing but the end of the connection tells where the body ends."""
+        return self.status not in (204, 304) and self.headers.keys().isdisjoint(("content-length", "transfer-encoding"))
 
     async def read(self) -> bytes:
         """Return the whole body."""
@@ -282,7 +289,6 @@ class _Connection(asyncio.Protocol):
         """bytes of the reply so far"""
         self._response: Response | None = None
         self._reusable = True
-        self._ends_with_connection = False
         self._complete = False
         self._surplus = False
         """the server sent more than its reply"""
@@ -335,14 +341,12 @@ class _Connection(asyncio.Protocol):
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
     def on_headers_complete(self) -> None:
-        status, headers = self._parser.get_status_code(), self._headers
+        status = self._parser.get_status_code()
         if self._complete or status < 200:
             self._headers = {}  # a preliminary reply, after which the other one comes
             return
-        self._response = Response(status, headers, self)
+        self._response = Response(status, self._headers, self)
         self._reusable = self._parser.should_keep_alive()
-        bounded = status in (204, 304) or "content-length" in headers or "transfer-encoding" in headers
-        self._ends_with_connection = not bounded
         if not self._whole:
             self._answer(self._response)
 
@@ -383,7 +387,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         if self._waiter is not None:
-            if exc is None and self._response is not None and self._ends_with_connection:
+            if exc is None and self._response is not None and self._response.ends_with_connection:
                 self._end()
                 return
             begun = "in the middle of its reply" if self._read else "without a reply"
