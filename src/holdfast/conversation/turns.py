@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
-from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest_as_written
 from holdfast.store.records import NO_USAGE, Mark, ToolCall, content_text
@@ -54,7 +53,6 @@ class Conversation:
         self._continuations, self._params = prompts.continuations, prompts.params
         self._sample = sample
         self._trial = trial
-        self._seed = xxh3_64_intdigest(f"{sample.digest}:{trial}".encode()) & 0x7FFFFFFF
         self.messages = [*prompts.opening]
         self.opening = len(prompts.opening)
         """number of messages before the prompt"""
@@ -92,7 +90,6 @@ class Conversation:
             self._sample,
             self._trial,
             self.turns + 1,
-            self._seed,
             self.state,
             continuations=self._continuations,
             params=self._params,
