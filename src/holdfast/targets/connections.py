@@ -164,6 +164,7 @@ class Connections:
         self._url = url
         self._usual_head = self._head("POST", url, {})
         """of requests to the URL itself, which is the same each time"""
+        self._unwritten: list[_Connection] = []
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._addresses: asyncio.Task[list[Any]] | None = None
@@ -193,6 +194,21 @@ class Connections:
         except BaseException:
             connection.close()
             raise
+
+    def write_soon(self, connection: _Connection) -> None:
+        """Have a request written, together with those that are sent in the same iteration of the event loop.
+
+        Between two trials, a system call would take what trials need out of the processor's caches: both take less time
+        if each is done many times in a row.
+        """
+        if not self._unwritten:
+            self.loop.call_soon(self._write)
+        self._unwritten.append(connection)
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        for connection in unwritten:
+            connection.write()
 
     def _take(self) -> _Connection | None:
         """Return a connection that waits for a request, if there is one."""
@@ -280,6 +296,8 @@ class _Connection(asyncio.Protocol):
         self.lost = False
         self._waiter: asyncio.Future[Response] | None = None
         self._whole = False
+        self._unwritten = b""
+        """the request that is about to be written"""
         self._parser = HttpResponseParser(self)  # for all replies: after one that is not sound there is no other
         self._begin_reply()
 
@@ -304,8 +322,15 @@ class _Connection(asyncio.Protocol):
         if self.lost:
             waiter.set_exception(ConnectionResetError("the server closed the connection"))
         else:
-            self._transport.write(request)
+            self._unwritten = request
+            self._pool.write_soon(self)
         return waiter
+
+    def write(self) -> None:
+        """Write the request that was sent. A transport that has been closed since drops it."""
+        assert self._transport is not None
+        self._transport.write(self._unwritten)
+        self._unwritten = b""
 
     def close(self) -> None:
         """Close the connection, whatever it does."""
@@ -361,7 +386,8 @@ class _Connection(asyncio.Protocol):
         """Complete the response. The connection is free, unless the server sent more than it announced."""
         response = self._response
         assert response is not None and self._transport is not None
-        unsent = self._transport.get_write_buffer_size() > 0  # refused before all of the request was there
+        # refused before all of the request was there
+        unsent = bool(self._unwritten) or self._transport.get_write_buffer_size() > 0
         reusable = self._reusable and not self._surplus and not unsent
         response.end()
         self._answer(response)
