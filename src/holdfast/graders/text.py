@@ -191,13 +191,12 @@ class Number(InstantGrader):
         number = self._find(case.text(self.block))
         if number is None:
             return Verdict(0.0, "no number found in the answer", {"found": None})
-        found = str(number)
-        details = {"found": found}
+        details = {"found": str(number)}
         for each in expected:
             allowed = self._tolerance * abs(each) if self.block.relative else self._tolerance
             if abs(number - each) <= allowed:
                 return Verdict(1.0, "", details)
-        return Verdict(0.0, f"found {found}, expected {' or '.join(map(str, expected))}", details)
+        return Verdict(0.0, f"found {number!s}, expected {' or '.join(map(str, expected))}", details)
 
     def _find(self, text: str) -> Decimal | None:
         if self._after is None:
