@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import ssl
 import subprocess
 import zlib
@@ -341,5 +342,54 @@ def test_a_certificate_is_checked(certificate: Path, monkeypatch: pytest.MonkeyP
             async with Client(script.url, {}) as client:
                 assert await client.post({}) == await client.post({}) == {"answer": "two"}
             assert script.connections == 1
+
+    uvloop.run(ask())
+
+
+def test_a_request_that_is_given_up_before_it_is_written_is_not_sent_and_holds_up_no_other() -> None:
+    async def ask() -> None:
+        async with scripted([WHOLE], [WHOLE], [WHOLE]) as script, asyncio.timeout(30):
+            connections = Connections(script.url, {})
+            await asyncio.gather(post(connections, script), post(connections, script))  # two connections wait now
+            given_up = post(connections, script)
+            given_up.send(None)
+            given_up.close()
+            assert await (await post(connections, script)).read() == BODY
+            assert len(script.requests) == 3
+            await connections.close()
+
+    uvloop.run(ask())
+
+
+def test_after_a_reply_that_came_before_its_request_was_written_the_connection_is_not_used_again() -> None:
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+            connections = Connections(url, {})
+
+            def ask_once() -> Coroutine[Any, Any, Response]:
+                return connections.request("POST", url, b"{}", None, whole=True)
+
+            async def accept() -> socket.socket:
+                accepted, _ = await loop.sock_accept(listener)
+                accepted.setblocking(False)
+                assert await loop.sock_recv(accepted, 1 << 16)
+                return accepted
+
+            async with asyncio.timeout(30):
+                first = asyncio.create_task(ask_once())
+                with await accept() as early:
+                    early.sendall(WHOLE)
+                    await first
+                    early.sendall(WHOLE)  # unasked for, and there before the next request can be written
+                    await ask_once()
+                    last = asyncio.create_task(ask_once())
+                    with await accept() as late:
+                        late.sendall(WHOLE.replace(b"two", b"six"))
+                        assert await (await last).read() == BODY.replace(b"two", b"six")
+                    assert await loop.sock_recv(early, 1 << 16) == b""
+            await connections.close()
 
     uvloop.run(ask())

@@ -86,7 +86,7 @@ def ask(answer: Answer, **block: Any) -> Reply:
         )
 
         async def reply() -> Reply:
-            turn = Turn("hi", [{"role": "user", "content": "hi"}], Sample("a", {}, "sha256:0", ""), 1, 1, 0)
+            turn = Turn("hi", [{"role": "user", "content": "hi"}], Sample("a", {}, "sha256:0", ""), 1, 1)
             async with target:
                 return await target.reply(turn)
 

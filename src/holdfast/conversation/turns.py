@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
-from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest_as_written
 from holdfast.store.records import NO_USAGE, Mark, ToolCall, content_text
@@ -54,7 +53,6 @@ class Conversation:
         self._continuations, self._params = prompts.continuations, prompts.params
         self._sample = sample
         self._trial = trial
-        self._seed = xxh3_64_intdigest(f"{sample.digest}:{trial}".encode()) & 0x7FFFFFFF
         self.messages = [*prompts.opening]
         self.opening = len(prompts.opening)
         """number of messages before the prompt"""
@@ -92,7 +90,6 @@ class Conversation:
             self._sample,
             self._trial,
             self.turns + 1,
-            self._seed,
             self.state,
             continuations=self._continuations,
             params=self._params,
@@ -105,7 +102,7 @@ class Conversation:
         listed = [ToolCall(self.turns + 1, None)] if calls_unknown else reply.calls
         self._listed.append(listed)
         self.messages.extend(reply.messages or [{"role": "assistant", "content": reply.text}])
-        self.usage += reply.usage
+        self.usage = self.usage + reply.usage if self.turns else reply.usage
         self.trace += reply.trace or ()
         if not (isinstance(listed, UnsetType) and isinstance(self.calls, UnsetType)):
             self.calls = self._all_calls()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import Case, InstantGrader, Verdict, WaitingGrader
     from holdfast.plan.plan import PendingTrial, Work
     from holdfast.store.index import Index
-    from holdfast.store.refs import OutputRef, VerdictRef
+    from holdfast.store.refs import VerdictRef
 
 
 class Grading:
@@ -84,7 +84,7 @@ class Grading:
         self._idle = 0
         """workers that wait for something to do"""
 
-    async def grade(self, case: Case, pending: PendingTrial, ref: OutputRef) -> None:
+    async def grade(self, case: Case, pending: PendingTrial) -> None:
         """Obtain the verdicts that an output lacks. Waits only if the judges are behind."""
         if not self._graders:
             return
@@ -94,6 +94,7 @@ class Grading:
         if pending.output is None and self._all_new:
             missing = tuple([number for number in pending.panel.graders if not slots[number].votes])
         else:
+            ref = pending.output or self._index.outputs[pending.key]
             missing = self._work.missing(pending.key, ref, self._index.verdicts, pending.panel)
         self._recorder.expect_grades(pending.key, missing)
         for number in missing:

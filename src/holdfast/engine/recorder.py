@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.plan.progress import Progress
     from holdfast.store.index import Index
     from holdfast.store.journal import Journal
+    from holdfast.store.lines import LineRef
     from holdfast.store.records import ErrorRecord, Grade, Output, Step
 
 
@@ -51,27 +52,29 @@ class Recorder:
         self._index.spent.add(record.usage)
         self._progress.step(record.kind)
 
-    async def output(self, record: Output, *, usage_counted: bool) -> OutputRef:
+    async def output(self, record: Output, *, usage_counted: bool) -> None:
         """Record a finished trial; return when it is on disk. `usage_counted`: its calls were counted one by one."""
         line = await self._journal.write("outputs", to_line(record))
+        self._keep_output(record, line)
         timing = record.timing
-        ref = OutputRef(
-            line,
-            record.digest,
-            record.usage,
-            timing.seconds,
-            () if isinstance(record.marks, UnsetType) else moments(record.marks, record.usage, timing.seconds),
-            None if isinstance(record.stopped_by, UnsetType) else record.stopped_by,
-            timing.started,
-        )
-        self._index.outputs[record.key] = ref
         if not usage_counted:
             self._index.spent.add(record.usage)
         self._index.spent.add_time(timing.started, timing.started + timing.seconds)
         self._progress.outputs += 1
         self._progress.graded += self._nothing_to_grade
         self._display.output(record)
-        return ref
+
+    def _keep_output(self, record: Output, line: LineRef) -> None:
+        """Add an output to the index, in half the time if it is new and has nothing rare, as most are."""
+        outputs, usage, timing = self._index.outputs, record.usage, record.timing
+        marks = () if isinstance(record.marks, UnsetType) else moments(record.marks, usage, timing.seconds)
+        stopped_by = None if isinstance(record.stopped_by, UnsetType) else record.stopped_by
+        if not marks and stopped_by is None:
+            path, offset, length = line
+            place = outputs.number_of(path), offset, length
+            if outputs.add_plain(record.key, *place, record.digest, usage, timing.seconds, timing.started):
+                return
+        outputs[record.key] = OutputRef(line, record.digest, usage, timing.seconds, marks, stopped_by, timing.started)
 
     def expect_grades(self, key: str, graders: Sequence[int]) -> None:
         """Register the graders whose verdicts an output still lacks."""
@@ -90,22 +93,23 @@ class Recorder:
         self._graded(record)
 
     def _graded(self, record: Grade) -> None:
+        key, status, score, usage = record.grade_key, record.status, record.score, record.usage
         graded_at = 0.0 if isinstance(record.time, UnsetType) else record.time
         counts = None if isinstance(record.counts, UnsetType) else record.counts
-        self._index.verdicts[record.grade_key] = VerdictRef(
-            record.status, record.score, record.usage, graded_at, counts
-        )
-        self._index.spent.add_grade(record.usage, graded_at, record.seconds)
+        verdicts = self._index.verdicts
+        if counts is not None or not verdicts.add_plain(key, status, score, usage, graded_at):
+            verdicts[key] = VerdictRef(status, score, usage, graded_at, counts)
+        self._index.spent.add_grade(usage, graded_at, record.seconds)
         self._display.grade(record)
-        if record.status == "error":
-            self._progress.ungraded += self._missing_grades.pop(record.key, None) is not None
+        missing = self._missing_grades.pop(record.key, 0)
+        if status == "error":
+            self._progress.ungraded += missing > 0
             return
-        self._progress.grade(place_name(record.grader, record.turn), record.score)
-        if record.key in self._missing_grades:
-            self._missing_grades[record.key] -= 1
-            if self._missing_grades[record.key] == 0:
-                del self._missing_grades[record.key]
-                self._progress.graded += 1
+        self._progress.grade(place_name(record.grader, record.turn), score)
+        if missing > 1:
+            self._missing_grades[record.key] = missing - 1
+        else:
+            self._progress.graded += missing
 
     def error(self, record: ErrorRecord) -> None:
         """Record a failed attempt without waiting for the disk."""

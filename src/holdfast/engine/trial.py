@@ -3,7 +3,7 @@
 Trials.run          generate an output unless there is one, then grade it
 Trial.generate      render the prompts, have the conversation, record the output
 Trial._converse     turn by turn: ask the target, grade at checkpoints, ask the simulated user
-Trial._ask          take the reply from the record, or ask live and record it
+Trial._ask          ask live; in a trial of several calls, take the reply from the record, or ask live and record it
 Trial._attempt      ask once, inside the retries of `engine.retry`
 """
 
@@ -32,7 +32,7 @@ from holdfast.store.records import NO_USAGE, Output, Timing, to_microseconds, to
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
 
     from msgspec import UnsetType
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
     from holdfast.store.records import Mark, Usage
-    from holdfast.store.refs import OutputRef
     from holdfast.targets.types import Turn
 
 
@@ -94,13 +93,13 @@ class Trials:
         """Generate the trial's output unless it has one, and grade it."""
         if pending.output is None:
             try:
-                output, ref = await Trial(pending, self).generate()
+                output = await Trial(pending, self).generate()
             finally:
                 if self.hooks is not None:
                     await self.hooks.after_task(pending)
         else:
-            output, ref = read_output(pending.output), pending.output
-        await self.grading.grade(Case(pending.sample, output, self.blobs), pending, ref)
+            output = read_output(pending.output)
+        await self.grading.grade(Case(pending.sample, output, self.blobs), pending)
 
     async def open_replay(self, pending: PendingTrial, deadline: Deadline) -> Replay:
         """Return the record of a trial's calls, with those of earlier processes."""
@@ -129,7 +128,7 @@ class Trial:
         self._replay: Replay | None = None
         """None where a trial is a single call: a crash then loses no more than that call"""
 
-    async def generate(self) -> tuple[Output, OutputRef]:
+    async def generate(self) -> Output:
         """Have the conversation and record its output; return when that is on disk."""
         shared, pending = self._shared, self._pending
         try:
@@ -157,7 +156,8 @@ class Trial:
         marks = conversation.marks if marked else UNSET
         output = self._output(conversation, timing, attempt, conversation.state, marks, stopped_by)
         usage_counted = shared.multi_turn or (self._replay is not None and self._replay.usage_counted)
-        return output, await shared.recorder.output(output, usage_counted=usage_counted)
+        await shared.recorder.output(output, usage_counted=usage_counted)
+        return output
 
     async def _converse_with_restarts(self, prompts: Prompts, replay: Replay) -> Conversation:
         """Have the conversation; begin it again where a call that must not happen twice was cut off."""
@@ -198,12 +198,16 @@ class Trial:
             return to_microseconds(self._replay.turn_seconds)
         return to_microseconds(time.time() - self._conversation_started - self._deadline.in_batches)
 
-    async def _ask(self, turn: Turn) -> Reply:
-        """Return the target's reply. In a conversation of several turns it is on record before it is used."""
-        replay, target = self._replay, self._shared.target
+    def _ask(self, turn: Turn) -> Coroutine[Any, Any, Reply]:
+        """Return the target's reply."""
+        target = self._shared.target
         assert target is not None
-        if replay is None:
-            return await self._shared.retrier.target(lambda: target.reply(turn), self._pending, self._deadline)
+        if self._replay is not None:
+            return self._ask_on_record(self._replay, turn)
+        return self._shared.retrier.target(lambda: target.reply(turn), self._pending, self._deadline)
+
+    async def _ask_on_record(self, replay: Replay, turn: Turn) -> Reply:
+        """Return the target's reply. In a conversation of several turns it is on record before it is used."""
         if self._shared.multi_turn:
             request = turn.messages if turn.state is None else [turn.messages, turn.state]
             key = (turn.number, "turn", digest(request), 1)

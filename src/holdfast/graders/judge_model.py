@@ -72,7 +72,7 @@ class JudgeModel:
     ) -> Reply:
         async def ask(limit: dict[str, Any]) -> Reply:
             by_name = {key: value for key, value in limit.items() if key == _OTHER_NAME}
-            request = self._model.request(messages, {**more, **by_name}, schema=schema)
+            request = self._model.request(messages, {**more, **by_name}, schema)
             return await self._model.ask(replace(request, max_tokens=limit.get("max_tokens")))
 
         limit = self._limit

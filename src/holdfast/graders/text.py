@@ -196,7 +196,7 @@ class Number(InstantGrader):
             allowed = self._tolerance * abs(each) if self.block.relative else self._tolerance
             if abs(number - each) <= allowed:
                 return Verdict(1.0, "", details)
-        return Verdict(0.0, f"found {number}, expected {' or '.join(map(str, expected))}", details)
+        return Verdict(0.0, f"found {number!s}, expected {' or '.join(map(str, expected))}", details)
 
     def _find(self, text: str) -> Decimal | None:
         if self._after is None:

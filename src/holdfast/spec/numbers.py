@@ -26,9 +26,9 @@ def numbers_in(text: str) -> list[Decimal]:
     if text.isdecimal() and text.isascii() and len(text) < _MOST_DIGITS:  # as most expected values are
         return [Decimal(text)]
     numbers = []
-    for match in _NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")):
+    for written in _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-")):
         try:
-            number = Decimal(match[0].replace(",", ""))
+            number = Decimal(written.replace(",", ""))
         except InvalidOperation:  # an absurd exponent
             continue
         if abs(number.adjusted()) < _MOST_DIGITS:

@@ -51,10 +51,13 @@ class SecondWriter(OSError):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    name: JournalName
     line: bytes
     waiter: asyncio.Future[LineRef] | None
     then: Callable[[], None] | None
+
+
+_Batch = dict[JournalName, list[_Entry]]
+"""lines by their journal"""
 
 
 class _Segment(msgspec.Struct):
@@ -142,8 +145,8 @@ class Journal:
         self._failed = failed
         self._held = held
         self._loop = asyncio.get_running_loop()
-        self._gathered: list[_Entry] = []
-        self._queue: SimpleQueue[list[_Entry] | None] = SimpleQueue()
+        self._gathered: _Batch = {}
+        self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
         self._segments: dict[JournalName, _Segment] = {}
         self._spare: Path | None = None
         self.bytes_written = 0
@@ -153,23 +156,26 @@ class Journal:
     def write(self, name: JournalName, line: bytes) -> asyncio.Future[LineRef]:
         """Append a line. The result is its place, once it is on the medium."""
         waiter: asyncio.Future[LineRef] = self._loop.create_future()
-        self._add(_Entry(name, line, waiter, None))
+        self._add(name, _Entry(line, waiter, None))
         return waiter
 
     def post(self, name: JournalName, line: bytes, then: Callable[[], None] | None = None) -> None:
         """Append a line without waiting; `then` is called on the loop once it is on the medium."""
-        self._add(_Entry(name, line, None, then))
+        self._add(name, _Entry(line, None, then))
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, name: JournalName, entry: _Entry) -> None:
         # Handed over once per iteration of the event loop, so that the thread wakes for a batch and not for each line.
         if not self._gathered:
             self._loop.call_soon(self._hand_over)
-        self._gathered.append(entry)
+        if name in self._gathered:
+            self._gathered[name].append(entry)
+        else:
+            self._gathered[name] = [entry]
 
     def _hand_over(self) -> None:
         if self._gathered:
             self._queue.put(self._gathered)
-            self._gathered = []
+            self._gathered = {}
 
     async def close(self) -> None:
         """Write what is queued and stop the thread."""
@@ -191,18 +197,21 @@ class Journal:
                 while True:
                     batches.append(self._queue.get_nowait())
             last = None in batches
-            entries = [entry for batch in batches if batch is not None for entry in batch]
+            entries: _Batch = {}
+            for batch in filter(None, batches):
+                for name, part in batch.items():
+                    entries.setdefault(name, []).extend(part)
             if entries:
                 self._commit(entries)
 
-    def _commit(self, entries: list[_Entry]) -> None:
+    def _commit(self, entries: _Batch) -> None:
         """Write, sync and settle one file after the other, so that waiters for an output do not wait for grades."""
         lost = None
         if not self._held():
             lost = Fault("lease_lost", f"{self.directory} belongs to another process now", remedy=_TAKEN)
         for name in JOURNALS:
-            part = [entry for entry in entries if entry.name == name]
-            if not part:
+            part = entries.get(name)
+            if part is None:
                 continue
             result = lost or self._commit_file(name, b"".join([entry.line for entry in part]))
             if isinstance(result, Fault) and name == "outputs":

@@ -14,7 +14,6 @@ import socket
 import time
 import zlib
 from base64 import b64encode
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, unquote, urlsplit
 
@@ -47,12 +46,20 @@ class Response:
         self.headers = headers
         """by names in lower case"""
         self._connection = connection
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
+        """what has arrived and was not read yet"""
         self._ended: OSError | bool = False
         """the failure that ended the body early, or True at its end"""
         self._arrival: asyncio.Future[None] | None = None
-        encoding = headers.get("content-encoding", "").strip().lower()
-        self._inflater = None if encoding in ("", "identity") else _Inflater(encoding)
+        self._inflater: _Inflater | None = None
+        if "content-encoding" in headers:
+            encoding = headers["content-encoding"].strip().lower()
+            self._inflater = None if encoding in ("", "identity") else _Inflater(encoding)
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """True if nothing but the end of the connection tells where the body ends."""
+        return self.status not in (204, 304) and self.headers.keys().isdisjoint(("content-length", "transfer-encoding"))
 
     async def read(self) -> bytes:
         """Return the whole body."""
@@ -64,7 +71,9 @@ class Response:
         """Yield the body as it arrives."""
         while True:
             while self._pieces:
-                yield self._pieces.popleft()
+                arrived, self._pieces = self._pieces, []
+                for piece in arrived:
+                    yield piece
             if self._ended is True:
                 return
             if self._ended:
@@ -151,9 +160,11 @@ class Connections:
         if parts.username is not None:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["authorization"] = f"Basic {b64encode(pair.encode('latin-1', 'replace')).decode()}"
+        self.loop = asyncio.get_running_loop()
         self._url = url
         self._usual_head = self._head("POST", url, {})
         """of requests to the URL itself, which is the same each time"""
+        self._unwritten: list[_Connection] = []
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._addresses: asyncio.Task[list[Any]] | None = None
@@ -184,6 +195,21 @@ class Connections:
             connection.close()
             raise
 
+    def write_soon(self, connection: _Connection) -> None:
+        """Have a request written, together with those that are sent in the same iteration of the event loop.
+
+        Between two trials, a system call would take what trials need out of the processor's caches: both take less time
+        if each is done many times in a row.
+        """
+        if not self._unwritten:
+            self.loop.call_soon(self._write)
+        self._unwritten.append(connection)
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        for connection in unwritten:
+            connection.write()
+
     def _take(self) -> _Connection | None:
         """Return a connection that waits for a request, if there is one."""
         now = time.monotonic()
@@ -208,7 +234,7 @@ class Connections:
             self._idle.remove(connection)
 
     async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
+        loop = self.loop
         secure: dict[str, Any] = {}
         if self._secure:
             secure = {"ssl": self._trust(), "server_hostname": self._host}
@@ -231,7 +257,7 @@ class Connections:
 
     async def _resolve(self) -> list[Any]:
         """Return the addresses of the host, looked up once for all connections."""
-        loop = asyncio.get_running_loop()
+        loop = self.loop
         if self._addresses is None or loop.time() - self._resolved > _ADDRESS_SECONDS:
             self._resolved = loop.time()
             lookup = loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
@@ -270,16 +296,17 @@ class _Connection(asyncio.Protocol):
         self.lost = False
         self._waiter: asyncio.Future[Response] | None = None
         self._whole = False
-        self._reset()
+        self._unwritten = b""
+        """the request that is about to be written"""
+        self._parser = HttpResponseParser(self)  # for all replies: after one that is not sound there is no other
+        self._begin_reply()
 
-    def _reset(self) -> None:
-        self._parser = HttpResponseParser(self)
+    def _begin_reply(self) -> None:
         self._headers: dict[str, str] = {}
         self._read = 0
         """bytes of the reply so far"""
         self._response: Response | None = None
         self._reusable = True
-        self._ends_with_connection = False
         self._complete = False
         self._surplus = False
         """the server sent more than its reply"""
@@ -291,12 +318,19 @@ class _Connection(asyncio.Protocol):
         """Send a request; the result is its response, once the head or all of it has arrived."""
         assert self._transport is not None
         self._whole = whole
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        self._waiter = waiter = self._pool.loop.create_future()
         if self.lost:
             waiter.set_exception(ConnectionResetError("the server closed the connection"))
         else:
-            self._transport.write(request)
+            self._unwritten = request
+            self._pool.write_soon(self)
         return waiter
+
+    def write(self) -> None:
+        """Write the request that was sent. A transport that has been closed since drops it."""
+        assert self._transport is not None
+        self._transport.write(self._unwritten)
+        self._unwritten = b""
 
     def close(self) -> None:
         """Close the connection, whatever it does."""
@@ -332,14 +366,12 @@ class _Connection(asyncio.Protocol):
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
     def on_headers_complete(self) -> None:
-        status, headers = self._parser.get_status_code(), self._headers
+        status = self._parser.get_status_code()
         if self._complete or status < 200:
             self._headers = {}  # a preliminary reply, after which the other one comes
             return
-        self._response = Response(status, headers, self)
+        self._response = Response(status, self._headers, self)
         self._reusable = self._parser.should_keep_alive()
-        bounded = status in (204, 304) or "content-length" in headers or "transfer-encoding" in headers
-        self._ends_with_connection = not bounded
         if not self._whole:
             self._answer(self._response)
 
@@ -354,11 +386,12 @@ class _Connection(asyncio.Protocol):
         """Complete the response. The connection is free, unless the server sent more than it announced."""
         response = self._response
         assert response is not None and self._transport is not None
-        unsent = self._transport.get_write_buffer_size() > 0  # refused before all of the request was there
+        # refused before all of the request was there
+        unsent = bool(self._unwritten) or self._transport.get_write_buffer_size() > 0
         reusable = self._reusable and not self._surplus and not unsent
         response.end()
         self._answer(response)
-        self._reset()
+        self._begin_reply()
         self._waiter = None
         if reusable:
             self._pool.give_back(self)
@@ -380,7 +413,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         if self._waiter is not None:
-            if exc is None and self._response is not None and self._ends_with_connection:
+            if exc is None and self._response is not None and self._response.ends_with_connection:
                 self._end()
                 return
             begun = "in the middle of its reply" if self._read else "without a reply"

@@ -271,10 +271,16 @@ class Model(Target):
 
         `load` returns the content of a file that a message names by its digest.
         """
-        return self.ask(self.request(messages, more, load=load, schema=self._schema))
+        return self.ask(self.request(messages, more, self._schema, load))
 
-    def request(self, messages: list[Message], more: Mapping[str, Any], **fields: Any) -> ModelRequest:
-        """Return a request with the target's settings; `fields` are further ones of the request."""
+    def request(
+        self,
+        messages: list[Message],
+        more: Mapping[str, Any],
+        schema: Mapping[str, Any] | None,
+        load: Callable[[str], bytes] | None = None,
+    ) -> ModelRequest:
+        """Return a request with the target's settings."""
         params, tools = self.block.params, ()
         if more or "tools" in params:
             params = {**params, **more}
@@ -286,7 +292,8 @@ class Model(Target):
             params=params,
             stream=self.block.stream,
             reasoning_history=self.block.reasoning_history,
-            **fields,
+            schema=schema,
+            load=load,
         )
 
     async def ask(self, request: ModelRequest) -> Reply:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Pro
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from xxhash import xxh3_64_intdigest
 
 from holdfast.store.records import ToolCall, TraceStep, Usage
 
@@ -158,8 +159,6 @@ class Turn(msgspec.Struct, frozen=True):
     trial: int
     number: int
     """1 for the first"""
-    seed: int
-    """the same for the same sample and trial, whatever the order of execution"""
     state: Any = None
     """the `state` of the previous reply"""
     calls: Calls | None = None
@@ -170,6 +169,11 @@ class Turn(msgspec.Struct, frozen=True):
     """the row's own parameters of requests to a model"""
     load: Callable[[str], bytes] | None = None
     """returns the content of a file in `messages`, by its digest"""
+
+    @property
+    def seed(self) -> int:
+        """The same number for the same sample and trial, whatever the order of execution."""
+        return xxh3_64_intdigest(f"{self.sample.digest}:{self.trial}".encode()) & 0x7FFFFFFF
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
