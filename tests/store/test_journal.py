@@ -188,11 +188,8 @@ class TestJournal:
         append(tmp_path, [("outputs", record) for record in numbered(3)])
         outputs = RunDir(tmp_path).load(repair=False).outputs
         reader = TextReader(outputs)
-        assert reader.read([outputs.row_of(f"key {number}") for number in (2, 0, 1)]) == [
-            "answer 2",
-            "answer 0",
-            "answer 1",
-        ]
+        rows = [outputs.row_of(f"key {number}") for number in (2, 0, 1)]
+        assert [output.output for output in reader.read(rows)] == ["answer 2", "answer 0", "answer 1"]
         reader.close()
 
 

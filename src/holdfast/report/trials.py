@@ -48,6 +48,8 @@ class TrialBatch(NamedTuple):
     keys: list[str]
     rows: list[int]
     """of the outputs in the index; -1 without an output"""
+    fields: list[OutputFields]
+    """of those trials that have an output, what the index holds of it"""
     judged: list[JudgedOutput]
     """one object for all outputs with equal verdicts; its `recorded` are those of one of these outputs"""
 
@@ -80,7 +82,7 @@ class TrialReader:
             yield from self._batches(positions[:middle])
             yield from self._batches(positions[middle:])
             return
-        batch = TrialBatch(positions, keys, rows, [NO_OUTPUT] * len(keys))
+        batch = TrialBatch(positions, keys, rows, fields, [NO_OUTPUT] * len(keys))
         self._judge(batch, list(zip(numbers, fields, strict=True)))
         yield batch
 
