@@ -189,7 +189,11 @@ class TestJournal:
         outputs = RunDir(tmp_path).load(repair=False).outputs
         reader = TextReader(outputs)
         rows = [outputs.row_of(f"key {number}") for number in (2, 0, 1)]
-        assert [output.output for output in reader.read(rows)] == ["answer 2", "answer 0", "answer 1"]
+        assert [output.output for output in reader.read(outputs.fields_at(rows))] == [
+            "answer 2",
+            "answer 0",
+            "answer 1",
+        ]
         reader.close()
 
 

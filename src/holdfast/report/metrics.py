@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -90,7 +91,7 @@ def report_so_far(identified: RunIdentity, index: Index) -> Metrics:
 
 
 _MOST_EQUAL: Final = 1 << 12
-"""different rows that are counted before they are added, and different verdicts whose entries are kept"""
+"""different rows that are counted before they are added, and different parts of entries that are kept"""
 
 
 class _Field(NamedTuple):
@@ -125,6 +126,7 @@ class _Report:
         self._equal: Counter[tuple[Any, ...]] = Counter()
         """how many rows that are not yet added have a panel, a judged output, and a value of each field of `by`"""
         self._outputs = self._graded = 0
+        self._values = lru_cache(_MOST_EQUAL)(self._result_values)
         self._grades = lru_cache(_MOST_EQUAL)(self._result_grades)
 
     def lines(self, columns: TrialColumns) -> Iterator[bytes]:
@@ -135,7 +137,7 @@ class _Report:
         try:
             for batch in self._trials.batches():
                 self._add(batch)
-                outputs = reader.read([row for row in batch.rows if row >= 0])
+                outputs = reader.read(batch.fields)
                 entries = self._entries(batch, [output.output for output in outputs], clusters)
                 columns.add(batch, [entry.sample for entry in entries], outputs)
                 # Every newline ends an entry: those of texts are escaped.
@@ -155,9 +157,13 @@ class _Report:
         outputs = iter(texts)
         grades = {judged: self._grades(judged) for judged in set(batch.judged)}
         entries = []
-        for position, first in zip(batch.positions, range(0, len(batch.keys), trials), strict=True):
-            sample = survey.ids[position]
-            by = {name: values[grouping.number_at(position)] for name, grouping, values, _ in self._by}
+        ids = survey.ids.encoded(batch.positions.start, len(batch.positions))
+        own = slice(batch.positions.start, batch.positions.stop)
+        values = [each.grouping.packed()[own] for each in self._by]
+        numbered = zip(*values, strict=True) if values else repeat(())
+        firsts = range(0, len(batch.keys), trials)
+        for position, first, encoded, numbers in zip(batch.positions, firsts, ids, numbered, strict=False):
+            sample, by = encoded.decode("utf-8", "surrogatepass"), self._values(numbers)
             cluster = msgspec.UNSET if self._clusters is None else clusters[self._clusters.number_at(position)]
             for number in range(first, first + trials):
                 judged = batch.judged[number]
@@ -171,11 +177,16 @@ class _Report:
                         judged.score,
                         output,
                         grades[judged],
-                        by or msgspec.UNSET,
+                        by,
                         cluster,
                     )
                 )
         return entries
+
+    def _result_values(self, numbers: tuple[int, ...]) -> dict[str, str] | msgspec.UnsetType:
+        """Return the values of the fields of `by` that have these numbers."""
+        values = {name: values[number] for (name, _, values, _), number in zip(self._by, numbers, strict=True)}
+        return values or msgspec.UNSET
 
     def _result_grades(self, judged: JudgedOutput) -> dict[str, ResultGrade]:
         return {

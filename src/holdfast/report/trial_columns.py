@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -21,10 +21,10 @@ from holdfast.store.output_rows import COLUMNS, NO_OUTPUT, TextNumbers, column_o
 from holdfast.store.rundir import INDEX, bytes_to_cache
 from holdfast.store.shared import journal_size
 from holdfast.store.trial_notes import TableNotes, stamp_journals, stamp_report
-from holdfast.store.trial_table import TABLE, TableWriter, TrialTable, field_column, join_place
+from holdfast.store.trial_table import CODES, TABLE, TableWriter, TrialTable, field_column, join_place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.identity import RunIdentity
@@ -42,6 +42,7 @@ _MOST_ERRORS: Final = 64_000_000
 """bytes of failed attempts, of which the last one of each trial is in memory while they are looked up"""
 _FIRST_FILE: Final = join_place(0, 0)
 """what places in a table have more than those in the index, which numbers the journals from 0"""
+_UNDECIDED: Final = (CODES["error"], CODES["ungraded"])
 _UNSUITABLE: Final = (OSError, ValueError, OverflowError, struct.error)
 """the disk is full, a journal is elsewhere, or a number does not fit into its column"""
 
@@ -56,7 +57,8 @@ class TrialColumns:
         self._table = TrialTable([place.name for place in places])
         self._numbers = {"stop": TextNumbers(), "source": TextNumbers()}
         self._outputs = 0
-        self._values = lru_cache(_MOST_VERDICTS)(self._verdict_values)
+        self._verdict_columns = verdict_columns(len(places))
+        self._values: dict[JudgedOutput, list[float]] = {}
         self._writer: TableWriter | None = None
         if sum(rundir.journal_bytes().values()) >= bytes_to_cache():
             with suppress(*_UNSUITABLE):
@@ -82,31 +84,37 @@ class TrialColumns:
         try:
             self._fill(batch, samples, outputs)
             if len(self._table) >= _ROWS:
-                self._writer.write()
-                self._table.clear()
+                self._write(self._writer)
         except _UNSUITABLE:
             self.discard()
 
     def _fill(self, batch: TrialBatch, samples: list[str], outputs: Sequence[OutputText]) -> None:
         table, trials, first = self._table, self._identified.spec.trials, len(self._table)
         table.extend(samples, [*range(1, trials + 1)] * len(batch.positions), batch.keys)
-        verdicts = zip(*map(self._values, batch.judged), strict=True)
-        for name, values in zip(verdict_columns(len(table.graders)), verdicts, strict=True):
+        for name, values in zip(self._verdict_columns, self._verdicts(batch), strict=True):
             table.fill(name, values)
-        packed = iter(
-            pack_outputs(outputs, [(each[1] + join_place(0, 0), each[2]) for each in batch.fields], self._numbers)
-        )
+        lines = [(_FIRST_FILE + each[1], each[2]) for each in batch.fields]
+        packed = iter(pack_outputs(outputs, lines, self._numbers))
         rows = b"".join([NO_OUTPUT if row < 0 else next(packed) for row in batch.rows])
         for name in COLUMNS:
             table[name].frombytes(column_of(rows, name))
         for name, codes in self._field_codes.items():
             numbers = self._identified.survey.groupings[name].packed()[batch.positions.start : batch.positions.stop]
-            table.fill(field_column(name), [codes[number] for number in numbers for _ in range(trials)])
-        table.pad()
+            repeated = numbers if trials == 1 else [number for number in numbers for _ in range(trials)]
+            table.fill(field_column(name), [codes[number] for number in repeated])
         self._outputs += len(outputs)
-        for number, judged in enumerate(batch.judged):
-            if judged.status == "error":
-                self._explain(first + number, batch.keys[number], None if batch.rows[number] < 0 else judged)
+        statuses = table["status"][first:].tobytes()
+        if any(code in statuses for code in _UNDECIDED):
+            table.pad()
+            for number, code in enumerate(statuses):
+                if code in _UNDECIDED:
+                    judged = None if batch.rows[number] < 0 else batch.judged[number]
+                    self._explain(first + number, batch.keys[number], judged)
+
+    def _write(self, writer: TableWriter) -> None:
+        self._table.pad()
+        writer.write()
+        self._table.clear()
 
     def _explain(self, row: int, key: str, judged: JudgedOutput | None) -> None:
         """Tell a failed trial or verdict from one that is still to come."""
@@ -115,8 +123,14 @@ class TrialColumns:
         else:
             set_verdicts(self._table, row, judged, self._failures.of_graders.get(key), self._rundir.path)
 
-    def _verdict_values(self, judged: JudgedOutput) -> list[float]:
-        return verdict_values(judged, len(self._table.graders), None)
+    def _verdicts(self, batch: TrialBatch) -> Iterator[tuple[float, ...]]:
+        """Yield the columns of statuses and scores."""
+        values = self._values
+        if len(values) > _MOST_VERDICTS:
+            values.clear()
+        for judged in set(batch.judged).difference(values):
+            values[judged] = verdict_values(judged, len(self._table.graders), None)
+        return zip(*[values[judged] for judged in batch.judged], strict=True)
 
     @cached_property
     def _field_codes(self) -> dict[str, list[int]]:
@@ -142,7 +156,7 @@ class TrialColumns:
         self._table.notes = msgspec.to_builtins(notes)
         self._table.values |= {name: list(texts) for name, texts in self._numbers.items()}
         try:
-            self._writer.write()
+            self._write(self._writer)
             self._writer.finish()
         except _UNSUITABLE:
             self.discard()

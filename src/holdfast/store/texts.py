@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.store.index import check_line
+from holdfast.store.index_table import lines_of
 from holdfast.store.lines import LineBlock, LineRef
 from holdfast.store.output_rows import OutputNumbers
 from holdfast.store.shared import lender_of
@@ -19,7 +20,7 @@ from holdfast.store.shared import lender_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.store.index_table import OutputTable
+    from holdfast.store.index_table import OutputFields, OutputTable
 
 _GAP: Final = 1 << 13
 """bytes between two lines that are read faster than skipped"""
@@ -47,12 +48,12 @@ class TextReader:
         self._fds: dict[int, int] = {}
         """by the number of the file"""
 
-    def read(self, rows: Sequence[int]) -> list[OutputText]:
-        """Return the output of each of these rows; raise Fault for a damaged line."""
+    def read(self, fields: Sequence[OutputFields]) -> list[OutputText]:
+        """Return outputs of which the index holds these fields; raise Fault for a damaged line."""
         outputs: dict[int, OutputText] = {}
         piece: list[_Place] = []
         file = start = end = 0
-        for place in sorted([(*line, number) for number, line in enumerate(self._outputs.lines_at(rows))]):
+        for place in sorted([(*line, number) for number, line in enumerate(lines_of(fields))]):
             other, offset, length, _ = place
             if piece and (other != file or offset > end + _GAP or offset + length > start + _PIECE):
                 self._read_piece(piece, outputs)
@@ -63,7 +64,7 @@ class TextReader:
             piece.append(place)
         if piece:
             self._read_piece(piece, outputs)
-        return [outputs[number] for number in range(len(rows))]
+        return [outputs[number] for number in range(len(fields))]
 
     def _read_piece(self, places: Sequence[_Place], outputs: dict[int, OutputText]) -> None:
         """Read lines of one file that are near each other, in their order."""

@@ -185,8 +185,8 @@ class Columns:
     def field(self, name: str, position: int = 0) -> tuple[list[str], Any]:
         """Return the values of a field of the rows, and for each row the number of its value, 0 if the row is gone.
 
-        The dataset is read for it at the first time, unless results are broken down by it. Raises QueryError, for a place in a query, if no row has the field
-        or if its values are too many.
+        The dataset is read for it at the first time, unless results are broken down by it. Raises QueryError, for a
+        place in a query, if no row has the field or if its values are too many.
         """
         column = field_column(name)
         while True:
