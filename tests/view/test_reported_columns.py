@@ -232,7 +232,7 @@ def leftovers(rundir: RunDir) -> list[Path]:
     return [*rundir.path.glob(".index/.*.tmp")]
 
 
-@pytest.mark.parametrize("writes", [0, 1, 20, 32])
+@pytest.mark.parametrize("writes", [0, 1, 40, 88])
 def test_a_disk_that_becomes_full_costs_only_the_columns(finished: JournaledRun, writes: int) -> None:
     before = msgspec.json.decode(finished.rundir.results.read_bytes())
     stored(finished.rundir).unlink()
@@ -245,9 +245,10 @@ def test_a_disk_that_becomes_full_costs_only_the_columns(finished: JournaledRun,
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, place, data)
 
-    with patch.object(TableWriter, "_write_at", write_some):
+    few = patch("holdfast.report.trial_columns._ROWS", 1), patch("holdfast.report.trials._BATCH", 2)
+    with patch.object(TableWriter, "_write_at", write_some), few[0], few[1]:
         finished.report()
-    assert count > writes
+    assert count == writes + 1
     assert not stored(finished.rundir).exists()
     assert leftovers(finished.rundir) == []
     assert msgspec.json.decode(finished.rundir.results.read_bytes()) == before

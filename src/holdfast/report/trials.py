@@ -109,7 +109,10 @@ class TrialReader:
             self.usage, outputs, [batch.rows[number] for number, _ in finished], [each[3:7] for _, each in finished]
         )
         self.seconds.extend([each[7] for _, each in finished])
-        _, panel_numbers = self._survey.panels.packed()
+        panels, panel_numbers = self._survey.panels.packed()
+        if len(panels) == 1:
+            self._judge_alike(batch, 0, finished)
+            return
         by_panel: dict[int, list[_Finished]] = {}
         for each in finished:
             by_panel.setdefault(panel_numbers[batch.positions[each[0] // trials]], []).append(each)
