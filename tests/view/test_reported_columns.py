@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.report import metrics
 from holdfast.report.run_view import RunView
+from holdfast.store.durable import replacing
 from holdfast.store.rundir import RunDir
 from holdfast.store.trial_table import TableWriter, TrialTable, split_place
 from holdfast.view.columns import Columns, open_columns
@@ -260,14 +260,13 @@ def test_a_disk_with_room_for_the_report_alone_gets_the_report(
     before = finished.rundir.results.read_bytes()
     finished.rundir.reopen()
     stored(finished.rundir).unlink()
-    replacing = metrics.replacing
 
     def replace(path: Path) -> AbstractContextManager[BinaryIO]:
         if leftovers(finished.rundir):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return replacing(path)
 
-    monkeypatch.setattr(metrics, "replacing", replace)
+    monkeypatch.setattr("holdfast.report.metrics.replacing", replace)
     finished.report()
     assert finished.rundir.results.read_bytes() == before
     assert leftovers(finished.rundir) == []
