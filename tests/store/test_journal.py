@@ -196,6 +196,17 @@ class TestJournal:
         ]
         reader.close()
 
+    def test_outputs_in_a_shared_file_name_the_run_that_made_them(self, tmp_path: Path) -> None:
+        append(tmp_path, [("outputs", record) for record in numbered(2)])
+        journal = tmp_path / "outputs.jsonl"
+        shared = tmp_path / "shared" / "lender" / f"outputs.0.{journal.stat().st_size}.jsonl"
+        shared.parent.mkdir(parents=True)
+        journal.rename(shared)
+        outputs = RunDir(tmp_path).load(repair=False).outputs
+        reader = TextReader(outputs)
+        assert [output.source for output in reader.read(outputs.fields_at([0, 1]))] == ["lender", "lender"]
+        reader.close()
+
 
 class TestDamage:
     def lost(self, content: Any, lines: Any, change: Any) -> Any:
