@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from holdfast.canonical import digest
 from holdfast.store.index import Spent
-from holdfast.store.index_table import OutputTable, VerdictTable, pack_digest
+from holdfast.store.index_table import OutputTable, VerdictTable, lines_of, pack_digest
 from holdfast.store.lines import LineRef
 from holdfast.store.records import Usage
 from holdfast.store.refs import Moment, OutputRef, VerdictRef
@@ -108,7 +108,8 @@ def test_outputs_behave_like_a_dict(steps: Any) -> None:
     table = OutputTable()
     apply(table, steps)
     rows = [table.row_of(key) for key in table]
-    assert [(table.files[file], *rest) for file, *rest in table.lines_at(rows)] == [ref.line for ref in table.values()]
+    lines = lines_of(table.fields_at(rows))
+    assert [(table.files[file], *rest) for file, *rest in lines] == [ref.line for ref in table.values()]
     assert dict(table.stopped()) == {key: ref for key, ref in table.items() if ref.stopped_by is not None}
 
 

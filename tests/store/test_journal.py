@@ -188,11 +188,23 @@ class TestJournal:
         append(tmp_path, [("outputs", record) for record in numbered(3)])
         outputs = RunDir(tmp_path).load(repair=False).outputs
         reader = TextReader(outputs)
-        assert reader.read([outputs.row_of(f"key {number}") for number in (2, 0, 1)]) == [
+        rows = [outputs.row_of(f"key {number}") for number in (2, 0, 1)]
+        assert [output.output for output in reader.read(outputs.fields_at(rows))] == [
             "answer 2",
             "answer 0",
             "answer 1",
         ]
+        reader.close()
+
+    def test_outputs_in_a_shared_file_name_the_run_that_made_them(self, tmp_path: Path) -> None:
+        append(tmp_path, [("outputs", record) for record in numbered(2)])
+        journal = tmp_path / "outputs.jsonl"
+        shared = tmp_path / "shared" / "lender" / f"outputs.0.{journal.stat().st_size}.jsonl"
+        shared.parent.mkdir(parents=True)
+        journal.rename(shared)
+        outputs = RunDir(tmp_path).load(repair=False).outputs
+        reader = TextReader(outputs)
+        assert [output.source for output in reader.read(outputs.fields_at([0, 1]))] == ["lender", "lender"]
         reader.close()
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.store.rundir import RunDir
+from holdfast.store.trial_table import TrialTable, key_bytes, many_key_bytes
 from holdfast.view.columns import open_columns, read_rows, remove_least_used
-from holdfast.view.table import TrialTable, key_bytes, many_key_bytes
 from tests.view import journals
 from tests.view.journals import ROWS, TRIALS, JournaledRun, WriteBytes, WriteOutput, whole_trial
 
@@ -235,7 +235,7 @@ def test_a_stored_table_that_is_not_whole_is_built_again(finished: JournaledRun,
         "header": data[:60] + bytes([data[60] ^ 1]) + data[61:],
         "empty": b"",
         "foreign": b"PAR1" + data[4:],
-        "other format": data.replace(b"columns 2", b"columns 1", 1),
+        "other format": data.replace(b"columns 3", b"columns 2", 1),
     }
     path.write_bytes(broken[damage])
     assert shown(open_again(finished)) == wanted

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from holdfast.errors import QueryError
 from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.store.records import Output, Timing, Usage, to_line
+from holdfast.store.trial_table import STATUSES, TrialTable
 from holdfast.view.columns import open_columns, read_rows
 from holdfast.view.fields import field_value
 from holdfast.view.query import parse_query, quote
 from holdfast.view.search import TextSearch, contains_text, fold, search, search_lines
 from holdfast.view.snapshot import facets, select
-from holdfast.view.table import STATUSES, TrialTable
 from tests.view import journals
 from tests.view.journals import GRADERS, JournaledRun, WriteError, WriteOutput, whole_trial
 

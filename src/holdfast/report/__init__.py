@@ -13,6 +13,8 @@
 `agreement` how far several judges agree, pure
 `verdicts` verdicts on an output by the present thresholds
 `trials`   the trials of a run with their verdicts, many at a time
+`trial_facts` facts of a trial, written into its row of a table
+`trial_columns` the trials of a large run as columns, written with its report
 `metrics`  results.json and metrics.json
 `run_view` a run read back: rows × trials × verdicts
 `chat`     messages with their tool calls and the calls' results

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -20,6 +22,7 @@ from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_v
 from holdfast.report.breakdown import Row, RowsTally
 from holdfast.report.notices import without_verdicts
 from holdfast.report.stats import pass_at_k, quantile_of
+from holdfast.report.trial_columns import TrialColumns
 from holdfast.report.trials import NO_OUTPUT, TrialReader
 from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
@@ -45,17 +48,32 @@ if TYPE_CHECKING:
 
 
 def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metrics:
-    """Write results.json, then metrics.json, and return the latter."""
-    benchmark = benchmark_tasks(identified.spec.document.data)
-    scores = None if benchmark is None else _BenchmarkScores(identified, index, rundir, benchmark)
+    """Write results.json, then metrics.json, and return the latter; of a large run also its columns for the viewer."""
     if identified.dataset.stamp() != identified.stamp:
         check_rows(identified.dataset, identified.survey)
+    columns = TrialColumns(identified, rundir, index, grader_places(identified.spec))
+    try:
+        metrics = _write_report(identified, rundir, index, columns)
+    except OSError:
+        if not columns.discard():
+            raise
+        metrics = _write_report(identified, rundir, index, columns)  # they may have taken the last room on the disk
+    except BaseException:
+        columns.discard()
+        raise
+    columns.finish()
+    return metrics
+
+
+def _write_report(identified: RunIdentity, rundir: RunDir, index: Index, columns: TrialColumns) -> Metrics:
+    benchmark = benchmark_tasks(identified.spec.document.data)
+    scores = None if benchmark is None else _BenchmarkScores(identified, index, rundir, benchmark)
     report = _Report(identified, index, scores)
     with replacing(rundir.results) as file:
         head = {"schemaVersion": SCHEMA_VERSION, "run": identified.id, "eval": identified.spec.name}
         file.write(msgspec.json.encode(head)[:-1] + b',"trials":[\n')
         separator = b""
-        for lines in report.lines():
+        for lines in report.lines(columns):
             file.write(separator + lines)
             separator = b",\n"
         file.write(b"\n]}\n")
@@ -73,7 +91,7 @@ def report_so_far(identified: RunIdentity, index: Index) -> Metrics:
 
 
 _MOST_EQUAL: Final = 1 << 12
-"""different rows that are counted before they are added"""
+"""different rows that are counted before they are added, and different parts of entries that are kept"""
 
 
 class _Field(NamedTuple):
@@ -108,19 +126,24 @@ class _Report:
         self._equal: Counter[tuple[Any, ...]] = Counter()
         """how many rows that are not yet added have a panel, a judged output, and a value of each field of `by`"""
         self._outputs = self._graded = 0
+        self._values = lru_cache(_MOST_EQUAL)(self._result_values)
+        self._grades = lru_cache(_MOST_EQUAL)(self._result_grades)
 
-    def lines(self) -> Iterator[bytes]:
-        """The entries of results.json, one on each line and many at a time, counting on the way."""
+    def lines(self, columns: TrialColumns) -> Iterator[bytes]:
+        """The entries of results.json, one on each line and many at a time, counting and filling columns on the way."""
         encode = msgspec.json.Encoder().encode_lines
-        texts = TextReader(self._index.outputs)
+        reader = TextReader(self._index.outputs)
         clusters = [] if self._clusters is None else self._clusters.values
         try:
             for batch in self._trials.batches():
                 self._add(batch)
+                outputs = reader.read(batch.fields)
+                entries = self._entries(batch, [output.output for output in outputs], clusters)
+                columns.add(batch, [entry.sample for entry in entries], outputs)
                 # Every newline ends an entry: those of texts are escaped.
-                yield encode(self._entries(batch, texts, clusters))[:-1].replace(b"\n", b",\n")
+                yield encode(entries)[:-1].replace(b"\n", b",\n")
         finally:
-            texts.close()
+            reader.close()
         self._add_equal()
 
     def count(self) -> None:
@@ -129,14 +152,18 @@ class _Report:
             self._add(batch)
         self._add_equal()
 
-    def _entries(self, batch: TrialBatch, texts: TextReader, clusters: Sequence[str]) -> list[TrialResult]:
+    def _entries(self, batch: TrialBatch, texts: Sequence[str], clusters: Sequence[str]) -> list[TrialResult]:
         trials, survey = self._identified.spec.trials, self._identified.survey
-        outputs = iter(texts.read([row for row in batch.rows if row >= 0]))
+        outputs = iter(texts)
         grades = {judged: self._grades(judged) for judged in set(batch.judged)}
         entries = []
-        for position, first in zip(batch.positions, range(0, len(batch.keys), trials), strict=True):
-            sample = survey.ids[position]
-            by = {name: values[grouping.number_at(position)] for name, grouping, values, _ in self._by}
+        ids = survey.ids.encoded(batch.positions.start, len(batch.positions))
+        own = slice(batch.positions.start, batch.positions.stop)
+        values = [each.grouping.packed()[own] for each in self._by]
+        numbered = zip(*values, strict=True) if values else repeat(())
+        firsts = range(0, len(batch.keys), trials)
+        for position, first, encoded, numbers in zip(batch.positions, firsts, ids, numbered, strict=False):
+            sample, by = encoded.decode("utf-8", "surrogatepass"), self._values(numbers)
             cluster = msgspec.UNSET if self._clusters is None else clusters[self._clusters.number_at(position)]
             for number in range(first, first + trials):
                 judged = batch.judged[number]
@@ -150,13 +177,18 @@ class _Report:
                         judged.score,
                         output,
                         grades[judged],
-                        by or msgspec.UNSET,
+                        by,
                         cluster,
                     )
                 )
         return entries
 
-    def _grades(self, judged: JudgedOutput) -> dict[str, ResultGrade]:
+    def _result_values(self, numbers: tuple[int, ...]) -> dict[str, str] | msgspec.UnsetType:
+        """Return the values of the fields of `by` that have these numbers."""
+        values = {name: values[number] for (name, _, values, _), number in zip(self._by, numbers, strict=True)}
+        return values or msgspec.UNSET
+
+    def _result_grades(self, judged: JudgedOutput) -> dict[str, ResultGrade]:
         return {
             self._places[number].name: ResultGrade(verdict.status, verdict.score)
             for number, verdict in judged.verdicts.items()

@@ -48,6 +48,8 @@ class TrialBatch(NamedTuple):
     keys: list[str]
     rows: list[int]
     """of the outputs in the index; -1 without an output"""
+    fields: list[OutputFields]
+    """of those trials that have an output, what the index holds of it"""
     judged: list[JudgedOutput]
     """one object for all outputs with equal verdicts; its `recorded` are those of one of these outputs"""
 
@@ -80,7 +82,7 @@ class TrialReader:
             yield from self._batches(positions[:middle])
             yield from self._batches(positions[middle:])
             return
-        batch = TrialBatch(positions, keys, rows, [NO_OUTPUT] * len(keys))
+        batch = TrialBatch(positions, keys, rows, fields, [NO_OUTPUT] * len(keys))
         self._judge(batch, list(zip(numbers, fields, strict=True)))
         yield batch
 
@@ -107,7 +109,10 @@ class TrialReader:
             self.usage, outputs, [batch.rows[number] for number, _ in finished], [each[3:7] for _, each in finished]
         )
         self.seconds.extend([each[7] for _, each in finished])
-        _, panel_numbers = self._survey.panels.packed()
+        panels, panel_numbers = self._survey.panels.packed()
+        if len(panels) == 1:
+            self._judge_alike(batch, 0, finished)
+            return
         by_panel: dict[int, list[_Finished]] = {}
         for each in finished:
             by_panel.setdefault(panel_numbers[batch.positions[each[0] // trials]], []).append(each)

@@ -12,6 +12,9 @@
 `texts`      reads the answers of many outputs
 `cache_file`  files of caches, under a digest
 `index_cache`  stores the index of a large run, so that only what was appended is read again
+`trial_table` trials as typed columns, in memory and as one checked file
+`trial_notes` the files that such a table was made from
+`output_rows` outputs as rows of numbers, for columns
 `refs`       an output and a verdict, as the index refers to them
 `tail`       follows the journals of other workers
 `lease`      the right to write a run, with a heartbeat

@@ -439,11 +439,6 @@ class OutputTable(PackedTable[OutputRef]):
         rare: RareOutput | None = self.rare.get(row)
         return rare is not None and rare[0] is not None
 
-    def lines_at(self, rows: Iterable[int]) -> list[tuple[int, int, int]]:
-        """Return the number of the file of each row's line, its offset and its length."""
-        first_bits = (1 << _FILE_SHIFT) - 1
-        return [(each[1] >> _FILE_SHIFT, each[1] & first_bits, each[2]) for each in self.fields_at(rows)]
-
     def last_lines(self) -> dict[Path, tuple[int, int, int]]:
         """Return where the last line of each journal begins and ends, and how many bytes all its lines take."""
         last, first_bits, total = [0] * len(self.files), (1 << _FILE_SHIFT) - 1, [0] * len(self.files)
@@ -492,6 +487,12 @@ class OutputTable(PackedTable[OutputRef]):
             text = text if odd is None else odd
         usage = usage or _usage(incoming, outgoing, requests, cost)
         return OutputRef(line, text, usage, seconds, _unpack_moments(marks) if marks else (), stopped_by, started)
+
+
+def lines_of(fields: Iterable[OutputFields]) -> list[tuple[int, int, int]]:
+    """Return the number of the file of each output's line, its offset and its length."""
+    first_bits = (1 << _FILE_SHIFT) - 1
+    return [(each[1] >> _FILE_SHIFT, each[1] & first_bits, each[2]) for each in fields]
 
 
 class VerdictTable(PackedTable[VerdictRef]):

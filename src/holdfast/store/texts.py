@@ -1,4 +1,4 @@
-"""The answers of many outputs, read from the journals in few pieces.
+"""The answers of many outputs, and the numbers that columns hold of them, read from the journals in few pieces.
 
 Outputs are asked for in the dataset's order, a batch at a time, and journals have them nearly in this order. So most of
 a batch is one piece of a journal.
@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.store.index import check_line
+from holdfast.store.index_table import lines_of
 from holdfast.store.lines import LineBlock, LineRef
+from holdfast.store.output_rows import OutputNumbers
+from holdfast.store.shared import lender_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.store.index_table import OutputTable
+    from holdfast.store.index_table import OutputFields, OutputTable
 
 _GAP: Final = 1 << 13
 """bytes between two lines that are read faster than skipped"""
@@ -28,41 +31,42 @@ _Place = tuple[int, int, int, int]
 """number of the file, offset and length of a line, and the number of its output among those asked for"""
 
 
-class _OutputText(msgspec.Struct):
-    sample: str
+class OutputText(OutputNumbers, kw_only=True, gc=False):
+    """The fields of an output that a report uses."""
+
     output: str
 
 
-_output_text = msgspec.json.Decoder(_OutputText)
+_output_text = msgspec.json.Decoder(OutputText)
 
 
 class TextReader:
-    """Reads answers, keeping the files open."""
+    """Reads outputs, keeping the files open."""
 
     def __init__(self, outputs: OutputTable) -> None:
         self._outputs = outputs
         self._fds: dict[int, int] = {}
         """by the number of the file"""
 
-    def read(self, rows: Sequence[int]) -> list[str]:
-        """Return the last reply's text of each of these rows; raise Fault for a damaged line."""
-        texts = [""] * len(rows)
+    def read(self, fields: Sequence[OutputFields]) -> list[OutputText]:
+        """Return outputs of which the index holds these fields; raise Fault for a damaged line."""
+        outputs: dict[int, OutputText] = {}
         piece: list[_Place] = []
         file = start = end = 0
-        for place in sorted([(*line, number) for number, line in enumerate(self._outputs.lines_at(rows))]):
+        for place in sorted([(*line, number) for number, line in enumerate(lines_of(fields))]):
             other, offset, length, _ = place
             if piece and (other != file or offset > end + _GAP or offset + length > start + _PIECE):
-                self._read_piece(piece, texts)
+                self._read_piece(piece, outputs)
                 piece = []
             if not piece:
                 file, start = other, offset
             end = offset + length
             piece.append(place)
         if piece:
-            self._read_piece(piece, texts)
-        return texts
+            self._read_piece(piece, outputs)
+        return [outputs[number] for number in range(len(fields))]
 
-    def _read_piece(self, places: Sequence[_Place], texts: list[str]) -> None:
+    def _read_piece(self, places: Sequence[_Place], outputs: dict[int, OutputText]) -> None:
         """Read lines of one file that are near each other, in their order."""
         file, begin, _, _ = places[0]
         starts = [offset - begin for _, offset, _, _ in places]
@@ -72,8 +76,11 @@ class TextReader:
         if not block.all_sound():
             for start, line in zip(starts, lines, strict=True):
                 check_line(LineRef(self._outputs.files[file], begin + start, len(line)), line)
+        lender = lender_of(self._outputs.files[file])
         for place, line in zip(places, lines, strict=True):
-            texts[place[3]] = decode(line).output
+            output = outputs[place[3]] = decode(line)
+            if lender is not None:
+                output.source = output.source or lender
 
     def _open(self, file: int) -> int:
         fd = self._fds.get(file)

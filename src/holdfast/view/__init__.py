@@ -21,6 +21,4 @@
 `results`  chunks of results as columns
 `outputs`  chunks of outputs as rows
 `recorded` columns of any other run, from its journals, extended as they grow
-`facts`    facts of a trial, written into its row
-`table`    typed columns, in memory and as one checked file
 """

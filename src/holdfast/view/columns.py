@@ -12,13 +12,14 @@ trial, followed by outputs whose row is gone.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -29,12 +30,14 @@ from holdfast.errors import HoldfastError
 from holdfast.report.run_view import RunView
 from holdfast.store.index import read_error_head
 from holdfast.store.lines import LineRef
+from holdfast.store.rundir import INDEX
+from holdfast.store.trial_notes import TableNotes, journals_of, stamp_journals, stamp_report
+from holdfast.store.trial_table import STATUSES, TABLE, RowStatus, TrialTable, field_column, score_column, status_column
 from holdfast.view.building import BuildOrder
 from holdfast.view.fields import read_field
 from holdfast.view.recorded import JournalReader, RecordedNotes, StaleColumnsError, read_everything
 from holdfast.view.reported import plan_report, read_reported
 from holdfast.view.search import TextHits
-from holdfast.view.table import STATUSES, RowStatus, TrialTable, field_column, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,9 +48,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[float], None]
 """gets the share of the work that is done, from 0 to 1; 0 when a helper process begins, which takes a while"""
-
-FileStamp = tuple[str, int, int, int]
-"""name, inode, size and time of the last change of a file"""
 
 _MOST_BYTES: Final = 2 << 30
 _LARGE: Final = 32 << 20
@@ -94,17 +94,9 @@ class _Answer(msgspec.Struct):
 _answer: Final = msgspec.json.Decoder(_Answer)
 
 
-class ColumnNotes(msgspec.Struct):
-    """The files and rules that a stored table was made from. A change in any of them makes it stale."""
+class ColumnNotes(TableNotes):
+    """The files that a stored table was made from, with those that it grows with."""
 
-    kind: Literal["reported", "recorded", "everything"]
-    """from the report, from journals that may grow, or from everything at once, which is the slowest"""
-    report: list[FileStamp]
-    """manifest, metrics and results"""
-    dataset: list[list[int]]
-    """sizes and times of its files"""
-    journals: list[FileStamp] = []
-    """except of tables that grow with the journals"""
     recorded: RecordedNotes | None = None
 
 
@@ -193,14 +185,14 @@ class Columns:
     def field(self, name: str, position: int = 0) -> tuple[list[str], Any]:
         """Return the values of a field of the rows, and for each row the number of its value, 0 if the row is gone.
 
-        The dataset is read for it at the first time. Raises QueryError, for a place in a query, if no row has the field
-        or if its values are too many.
+        The dataset is read for it at the first time, unless results are broken down by it. Raises QueryError, for a
+        place in a query, if no row has the field or if its values are too many.
         """
         column = field_column(name)
         while True:
             table, stamp = self.table, self._dataset_stamp()
             with self.lock:
-                if column in table and table.dataset == stamp:
+                if column in table and (table.dataset == stamp or self._is_reported(name)):
                     return table.values[column], table[column]
                 rows = len(table)
             values, codes = read_field(self.view, table, name, position)  # for long; others may read meanwhile
@@ -209,11 +201,15 @@ class Columns:
                     table.set_field(name, values, codes, stamp)
                     self._store()
 
+    def _is_reported(self, name: str) -> bool:
+        """Return True for a field whose values are in the report, whatever has become of the dataset."""
+        return self._notes.kind == "reported" and name in self.view.spec.by
+
     def refresh(self) -> int:
         """Read what the run has written since the last look, and return how many rows are new or have changed."""
         with self._refreshing:
-            if self._report_stamp() == self._notes.report:
-                if self._recorder is None and self._notes.journals == self._journal_stamp():
+            if stamp_report(self.rundir) == self._notes.report:
+                if self._recorder is None and self._notes.journals == stamp_journals(self.rundir):
                     return 0
                 if self._recorder is not None and self._notes.dataset == self._dataset_stamp():
                     with suppress(StaleColumnsError), self.lock:
@@ -246,7 +242,10 @@ class Columns:
             notes = msgspec.convert(stored.notes, ColumnNotes)
         except msgspec.ValidationError:
             return False
-        if notes.report != self._report_stamp() or stored.graders != self.view.graders:
+        journals = {str(path.relative_to(self.rundir.path)) for path in journals_of(self.rundir)}
+        if notes.report != stamp_report(self.rundir) or stored.graders != self.view.graders:
+            return False
+        if not journals.issuperset(stored.files):  # it comes with the run, and somebody else may have made it
             return False
         recorder = None
         if notes.recorded is not None:
@@ -257,7 +256,7 @@ class Columns:
                 self._unsaved = recorder.grow()
             except StaleColumnsError:
                 return False
-        elif notes.journals != self._journal_stamp():
+        elif notes.journals != stamp_journals(self.rundir):
             return False
         self._use(stored, notes, recorder)
         return True
@@ -267,13 +266,34 @@ class Columns:
             self.table, self._notes, self._recorder = table, notes, recorder
 
     def _rebuild(self, progress: Progress) -> None:
-        """Build the table: a large one in a helper process, whose memory is freed afterwards."""
+        """Take the table that the report has left, or build it: a large one in a helper process, which frees memory."""
         self.view = RunView(self.rundir)
         large = sum(self.rundir.journal_bytes().values()) > _LARGE
-        if not (large and self._build_in_helper(progress) and self.open_stored()):
+        if not (self._copy_reported() and self.open_stored()) and not (
+            large and self._build_in_helper(progress) and self.open_stored()
+        ):
             self.build(progress)
         with suppress(OSError):
             remove_least_used(self.folder.parent, keep=self.folder)
+
+    def _copy_reported(self) -> bool:
+        """Copy the table in the run directory, which may be stale; returns False if there is none.
+
+        It is not used where it is, since a mapped file that vanishes, as on a network file system, ends the process.
+        """
+        source = self.rundir.path / INDEX / TABLE
+        temporary = self.folder / f".{TABLE}.{secrets.token_hex(6)}.tmp"
+        try:
+            if not self.rundir.finished or not source.is_file():
+                return False
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            shutil.copyfile(source, temporary)
+            temporary.replace(self.folder / TABLE)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            return False
+        return True
 
     def _build_in_helper(self, progress: Progress) -> bool:
         notes = self._present_notes()
@@ -317,29 +337,13 @@ class Columns:
             self.table.store(self.folder, msgspec.to_builtins(self._notes))
 
     def _present_notes(self) -> ColumnNotes:
-        return ColumnNotes("reported", self._report_stamp(), self._dataset_stamp(), self._journal_stamp())
-
-    def _report_stamp(self) -> list[FileStamp]:
-        return self._stamp([self.rundir.manifest, self.rundir.metrics, self.rundir.results])
-
-    def _journal_stamp(self) -> list[FileStamp]:
-        return self._stamp([path for name in ("outputs", "grades", "errors") for path in self.rundir.journals(name)])
+        return ColumnNotes("reported", stamp_report(self.rundir), self._dataset_stamp(), stamp_journals(self.rundir))
 
     def _dataset_stamp(self) -> list[list[int]]:
         try:
             return list(map(list, Dataset(self.view.spec).stamp()))
         except HoldfastError:
             return []
-
-    def _stamp(self, paths: list[Path]) -> list[FileStamp]:
-        """Describe files, as far as they exist."""
-        stamps = []
-        for path in paths:
-            with suppress(OSError):
-                stat = path.stat()
-                name = str(path.relative_to(self.rundir.path))
-                stamps.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-        return stamps
 
 
 def _ignore(share: float) -> None:

@@ -26,16 +26,16 @@ from holdfast.report.overview import Overview, run_overview
 from holdfast.report.trial_counts import ManyTrials, TrialNumbers, TrialsTally
 from holdfast.store.cache_file import read_header, write_cache
 from holdfast.store.rundir import RunDir
+from holdfast.store.trial_table import STATUSES, score_column, status_column
 from holdfast.view.columns import Columns
-from holdfast.view.table import STATUSES, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.report.checkpoints import BandState, TrialStatus
     from holdfast.report.run_view import RunView
+    from holdfast.store.trial_table import TrialTable
     from holdfast.view.site import Site
-    from holdfast.view.table import TrialTable
 
 _PATIENCE: Final = 0.25
 """seconds that a page waits"""

@@ -9,14 +9,14 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.grouping import as_text
 from holdfast.errors import HoldfastError, QueryError
 from holdfast.spec.validation import suggest
-from holdfast.view.table import CODED, NUMBERS, key_bytes
+from holdfast.store.trial_table import CODED, NUMBERS, key_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from holdfast.data.dataset import Sample
     from holdfast.report.run_view import RunView
-    from holdfast.view.table import TrialTable
+    from holdfast.store.trial_table import TrialTable
 
 _MOST_VALUES: Final = 10_000
 """a field with more different values is a text or an id, and groups nothing"""

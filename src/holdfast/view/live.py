@@ -25,16 +25,16 @@ from holdfast.report.stats import estimate
 from holdfast.store.catalog import Status, is_running, summarize_run
 from holdfast.store.lines import LineRef
 from holdfast.store.shared import journal_size
+from holdfast.store.trial_table import CODES
 from holdfast.view.site import RUN_ID
-from holdfast.view.table import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.store.rundir import RunDir
+    from holdfast.store.trial_table import TrialTable
     from holdfast.view.columns import Columns
     from holdfast.view.site import Site
-    from holdfast.view.table import TrialTable
 
 _PAUSE: Final = 1.0
 """seconds between two looks at a run"""

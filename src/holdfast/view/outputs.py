@@ -1,87 +1,32 @@
-"""Outputs of a run as rows of equal length, in the order of their lines, for columns in whatever order.
-
-A row is a few numbers side by side. Putting rows in another order is one operation for each trial, and taking a column
-out of them or putting it in is one operation for all.
-"""
+"""Outputs of a run as rows of equal length, in the order of their lines, for columns in whatever order."""
 
 from __future__ import annotations
 
 import sys
-from array import array
-from itertools import accumulate, chain
-from struct import Struct as Layout
+from itertools import chain
 from struct import iter_unpack
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from holdfast.store.lines import is_sound, read_blocks
+from holdfast.store.output_rows import WIDTH, OutputNumbers, TextNumbers, column_of, pack_outputs, renumber
 from holdfast.store.shared import lender_of
-from holdfast.view.table import NAN, TrialTable, join_place, many_key_bytes
+from holdfast.store.trial_table import join_place, many_key_bytes
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from holdfast.store.lines import LineBlock
 
-COLUMNS: Final = (
-    *("tokens", "input_tokens", "output_tokens", "cost", "seconds", "first_token", "started", "at"),
-    *("turns", "attempt", "stop", "source", "length", "stopped"),
-)
-"""columns that outputs fill, as a row holds them: larger numbers first, so that each is at a multiple of its size"""
-_TYPES: Final[dict[str, Any]] = {name: TrialTable(())[name].typecode for name in COLUMNS}
-_SIZES: Final = {name: array(code).itemsize for name, code in _TYPES.items()}
-_OFFSETS: Final = dict(zip(COLUMNS, accumulate(_SIZES.values(), initial=0), strict=False))
-_WIDTH: Final = -(-sum(_SIZES.values()) // 8) * 8
-"""bytes of a row"""
-_pack_row: Final = Layout("=" + "".join(_TYPES.values()) + "x" * (_WIDTH - sum(_SIZES.values()))).pack
-NO_OUTPUT: Final = _pack_row(*(NAN if code in "df" else 0 for code in _TYPES.values()))
-"""the row of a trial without an output"""
 
-
-class _Mark(msgspec.Struct):
-    """The end of a turn, of which only the number counts here."""
-
-
-class _Usage(msgspec.Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cost: float | None = None
-
-
-class _Timing(msgspec.Struct, gc=False):
-    started: float
-    seconds: float
-    first_token: float | None = None
-
-
-class _Output(msgspec.Struct, gc=False):
-    """The fields of an output that have columns. Those of `records` would have more, and take longer to make."""
-
+class _Output(OutputNumbers, kw_only=True, gc=False):
     key: str
-    attempt: int
-    turns: int
-    stop: str
-    usage: _Usage
-    timing: _Timing
-    marks: tuple[_Mark, ...] = ()
-    stopped_by: str | None = None
-    source: str | None = None
 
 
 _output: Final = msgspec.json.Decoder(_Output)
-
-
-class _Numbers(dict[str, int]):
-    """Numbers of texts, in the order in which they were asked for first; the empty text has 0."""
-
-    def __init__(self) -> None:
-        super().__init__({"": 0})
-
-    def __missing__(self, text: str) -> int:
-        number = self[text] = len(self)
-        return number
 
 
 class OutputRows:
@@ -89,7 +34,7 @@ class OutputRows:
 
     def __init__(self) -> None:
         self.count = 0
-        self.values = {"stop": _Numbers(), "source": _Numbers()}
+        self.values = {"stop": TextNumbers(), "source": TextNumbers()}
         """numbers of the texts in columns of texts"""
         self._chunks: list[tuple[bytes, bytearray]] = []
         """keys and rows"""
@@ -110,15 +55,14 @@ class OutputRows:
         for name, texts in values.items():
             numbers = [self.values[name][text] for text in texts]
             if numbers != list(range(len(numbers))):
-                codes = array(_TYPES[name], column_of(rows, name))
-                _set_column(rows, name, array(_TYPES[name], map(numbers.__getitem__, codes)))
+                renumber(rows, name, numbers)
         self._chunks.append((columns["keys"], rows))
         self.count += len(columns["keys"]) // 16
 
 
 def read_outputs(path: Path, file: int, start: int, stop: int) -> tuple[dict[str, bytes], dict[str, list[str]]]:
     """Return keys and rows of the sound outputs in a chunk of a numbered journal, and the texts of its numbers."""
-    values = {"stop": _Numbers(), "source": _Numbers()}
+    values = {"stop": TextNumbers(), "source": TextNumbers()}
     keys, rows = bytearray(), bytearray()
     lender = lender_of(path) or ""
     for block in read_blocks(path, start, stop):
@@ -135,20 +79,7 @@ def short_keys(keys: bytes | array[int]) -> memoryview[int]:
 
 
 def _split(rows: bytearray) -> Iterator[bytes]:
-    return chain.from_iterable(iter_unpack(f"{_WIDTH}s", rows))
-
-
-def _set_column(rows: bytearray, name: str, values: Any) -> None:
-    place, step = _OFFSETS[name] // _SIZES[name], _WIDTH // _SIZES[name]
-    numbers: Any = memoryview(rows).cast(_TYPES[name])
-    numbers[place::step] = memoryview(values)
-
-
-def column_of(rows: bytes | bytearray, name: str) -> bytes:
-    """Return a column of rows that follow each other."""
-    place, step = _OFFSETS[name] // _SIZES[name], _WIDTH // _SIZES[name]
-    numbers: memoryview[Any] = memoryview(rows).cast(_TYPES[name])
-    return numbers[place::step].tobytes()
+    return chain.from_iterable(iter_unpack(f"{WIDTH}s", rows))
 
 
 def place_and_length(row: bytes) -> tuple[int, int]:
@@ -156,7 +87,9 @@ def place_and_length(row: bytes) -> tuple[int, int]:
     return int.from_bytes(column_of(row, "at"), sys.byteorder), int.from_bytes(column_of(row, "length"), sys.byteorder)
 
 
-def _read_block(values: dict[str, _Numbers], file: int, block: LineBlock, lender: str) -> tuple[list[str], list[bytes]]:
+def _read_block(
+    values: dict[str, TextNumbers], file: int, block: LineBlock, lender: str
+) -> tuple[list[str], list[bytes]]:
     """Return the keys and the rows of the sound outputs in a block."""
     first = join_place(file, block.offset)
     bounds: Iterable[tuple[int, int]] = zip(block.starts, block.ends, strict=True)
@@ -169,29 +102,10 @@ def _read_block(values: dict[str, _Numbers], file: int, block: LineBlock, lender
         lines = zip(bounds, block.lines(), strict=True)
         sound = [(each, output) for each, text in lines if is_sound(text) and (output := _decode(text)) is not None]
         bounds, every = [each for each, _ in sound], [output for _, output in sound]
-    rows, stops, sources = [], values["stop"], values["source"]
-    for (start, end), output in zip(bounds, every, strict=True):
-        usage, timing = output.usage, output.timing
-        incoming = NAN if usage.input_tokens is None else usage.input_tokens
-        outgoing = NAN if usage.output_tokens is None else usage.output_tokens
-        rows.append(  # in the order of `COLUMNS`
-            _pack_row(
-                incoming + outgoing,
-                incoming,
-                outgoing,
-                NAN if usage.cost is None else usage.cost,
-                timing.seconds,
-                NAN if timing.first_token is None else timing.first_token,
-                timing.started,
-                first + start,
-                output.turns,
-                output.attempt,
-                stops[output.stop],
-                sources[output.source or lender],
-                end - start,
-                0 if output.stopped_by is None else len(output.marks) or 1,
-            )
-        )
+    if lender:
+        for output in every:
+            output.source = output.source or lender
+    rows = pack_outputs(every, [(first + start, end - start) for start, end in bounds], values)
     return [output.key for output in every], rows
 
 

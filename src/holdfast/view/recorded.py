@@ -19,11 +19,11 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.data.dataset import Dataset
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError
+from holdfast.report.trial_facts import LastFailures, output_facts, set_missing, set_output, set_verdicts
 from holdfast.store.index import Entry, GradeHead, Index, keep_output, keep_verdict, read_error_head
 from holdfast.store.lines import LineRef, is_sound, scan, scan_raw
 from holdfast.store.shared import journal_size, lender_of, unwanted_keys
-from holdfast.view.facts import LastFailures, output_facts, set_failure, set_missing, set_output, set_verdicts
-from holdfast.view.table import CODES, TrialTable, key_bytes, key_text, status_column
+from holdfast.store.trial_table import CODES, TrialTable, key_bytes, key_text, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping
@@ -344,8 +344,7 @@ class JournalReader:
         table, text = self.table, key_text(key)
         failure = self._failures.of_graders.get(text)
         judged = self._view.judge(text, ref, self._panels[table["panel"][row]], verdicts)[1]
-        set_verdicts(table, row, judged, failure)
-        set_failure(table, row, failure if table["status"][row] == CODES["error"] else None, self._root)
+        set_verdicts(table, row, judged, failure, self._root)
 
     def _judge_unusual(self) -> set[int]:
         """Judge trials from all their lines, which are looked for in the journals; returns their rows."""
@@ -411,7 +410,5 @@ def read_everything(view: RunView) -> TrialTable:
             row = table.append(facts.sample, facts.trial, raw_key)
             set_output(table, row, facts, ref.line, str(ref.line.path.relative_to(root)))
             panel = None if sample is None or not sample.fields else conditions.panel_for(sample.fields)
-            failure = failures.of_graders.get(key)
-            set_verdicts(table, row, view.judge(key, ref, panel)[1], failure)
-            set_failure(table, row, failure if table["status"][row] == CODES["error"] else None, root)
+            set_verdicts(table, row, view.judge(key, ref, panel)[1], failures.of_graders.get(key), root)
     return table

@@ -10,14 +10,15 @@ from pathlib import Path
 from struct import iter_unpack
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.report.trial_facts import LastFailures, set_failure, set_missing
 from holdfast.store.index import Entry, Index, keep_output, read_output_head
 from holdfast.store.lines import LineRef
+from holdfast.store.output_rows import COLUMNS, NO_OUTPUT, column_of
 from holdfast.store.rundir import RunDir
+from holdfast.store.trial_table import CODES, TrialTable, split_place, status_column
 from holdfast.view.chunks import GraderColumn, plan_chunks, sharing_chunks
-from holdfast.view.facts import LastFailures, set_failure, set_missing
-from holdfast.view.outputs import COLUMNS, NO_OUTPUT, OutputRows, column_of, place_and_length, short_keys
+from holdfast.view.outputs import OutputRows, place_and_length, short_keys
 from holdfast.view.results import append_results
-from holdfast.view.table import CODES, TrialTable, split_place, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from holdfast.view.table import CODES, NAN, TrialTable, field_column, score_column, status_column
+from holdfast.store.trial_table import CODES, NAN, TrialTable, field_column, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

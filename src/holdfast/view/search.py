@@ -21,14 +21,14 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
-from holdfast.view.table import split_place
+from holdfast.store.trial_table import split_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from io import BufferedReader
 
+    from holdfast.store.trial_table import TrialTable
     from holdfast.view.columns import Columns
-    from holdfast.view.table import TrialTable
 
     Read = Callable[[int, int, int], bytes]
     """returns bytes of a file, by its number, an offset and a size; fewer if the file has become shorter"""

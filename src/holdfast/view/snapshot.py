@@ -17,15 +17,15 @@ import msgspec
 
 from holdfast.errors import QueryError
 from holdfast.spec.validation import suggest
+from holdfast.store.trial_table import CODED, CODES, NUMBERS, STATUSES, score_column, status_column
 from holdfast.view.query import Compares, Contains, Every, HasFlag, HasStatus, Not, Some, quote
-from holdfast.view.table import CODED, CODES, NUMBERS, STATUSES, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from holdfast.store.trial_table import TrialTable
     from holdfast.view.columns import Columns
     from holdfast.view.query import Condition, Query
-    from holdfast.view.table import TrialTable
 
 _NUMBERS: Final = (*NUMBERS, "trial")
 _TEXTS: Final = ("sample", "status", *CODED)

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.store.index import OutputHead, read_error_head
 from holdfast.store.lines import LineRef, scan
-from holdfast.view.table import CODES, NAN, score_column, status_column
+from holdfast.store.trial_table import CODES, NAN, score_column, status_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from holdfast.report.verdicts import JudgedOutput
     from holdfast.store.index import ErrorHead
-    from holdfast.view.table import TrialTable
+    from holdfast.store.trial_table import TrialTable
 
 
 class OutputFacts(OutputHead, kw_only=True, gc=False):
@@ -88,15 +88,13 @@ def _known(value: float | None) -> float:
     return NAN if value is None else value
 
 
-def set_verdicts(table: TrialTable, row: int, judged: JudgedOutput, failure: Failure | None) -> None:
-    """Write status, score and verdicts of an output into its row. `failure` is the last one of a grader at it."""
-    for number in range(len(table.graders)):
-        code, score = 0, None
-        if number in judged.verdicts:
-            verdict = judged.verdicts[number]
-            code, score = (CODES["ungraded"], None) if verdict is None else (CODES[verdict.status], verdict.score)
-        table[status_column(number)][row] = code
-        table[score_column(number)][row] = _known(score)
+def verdict_columns(graders: int) -> list[str]:
+    """Return the names of the columns of `verdict_values`."""
+    return ["status", "score", *(name(number) for number in range(graders) for name in (status_column, score_column))]
+
+
+def verdict_values(judged: JudgedOutput, graders: int, failure: Failure | None) -> list[float]:
+    """Return status and score of an output, and of each grader. `failure` is the last one of a grader at it."""
     status: str = judged.status
     if (
         status == "error"
@@ -104,7 +102,21 @@ def set_verdicts(table: TrialTable, row: int, judged: JudgedOutput, failure: Fai
         and all(each is None or each.status != "error" for each in judged.verdicts.values())
     ):
         status = "ungraded"
-    table.set(row, status=CODES[status], score=_known(judged.score))
+    values: list[float] = [CODES[status], _known(judged.score)]
+    for number in range(graders):
+        verdict = judged.verdicts.get(number)
+        if verdict is not None:
+            values += CODES[verdict.status], _known(verdict.score)
+        else:
+            values += CODES["ungraded"] if number in judged.verdicts else 0, NAN
+    return values
+
+
+def set_verdicts(table: TrialTable, row: int, judged: JudgedOutput, failure: Failure | None, root: Path) -> None:
+    """Write status, score and verdicts of an output into its row, and the failed attempt that explains an error."""
+    graders = len(table.graders)
+    table.set(row, **dict(zip(verdict_columns(graders), verdict_values(judged, graders, failure), strict=True)))
+    set_failure(table, row, failure if table["status"][row] == CODES["error"] else None, root)
 
 
 def set_missing(table: TrialTable, row: int, failure: Failure | None, root: Path) -> None:

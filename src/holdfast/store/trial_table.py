@@ -1,14 +1,16 @@
 """Columns of trials: arrays while they grow, a memory-mapped file once they are stored.
 
-A stored table is one file: a magic word, the length and checksum of the header, the header as JSON, then the columns,
-each at a multiple of eight bytes. The header has the checksum of everything that follows it. A file that is torn,
-damaged or of another version is not a table: `load` returns None, and the caller builds the table again.
+A stored table is one file: a magic word, the place, length and checksum of the header, then the columns, each at a
+multiple of eight bytes, and last the header as JSON, with a checksum of each column. So it can be written some rows at
+a time, by whoever knows their number. A file that is torn, damaged or of another version is not a table: `load` returns
+None, and the caller builds the table again.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import sys
 from array import array
 from bisect import bisect_left
@@ -17,7 +19,6 @@ from itertools import accumulate, islice, repeat
 from operator import add, eq
 from struct import Struct as Layout
 from struct import pack
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
@@ -35,9 +36,13 @@ CODES: Final[dict[str, int]] = {status: code for code, status in enumerate(STATU
 NAN: Final = float("nan")
 """stands for unknown numbers, which fulfil no condition"""
 
-_NAME: Final = "columns"
-_MAGIC: Final = b"holdfast columns 2\n"
-_FRAME: Final = Layout("<QQ")
+TABLE: Final = "columns"
+"""name of the file of a stored table"""
+_MAGIC: Final = b"holdfast columns 3\n"
+_FRAME: Final = Layout("<QQQ")
+"""place, length and checksum of the header"""
+_BODY: Final = 48
+"""where the columns begin"""
 _FILE_SHIFT: Final = 48
 _KEY_LENGTH: Final = len("sha256:") + 32
 _LINE: Final = "\n"
@@ -70,6 +75,7 @@ _PLAIN: Final = {
     "seen": "B",
 }
 _IDS: Final = {"ids": "B", "id_starts": "Q", "keys": "B"}
+_FIELD: Final = "field."
 
 
 def status_column(grader: int) -> str:
@@ -84,7 +90,7 @@ def score_column(grader: int) -> str:
 
 def field_column(name: str) -> str:
     """Return the name of the column of a field of the rows."""
-    return f"field.{name}"
+    return _FIELD + name
 
 
 def join_place(file: int, offset: int) -> int:
@@ -123,12 +129,20 @@ def key_text(key: bytes) -> str:
     return f"sha256:{key.hex()}"
 
 
+class _StoredColumn(msgspec.Struct, array_like=True):
+    code: str
+    """of its type"""
+    offset: int
+    """in the file"""
+    size: int
+    """in bytes"""
+    checksum: str = ""
+
+
 class _Header(msgspec.Struct):
     rows: int
     byte_order: str
-    columns: dict[str, tuple[str, int, int]]
-    """type code, offset in the body and size in bytes, by name"""
-    checksum: str
+    columns: dict[str, _StoredColumn]
     values: dict[str, list[str]]
     graders: list[str]
     files: list[str]
@@ -172,6 +186,11 @@ class TrialTable:
         return name in self._columns
 
     @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return list(self._columns)
+
+    @property
     def grader_numbers(self) -> dict[str, int]:
         """Numbers of the graders by their names."""
         return {name: number for number, name in enumerate(self.graders)}
@@ -205,7 +224,7 @@ class TrialTable:
     def set_field(self, name: str, values: list[str], codes: array[int], dataset: Any) -> None:
         """Add a column of texts, read from a dataset in a given state; columns of another state are dropped."""
         if self.dataset != dataset:
-            for old in [each for each in self._columns if each.startswith("field.")]:
+            for old in [each for each in self._columns if each.startswith(_FIELD)]:
                 del self._columns[old], self.values[old]
         column = field_column(name)
         self.dataset, self.values[column], self._columns[column] = dataset, values, codes
@@ -314,71 +333,152 @@ class TrialTable:
                 self._columns[name] = column
             self._mapped = self._ids = None
 
+    def clear(self) -> None:
+        """Remove all rows, and keep what their numbers stand for."""
+        for column in self._columns.values():
+            del column[:]
+        self._columns["ids"].frombytes(_SEPARATOR)
+
     def store(self, folder: Path, notes: Any) -> None:
         """Store the table in a folder, in one step, with what it was made of.
 
-        It is a cache: nothing is synced, and the checksum tells what was lost.
+        It is a cache: nothing is synced, and the checksums tell what was lost.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.notes = notes
-        places: dict[str, tuple[str, int, int]] = {}
-        checksum, offset = xxh3_64(), 0
-        pieces: list[memoryview | bytes] = []
-        for name, column in self._columns.items():
-            view = memoryview(column).cast("B") if len(column) else memoryview(b"")
-            places[name] = (memoryview(column).format, offset, len(view))
-            padding = bytes(-len(view) % 8)
-            for piece in (view, padding):
-                checksum.update(piece)
-                pieces.append(piece)
-            offset += len(view) + len(padding)
-        values = self.values, self.graders, self.files, self.notes, self.dataset
-        header = msgspec.json.encode(_Header(len(self), sys.byteorder, places, checksum.hexdigest(), *values))
-        header += b" " * (-(len(_MAGIC) + _FRAME.size + len(header)) % 8)
-        with NamedTemporaryFile(dir=folder, prefix=".", suffix=".tmp", delete=False) as file:
-            try:
-                file.write(_MAGIC + _FRAME.pack(len(header), xxh3_64_intdigest(header)) + header)
-                file.writelines(pieces)
-                file.flush()
-                os.replace(file.name, folder / _NAME)  # noqa: PTH105  # the name is a text here
-            except BaseException:
-                os.unlink(file.name)  # noqa: PTH108
-                raise
+        writer = TableWriter(folder, self, len(self))
+        try:
+            writer.write()
+            writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
 
     @classmethod
     def load(cls, folder: Path) -> TrialTable | None:
         """Open the table in a folder; None if the file is missing, torn, damaged or of another version."""
         try:
-            with (folder / _NAME).open("rb") as file:
+            with (folder / TABLE).open("rb") as file:
                 return cls._load(file)
         except (OSError, ValueError, msgspec.DecodeError):
             return None
 
     @classmethod
     def _load(cls, file: Any) -> TrialTable | None:
-        start = len(_MAGIC) + _FRAME.size
-        first = file.read(start)
-        if first[: len(_MAGIC)] != _MAGIC or len(first) < start:
+        magic, frame = file.read(len(_MAGIC)), file.read(_FRAME.size)
+        if magic != _MAGIC or len(frame) < _FRAME.size:
             return None
-        length, checksum = _FRAME.unpack(first[len(_MAGIC) :])
-        data = file.read(min(length, os.fstat(file.fileno()).st_size))
+        place, length, checksum = _FRAME.unpack(frame)
+        if place + length != os.fstat(file.fileno()).st_size:
+            return None
+        file.seek(place)
+        data = file.read(length)
         if xxh3_64_intdigest(data) != checksum:
             return None
         header = msgspec.json.decode(data, type=_Header)
-        body = xxh3_64()
-        while chunk := file.read(1 << 20):  # read, not mapped, so that checked pages do not stay in this process
-            body.update(chunk)
-        if body.hexdigest() != header.checksum or header.byte_order != sys.byteorder:
-            return None
         table = cls(header.graders)
+        if header.byte_order != sys.byteorder or not table._describes(header):
+            return None
+        if any(_checksum(file, column) != column.checksum for column in header.columns.values()):
+            return None
         table.files, table.values = header.files, header.values
         table.notes, table.dataset = header.notes, header.dataset
         table._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        mapped: Any = memoryview(table._mapped)[start + length :]
-        _, offset, size = header.columns["ids"]
-        table._ids = table._mapped, start + length + offset, start + length + offset + size
+        mapped: Any = memoryview(table._mapped)
+        ids = header.columns["ids"]
+        table._ids = table._mapped, ids.offset, ids.offset + ids.size
         table._columns = {
-            name: mapped[offset : offset + size].cast(code) if size else array(code)
-            for name, (code, offset, size) in header.columns.items()
+            name: mapped[each.offset : each.offset + each.size].cast(each.code) if each.size else array(each.code)
+            for name, each in header.columns.items()
         }
         return table
+
+    def _describes(self, header: _Header) -> bool:
+        """Return True if a header has the columns of such a table, each as long as its rows are many."""
+        stored = header.columns
+        own = {name: memoryview(column).format for name, column in self._columns.items()}
+        fields = {name: "I" for name in stored.keys() - own.keys() if name.startswith(_FIELD)}
+        return (
+            {name: column.code for name, column in stored.items()} == own | fields
+            and header.values.keys() == self.values.keys() | fields.keys()
+            and all(
+                column.size == header.rows * _width(name, column.code) and column.offset % 8 == 0
+                for name, column in stored.items()
+                if name != "ids"
+            )
+        )
+
+
+class TableWriter:
+    """A table on its way into a file: its rows pass through a table in memory, some at a time."""
+
+    def __init__(self, folder: Path, table: TrialTable, rows: int) -> None:
+        """Begin a file with room for a number of rows. The table has all its columns, and none of the rows yet."""
+        self._table, self._rows = table, rows
+        self._path = folder / TABLE
+        self._temporary = folder / f".{TABLE}.{secrets.token_hex(6)}.tmp"
+        self._columns: dict[str, _StoredColumn] = {}
+        self._checksums = {name: xxh3_64() for name in table.names}
+        end = _BODY
+        for name in sorted(table.names, key="ids".__eq__):  # their size is not known before the end, so they are last
+            code = memoryview(table[name]).format
+            self._columns[name] = _StoredColumn(code, end, 0)
+            end += -(-rows * _width(name, code) // 8) * 8
+        self._file = self._temporary.open("xb", buffering=0)
+
+    def write(self) -> None:
+        """Write the rows that the table has now, behind those that were written before."""
+        before = self._columns["ids"].size  # bytes
+        for name, column in self._columns.items():
+            values = self._table[name]
+            if before and name == "id_starts":
+                values = array("Q", map(add, values, repeat(before - 1)))
+            elif before and name == "ids":
+                values = values[1:]  # without the separator that the ids of each table begin with
+            if len(values):
+                data = memoryview(values).cast("B")
+                self._checksums[name].update(data)
+                self._write_at(column.offset + column.size, data)
+                column.size += len(data)
+
+    def finish(self) -> None:
+        """Write the header, and give the file its name in one step; raise ValueError if rows are missing."""
+        table, ids = self._table, self._columns["ids"]
+        for name, column in self._columns.items():
+            column.checksum = self._checksums[name].hexdigest()
+        values = table.values, table.graders, table.files, table.notes, table.dataset
+        header = _Header(self._rows, sys.byteorder, self._columns, *values)
+        if not table._describes(header):
+            raise ValueError("not as many rows as expected")
+        data, place = msgspec.json.encode(header), ids.offset + ids.size
+        self._write_at(place, memoryview(data))
+        frame = _MAGIC + _FRAME.pack(place, len(data), xxh3_64_intdigest(data))
+        self._write_at(0, memoryview(frame))
+        self._file.close()
+        self._temporary.replace(self._path)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self._file.close()
+        with suppress(OSError):
+            self._temporary.unlink()
+
+    def _write_at(self, place: int, data: memoryview) -> None:
+        while len(data):
+            written = os.pwrite(self._file.fileno(), data, place)
+            data, place = data[written:], place + written
+
+
+def _width(name: str, code: str) -> int:
+    """Return the bytes that each row takes in a column; 0 for the ids, of which each takes its own."""
+    return 0 if name == "ids" else 16 if name == "keys" else array(code).itemsize
+
+
+def _checksum(file: Any, column: _StoredColumn) -> str:
+    """Return the checksum of a stored column: read, not mapped, so that checked pages do not stay in this process."""
+    checksum, size = xxh3_64(), column.size
+    file.seek(column.offset)
+    while chunk := file.read(min(size, 1 << 20)):
+        checksum.update(chunk)
+        size -= len(chunk)
+    return checksum.hexdigest()
