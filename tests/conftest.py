@@ -72,7 +72,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempt the collected tests, which stay to the end, from garbage collection."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

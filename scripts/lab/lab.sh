@@ -40,6 +40,14 @@ stop() { # pid file, program
 
 taken() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; } # port
 
+# Reserve 16 ports for this lab, unless another one that still exists has them: it may not listen yet.
+reserve() { # first port
+    local link="/tmp/holdfast-ports-$(id -u)/$1"
+    mkdir -p "${link%/*}"
+    [ -e "$link" ] || rm -f "$link"
+    ln -sn "$LAB" "$link" 2>/dev/null
+}
+
 # The first of 16 ports that are this lab's from its first start on. They lie below those the kernel hands out.
 ports() {
     local first port tries
@@ -52,7 +60,8 @@ ports() {
                     continue 2
                 fi
             done
-            break
+            ! reserve $first || break
+            first=$((20000 + (first - 20000 + 16) % 12000))
         done
         echo "$first" >"$LAB/ports"
     fi
