@@ -607,19 +607,3 @@ def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> Non
         assert [(state.phase, state.exit_code) for state in states] == [("done", 0)] * 2, site.logs(both[1])
         assert states[0].run_dir == states[1].run_dir
         asked_once(model, 100)
-
-
-def test_a_wandb_login_is_mentioned_without_its_key(tmp_path: Path) -> None:
-    site = Site(tmp_path, Cluster(tmp_path), Here(pauses=()))
-    key = "0123456789abcdef" * 3
-    with server() as model:
-        site.write(model.base_url, execution={"auto_export": ["wandb"]})
-        (tmp_path / "env.toml").write_text((tmp_path / "env.toml").read_text() + '[wandb]\nproject = "p"\n')
-        env = {"HOLDFAST_HOME": str(tmp_path / "home"), "WANDB_API_KEY": key, "WANDB_MODE": "offline"}
-        done = holdfast("eval", "-c", "nano", "--batch", "here", cwd=tmp_path, env=env)
-        assert "note: detected a W&B login, setting WANDB_API_KEY" in done.stdout
-        assert key not in done.stdout + done.stderr
-        (invocation,) = InvocationRegistry(tmp_path / "home" / "invocations").all()
-        assert site.await_over(invocation).phase == "done", site.logs(invocation)
-    assert "export to wandb: done" in site.logs(invocation), site.logs(invocation)
-    assert key not in site.logs(invocation)
