@@ -65,9 +65,9 @@ def many_tasks(site: Site, count: int) -> None:
     (site.folder / "nano.yaml").write_text(json.dumps(config))
 
 
-def test_forty_tasks_are_submitted_and_cancelled_in_twenty_round_trips(tmp_path: Path, sshd: Cluster) -> None:
+def test_a_hundred_tasks_are_submitted_and_cancelled_in_twenty_round_trips(tmp_path: Path, sshd: Cluster) -> None:
     site = Site(tmp_path, sshd, sshd.ssh())
-    many_tasks(site, 40)
+    many_tasks(site, 100)
     calls = tmp_path / "calls"
     env = site.env(ssh=f'echo call >>{calls}\nexec "$REAL" "$@"')
     holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env)
@@ -75,16 +75,16 @@ def test_forty_tasks_are_submitted_and_cancelled_in_twenty_round_trips(tmp_path:
     try:
         assert len(calls.read_text().splitlines()) <= 20
         pending = [job for job in Slurm(sshd.here).jobs(invocation=invocation.id) if job.state == "pending"]
-        assert len(pending) == len({job.name for job in pending}) == 40
+        assert len(pending) == len({job.name for job in pending}) == 100
         calls.unlink()
     finally:
         stopped = holdfast("kill", invocation.id, cwd=site.folder, env=env)
-    assert "cancelled 40 jobs" in stopped.stdout
+    assert "cancelled 100 jobs" in stopped.stdout
     assert len(calls.read_text().splitlines()) <= 20
     calls.unlink()
     resumed = holdfast("resume", invocation.id, cwd=site.folder, env=env).stdout
     try:
-        assert resumed.count("submitted hf-") == 40
+        assert resumed.count("submitted hf-") == 100
         assert len(calls.read_text().splitlines()) <= 20
     finally:
         holdfast("kill", invocation.id, cwd=site.folder, env=env)
