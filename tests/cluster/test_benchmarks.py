@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.clusters import GUIDE_CONFIGURATION, GUIDE_TASKS
+from tests.support.clusters import GUIDE_CONFIGURATION
 from tests.support.hub import write_hub
 from tests.support.launching import Site, free_port
 from tests.support.running import ROOT, holdfast, metrics, run_dir, server
@@ -31,8 +31,12 @@ host = "cluster"
 remote_job_dir = "{base}"
 python = "{python}"
 """
-SUBJECTS = 13
-"""of `mmlu_str_other`, of 57"""
+SAMPLES = {"adlr_mmlu": 13, "hellaswag": 1}
+"""of the guide's benchmarks one that is generated, with the subjects of `mmlu_str_other`, and one of likelihoods
+
+What any other one asks and counts is compared with lm-eval where it is compiled, in tests/benchmarks.
+"""
+KEY = "0123456789abcdef" * 3
 DEPLOY = f"""
 import asyncio, os, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -68,8 +72,7 @@ def variables(site: Site) -> dict[str, str]:
         "HOLDFAST_HOME": str(site.folder / "home"),
         "HOLDFAST_DATA": str(site.folder / "hub"),
         "HOLDFAST_SSH_CONFIG": str(site.lab.ssh_config),
-        "HF_DATASETS_CACHE": str(site.folder / "hf"),
-        "WANDB_API_KEY": "0123456789abcdef" * 3,
+        "WANDB_API_KEY": KEY,
     }
 
 
@@ -81,8 +84,8 @@ def numbers(run: Path) -> dict[str, Any]:
 
 def test_a_configuration_with_names_of_benchmarks_gives_the_numbers_of_a_local_run(site: Site) -> None:
     params = "nemo_evaluator_config.config.params"
-    holdfast(
-        *("eval", "-c", "nano", "--batch", "MY-CLUSTER"),
+    submitted = holdfast(
+        *("eval", "-c", "nano", "--batch", "MY-CLUSTER", *(word for name in SAMPLES for word in ("-t", name))),
         *("~execution.gres", f"deployment.port={free_port()}", "export.env_vars.WANDB_MODE=lit:offline"),
         *(f"deployment.command={sys.executable} {site.folder}/deploy.py", "deployment.health_check_path=/v1/models"),
         f"evaluation.{params}.limit_samples=1",
@@ -91,19 +94,21 @@ def test_a_configuration_with_names_of_benchmarks_gives_the_numbers_of_a_local_r
         cwd=site.folder,
         env=variables(site),
     )
+    assert "note: detected a W&B login, setting WANDB_API_KEY" in submitted.stdout
     with server() as model:
         local = ("-m", "checkpoint", f"target.base_url={model.base_url}", "--limit", "1", "benchmark.num_fewshot=1")
-        holdfast("eval", GUIDE_TASKS[0], *local, "benchmark.task=mmlu_str_other", cwd=site.folder, env=variables(site))
-        holdfast("eval", *GUIDE_TASKS[1:], *local, cwd=site.folder, env=variables(site))
+        holdfast("eval", "adlr_mmlu", *local, "benchmark.task=mmlu_str_other", cwd=site.folder, env=variables(site))
+        holdfast("eval", "hellaswag", *local, cwd=site.folder, env=variables(site))
 
     (invocation,) = site.registry.all()
-    for number, name in enumerate(GUIDE_TASKS):
+    for number, (name, samples) in enumerate(SAMPLES.items()):
         state = site.await_over(invocation, task=number)
-        samples = SUBJECTS if name == "adlr_mmlu" else 1
         assert (state.phase, state.done, state.errors) == ("done", samples, 0), site.logs(invocation)
         (run,) = (site.base / "evaluations" / name).glob("checkpoint-*")
         assert numbers(run) == numbers(run_dir(site.folder, name))
         assert numbers(run)["coverage"] == 1
         assert run.samefile(state.run_dir or "")
-    assert site.logs(invocation).count("export to wandb: done") == len(GUIDE_TASKS), site.logs(invocation)
+    logs = site.logs(invocation)
+    assert logs.count("export to wandb: done") == len(SAMPLES), logs
+    assert KEY not in submitted.stdout + submitted.stderr + logs
     assert not (site.folder / "node" / "benchmarks").exists(), "nodes compile nothing"

@@ -167,6 +167,13 @@ def test_more_than_two_runs_are_rated_and_a_further_run_asks_about_its_own_pairs
         assert sum(ratings.values()) / 3 == pytest.approx(1000)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two runs, for comparisons that do not take place."""
+    folder = tmp_path_factory.mktemp("finished")
+    return run(folder, "a", "x"), run(folder, "b", "y")
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -176,17 +183,15 @@ def test_more_than_two_runs_are_rated_and_a_further_run_asks_about_its_own_pairs
         ({"modle": "x"}, "unknown key"),
     ],
 )
-def test_an_invalid_judge_is_rejected_with_its_file(lab: Any, keys: Any, words: str) -> None:
-    one, other = run(lab.folder, "a", "x"), run(lab.folder, "b", "y")
+def test_an_invalid_judge_is_rejected_with_its_file(lab: Any, finished: tuple[str, str], keys: Any, words: str) -> None:
     with judges(longer) as judge:
-        ended = lab(judge, one, other, **keys)
+        ended = lab(judge, *finished, **keys)
         assert ended.code == 2 and "judge.yaml" in ended.err and words in ended.err and not judge.bodies
 
 
-def test_a_run_is_not_judged_against_itself(lab: Any) -> None:
-    one = run(lab.folder, "a", "x")
+def test_a_run_is_not_judged_against_itself(lab: Any, finished: tuple[str, str]) -> None:
     with judges(longer) as judge:
-        assert "against itself" in lab(judge, one, one).err
+        assert "against itself" in lab(judge, finished[0], finished[0]).err
 
 
 class TestRatings:

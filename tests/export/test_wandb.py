@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +99,18 @@ class TestOffline:
         ]
         assert [row["correct.status"] for row in read] == [entry["grades"]["correct"]["status"] for entry in results]
 
-    def test_a_second_export_is_the_same_run_and_nothing_lies_outside_the_run_directory(self, lab: Lab) -> None:
-        before = {path.name for path in lab.folder.iterdir()}
-        export(lab, "project=p")
+    def test_a_second_export_is_the_same_run_and_nothing_lies_outside_the_run_directory(
+        self, exported: tuple[Lab, str], tmp_path: Path
+    ) -> None:
+        shutil.copytree(exported[0].folder.parent, tmp_path, dirs_exist_ok=True)
+        lab = replace(exported[0], folder=tmp_path / "lab")
+        lab.run = lab.folder / exported[0].run.relative_to(exported[0].folder)
         first = offline(lab)
         export(lab)
         second = offline(lab)
         assert first.run.run_id == second.run.run_id == run_id(lab)
         assert second.run.project == "p", "what is not given is as it was"
-        assert {path.name for path in lab.folder.iterdir()} == before
+        assert {path.name for path in lab.folder.iterdir()} == {"data.jsonl", "e.yaml", "runs"}
         assert not (lab.folder.parent / "home" / ".cache").exists()
 
     def test_an_unfinished_run_has_its_trials_but_no_numbers(self, lab: Lab) -> None:

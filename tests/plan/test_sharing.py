@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
     from holdfast.store.index import Index
 
-ROWS = 420
+ROWS = 140
+"""few and long: their journals are large enough to be lent, and little else takes time"""
 TARGET = """from pathlib import Path
 
 
 def reply(prompt):
     with Path("asked").open("a") as file:
         file.write(prompt + "\\n")
-    return prompt + " " + "x" * 3000
+    return prompt + " " + "x" * 9000
 """
 EVAL: dict[str, Any] = {
     "schemaVersion": "1.4",

@@ -64,20 +64,6 @@ def two_instances(site: Site, **execution: Any) -> None:
     )
 
 
-def test_two_instances_on_two_nodes_share_the_questions(site: Site) -> None:
-    two_instances(site, workers=2)
-    invocation = site.submit()
-    state = site.await_over(invocation)
-    assert (state.phase, state.done, state.attempt) == ("done", ROWS, 1), site.logs(invocation)
-    first, second = asked(site), asked(site, "asked-1")
-    assert first + second == {f"question {number}": 1 for number in range(ROWS)}
-    assert min(first.total(), second.total()) > ROWS / 3, (first.total(), second.total())
-    assert node_of(site.folder / "asked.txt") != node_of(site.folder / "asked-1.txt")
-    logs = {path.name.replace(str(state.job), "JOB") for path in Path(site.place(invocation).logs).iterdir()}
-    assert {"deployment-JOB-0.log", "deployment-JOB-0-1.log"} <= logs
-    assert site.metrics(state)["score"] == 0.5
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("victim", ["asked", "asked-1"])
 def test_a_killed_instance_loses_only_requests_in_flight(site: Site, victim: str) -> None:
@@ -130,33 +116,29 @@ def judged(site: Site, rows: int, judge: dict[str, Any] | None = None, **more: A
         None,
         rows=rows,
         limits={"concurrency": IN_FLIGHT},
-        deployment=deployment(site.folder),
+        deployment=deployment(site.folder, port=free_port(2)),
         auxiliary={"judge": {**deployment(site.folder, name="judge", says=VERDICT, port=free_port(2)), **judge}},
         **{"graders": [{"type": "exact"}, JUDGE], **more},
     )
 
 
-def test_a_judge_is_served_beside_the_model(site: Site) -> None:
-    judged(site, 40, execution={"workers": 2})
+def test_instances_of_a_model_and_of_its_judge_share_the_questions(site: Site) -> None:
+    judged(site, ROWS, {"num_instances": 2}, execution={"num_instances": 2, "workers": 2})
     invocation = site.submit()
     state = site.await_over(invocation)
-    assert (state.phase, state.done) == ("done", 40), site.logs(invocation)
+    assert (state.phase, state.done, state.attempt) == ("done", ROWS, 1), site.logs(invocation)
     scores = {name: grader["score"] for name, grader in site.metrics(state)["metrics"].items()}
     assert scores == {"exact": 0.5, "judge": 1.0}
-    assert asked(site) == {f"question {number}": 1 for number in range(40)}
-    verdicts = asked(site, "judge")
-    assert (len(verdicts), verdicts.total()) == (40, 40)
-    assert node_of(site.folder / "asked.txt") != node_of(site.folder / "judge.txt")
-    assert "serving\n" in (Path(site.place(invocation).logs) / f"judge-{state.job}-0.log").read_text()
-
-
-def test_a_judge_may_have_instances_too(site: Site) -> None:
-    judged(site, 40, {"num_instances": 2})
-    invocation = site.submit()
-    state = site.await_over(invocation)
-    assert (state.phase, state.done) == ("done", 40), site.logs(invocation)
-    assert (asked(site, "judge") + asked(site, "judge-1")).most_common(1)[0][1] == 1
-    assert min(asked(site, "judge").total(), asked(site, "judge-1").total()) > 10
+    questions, verdicts = (asked(site, name) + asked(site, f"{name}-1") for name in ("asked", "judge"))
+    assert questions == {f"question {number}": 1 for number in range(ROWS)}
+    assert (len(verdicts), verdicts.total()) == (ROWS, ROWS)
+    names = ("asked", "asked-1", "judge", "judge-1")
+    assert min(asked(site, name).total() for name in names) > ROWS / 3, [asked(site, name).total() for name in names]
+    assert len({node_of(site.folder / f"{name}.txt") for name in names}) == 4
+    logs = Path(site.place(invocation).logs)
+    for name in ("deployment", "judge"):
+        for instance in ("", "-1"):
+            assert "serving\n" in (logs / f"{name}-{state.job}-0{instance}.log").read_text()
 
 
 def test_a_judge_for_a_model_that_is_elsewhere(site: Site) -> None:
