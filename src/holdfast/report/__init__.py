@@ -14,6 +14,7 @@
 `verdicts` verdicts on an output by the present thresholds
 `trials`   the trials of a run with their verdicts, many at a time
 `metrics`  results.json and metrics.json
+`line_places` where the lines of each trial are in its journals
 `run_view` a run read back: rows × trials × verdicts
 `chat`     messages with their tool calls and the calls' results
 `checkpoints` verdicts on a trial: at its checkpoints and at its end
