@@ -136,7 +136,7 @@ def _write(folder: Path, url: str, rows: int, options: argparse.Namespace, recor
 
 
 def _view(run: Path, home: Path) -> Spent:
-    """Open a run in the viewer for the first time: its pages, until the filters are ready, and one trial."""
+    """Open a run in the viewer for the first time: its pages, until the filters are ready."""
     from holdfast.store.rundir import RunDir
     from view import viewing
 
@@ -148,7 +148,6 @@ def _view(run: Path, home: Path) -> Spent:
         while json.loads(viewer.get(f"/run/{key}/trials.json"))["building"] is not None:
             most = max(most, _most_memory(viewer.process.pid))
             time.sleep(0.05)
-        viewer.get(f"/run/{key}/trial/s1/1")
         most = max(most, _most_memory(viewer.process.pid))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Spent(began, time.monotonic() - began, used.ru_utime + used.ru_stime, most, 0, 0)
