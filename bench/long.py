@@ -3,8 +3,9 @@
     python bench/long.py [--conversations 50 200] [--turns 200] [--size 20000] [--folder FOLDER]
 
 One conversation takes place, with a server here that calls a tool in each turn. Its records are then copied for all
-other rows, of which the last four are cut off in the middle. `--folder` keeps the runs there, without their exports.
-A conversation takes 13 MB, and as much again while it is exported.
+other rows, of which the last four are cut off in the middle. The command that resumes them is killed after a quarter of
+the requests and run again. `--folder` keeps the runs there, without their exports. A conversation takes 13 MB, and as
+much again while it is exported.
 """
 
 from __future__ import annotations
@@ -12,23 +13,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.store.rundir import RunDir
 from run import HERE, PYTHON, Spent, compile_first, spend
 
-sys.path.insert(0, str(HERE.parent))
-from tests.support.transcripts import copy_conversations, write_conversations
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
 
 UNFINISHED = 4
 FORMATS = ("csv", "parquet", "samples", "junit", "html", "nat", "flexeval", "waza")
@@ -113,40 +118,98 @@ def _requests(url: str) -> int:
         return json.load(response)["requests"]
 
 
+def apart(work: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a process of its own: the memory of this one counts as that of each command it starts."""
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def _write(folder: Path, url: str, rows: int, options: argparse.Namespace, record: Path | None = None) -> Path:
+    """Write an eval, and a run of it from the run `record`; return the run, or the eval if there is no record."""
+    sys.path.insert(0, str(HERE.parent))
+    from tests.support.transcripts import copy_conversations, write_conversations
+
+    from holdfast.store.rundir import RunDir
+
+    path = write_conversations(folder, f"{url}/v1", rows, turns=options.turns, size=options.size)
+    return path if record is None else copy_conversations(RunDir(record), path, unfinished=UNFINISHED).path
+
+
+def _view(run: Path, home: Path) -> Spent:
+    """Open a run in the viewer for the first time: its pages, until the filters are ready."""
+    from holdfast.store.rundir import RunDir
+    from view import viewing
+
+    began, most = time.monotonic(), 0.0
+    key = run.name.rpartition("-")[2]
+    with viewing(RunDir(run), home) as viewer:
+        for page in (f"/run/{key}", f"/run/{key}/trials"):
+            viewer.get(page)
+        while json.loads(viewer.get(f"/run/{key}/trials.json"))["building"] is not None:
+            most = max(most, _most_memory(viewer.process.pid))
+            time.sleep(0.05)
+        most = max(most, _most_memory(viewer.process.pid))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Spent(began, time.monotonic() - began, used.ru_utime + used.ru_stime, most, 0, 0)
+
+
+def _most_memory(pid: int) -> float:
+    """Return the most memory that a process or one of its helpers has held, in MB."""
+    most = 0.0
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if match := re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()):
+            most = int(match[1]) / 1024
+    except (FileNotFoundError, ProcessLookupError):  # a helper has ended
+        return most
+    return max([most, *[_most_memory(int(child)) for child in children]])
+
+
 class Long:
     """A run of long conversations."""
 
-    def __init__(self, folder: Path, record: RunDir, url: str, options: argparse.Namespace, count: int) -> None:
-        self._folder, self._url, self.count = folder, url, count
-        self._turns = options.turns
-        path = write_conversations(folder, f"{url}/v1", count, turns=options.turns, size=options.size)
-        self.run = copy_conversations(record, path, unfinished=UNFINISHED)
+    def __init__(self, folder: Path, record: Path, url: str, options: argparse.Namespace, count: int) -> None:
+        self._folder, self._url = folder, url
+        self._left = UNFINISHED * options.turns
+        self._variables = {"HOLDFAST_HOME": str(folder / "home"), "OPENAI_API_KEY": "none"}
+        self.run = apart(_write, folder, url, count, options, record)
 
     def command(self, *words: str | Path) -> Spent:
         """Run a command of Holdfast on the run."""
-        variables = {"HOLDFAST_HOME": str(self._folder / "home"), "OPENAI_API_KEY": "none"}
-        return spend(PYTHON, "-m", "holdfast", *words, cwd=self._folder, **variables)
+        return spend(PYTHON, "-m", "holdfast", *words, cwd=self._folder, **self._variables)
 
     def measure(self) -> Iterator[tuple[str, Spent]]:
         """Run all commands."""
         before = _requests(self._url)
+        self._kill_eval(before + self._left // 4)
         yield "resume: four conversations are half done", self._eval()
-        left = UNFINISHED * self._turns
-        if (asked := _requests(self._url) - before) != left:
-            raise SystemExit(f"{asked} requests instead of {left}")
+        asked = _requests(self._url) - before
+        if not self._left <= asked <= self._left + UNFINISHED:
+            raise SystemExit(f"{asked} requests instead of {self._left}, and those in flight at the kill")
         yield "the same command again", self._eval()
         self._add_grader()
+        yield "plan of one more grader", self._eval("--dry-run")
         yield "one more grader", self._eval()
-        yield "show RUN", self.command("show", self.run.path)
-        yield "show RUN SAMPLE", self.command("show", self.run.path, "s1")
+        yield "show RUN", self.command("show", self.run)
+        yield "show RUN SAMPLE", self.command("show", self.run, "s1")
         for name in FORMATS:
-            yield f"export --to {name}", self.command("export", self.run.path, "--to", name)
-            shutil.rmtree(self.run.path / "export")
-        yield "compare with itself", self.command("compare", self.run.path, self.run.path)
-        yield "repair", self.command("repair", self.run.path)
+            yield f"export --to {name}", self.command("export", self.run, "--to", name)
+            shutil.rmtree(self.run / "export")
+        yield "compare with itself", self.command("compare", self.run, self.run)
+        yield "view: first opening", apart(_view, self.run, self._folder / "home")
+        yield "repair", self.command("repair", self.run)
 
-    def _eval(self) -> Spent:
-        return self.command("eval", "long.yaml", "--display", "none")
+    def _kill_eval(self, requests: int) -> None:
+        """Resume the run, and kill the process once the server has seen so many requests."""
+        command = [PYTHON, "-m", "holdfast", "eval", "long.yaml", "--display", "none"]
+        process = subprocess.Popen(command, cwd=self._folder, env=os.environ | self._variables)
+        while _requests(self._url) < requests and process.poll() is None:
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+
+    def _eval(self, *options: str) -> Spent:
+        return self.command("eval", "long.yaml", "--display", "none", *options)
 
     def _add_grader(self) -> None:
         path = self._folder / "long.yaml"
@@ -172,17 +235,18 @@ def main() -> None:
     compile_first()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, _serving() as url:
         folder = (options.folder or Path(name)).resolve()
-        path = write_conversations(folder / "one", f"{url}/v1", 1, turns=options.turns, size=options.size)
+        path = apart(_write, folder / "one", url, 1, options)
         variables = {"HOLDFAST_HOME": str(folder / "home"), "OPENAI_API_KEY": "none"}
         one = spend(PYTHON, "-m", "holdfast", "eval", path.name, "--display", "none", cwd=path.parent, **variables)
         print(f"one conversation of {options.turns} turns: {one.cpu:.1f} s of CPU, {one.megabytes:.0f} MB", flush=True)
-        record = RunDir(next(path.parent.glob("runs/long/*/manifest.json")).parent)
+        record = next(path.parent.glob("runs/long/*/manifest.json")).parent
         for count in options.conversations:
             large = Long(folder / str(count), record, url, options, count)
-            size = sum(file.stat().st_size for file in large.run.path.iterdir())
+            size = sum(file.stat().st_size for file in large.run.iterdir())
             print(f"{count:,} conversations, {size / 1e9:.2f} GB", flush=True)
             for what, spent in large.measure():
-                print(f"{what:>45}: {spent.megabytes:>6.0f} MB  {spent.cpu:>7.1f} s of CPU", flush=True)
+                figures = f"{spent.megabytes:>6.0f} MB  {spent.cpu:>7.1f} s of CPU  {spent.wall:>7.1f} s"
+                print(f"{what:>45}: {figures}", flush=True)
 
 
 if __name__ == "__main__":

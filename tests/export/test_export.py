@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as parquet
@@ -19,6 +20,7 @@ from holdfast.formats.nat.schema import NatOutput
 from holdfast.plan.identity import identify
 from holdfast.report.run_view import RunView
 from holdfast.spec.load import load_eval
+from holdfast.spec.load_exports import EXPORTERS
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
 from tests.support.lab import Lab, rows
@@ -43,6 +45,27 @@ def finished(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Lab:
     lab.spec["graders"].append({"type": "text", "name": "mentions", "contains": "question", "weight": 3})
     lab.run = lab.eval("--log-samples").run
     return lab
+
+
+@pytest.fixture(scope="module")
+def verbose(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Lab:
+    """A run whose grader gives 100 KB of feedback on each trial, 12 MB in all."""
+    lab = Lab(tmp_path_factory.mktemp("verbose"), provider, rows=rows(120))
+    (lab.folder / "checks.py").write_text("def check(output):\n    return {'score': 1, 'feedback': 'x' * 100_000}\n")
+    lab.spec["graders"] = [{"type": "python", "name": "verbose", "function": "checks.py:check"}]
+    lab.run = lab.eval().run
+    return lab
+
+
+@pytest.mark.parametrize("format_name", ["csv", "samples", "junit", "nat", "flexeval", "waza"])
+def test_an_export_does_not_hold_the_verdicts_of_all_trials(verbose: Lab, format_name: str, tmp_path: Path) -> None:
+    write = EXPORTERS.load(format_name)
+    tracemalloc.start()
+    try:
+        assert all(path.exists() for path in write(RunView(RunDir(verbose.run)), tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 6e6
+    finally:
+        tracemalloc.stop()
 
 
 def export(lab: Lab, format_name: str, run: Path | None = None) -> Path:

@@ -27,14 +27,13 @@ UNFINISHED = 1
 GROWTH = {
     "resume": 3.2e6,
     "export to samples": 1.2e6,
-    "export to nat": 3e6,
+    "export to nat": 2e6,
     "export to waza": 4e6,
     "one more grader": 4e6,
 }
 """bytes that each command may hold beyond what it holds for few; the journals grow by 50 MB
 
-NAT's format has the calls, and where each of these is takes 24 bytes. As objects, turns take 3 MB more and calls 5 MB;
-so do exports that unpack the references to all outputs at once: 4 MB.
+As objects, turns take 3 MB more and calls 5 MB; so do exports that unpack the references to all outputs at once: 4 MB.
 """
 _MEASURED = """
 import re, sys

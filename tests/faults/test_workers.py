@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -22,7 +22,7 @@ from holdfast.errors import Fault, RunBeingFinished
 from holdfast.store.claims import Claims, Round, begin_round, cut
 from holdfast.store.index import read_output, read_steps
 from holdfast.store.lease import RunLease
-from holdfast.store.lines import read_blocks
+from holdfast.store.lines import read_blocks, scan
 from holdfast.store.records import ErrorRecord, Grade, Step, Timing, Usage, to_line
 from holdfast.store.run_lock import finish, join, worker_lease
 from holdfast.store.rundir import RunDir
@@ -39,6 +39,11 @@ from tests.support.breaking import (
 )
 from tests.support.running import Server, holdfast, lines, run_dir, start, wait_for, write_eval
 from tests.support.specs import output_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.store.lines import Line
 
 ROWS = 120
 CONCURRENCY = 4
@@ -517,6 +522,27 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(
     counts = ("tokens", "requests", "cost", "unpriced", "unmetered")
     assert [getattr(index.spent, name) for name in counts] == [getattr(whole.spent, name) for name in counts]
     assert whole.spent.tokens == (6 + 8) + 2 * (3 + 4), "the output, the call of the other trial, and the judge"
+
+
+@pytest.mark.parametrize(("most", "passes"), [(10_000, 1), (2, 2)])
+def test_journals_are_looked_at_again_only_if_they_had_too_many_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, passes: int
+) -> None:
+    journal = tmp_path / "workers" / "a" / "outputs.jsonl"
+    journal.parent.mkdir(parents=True)
+    reader = RunDir(tmp_path).read_index()
+    journal.write_bytes(b"".join(to_line(output_of("x", key=f"k{number}")) for number in range(3)))
+    scanned: list[Path] = []
+
+    def note_and_scan(path: Path, start: int = 0) -> Iterator[Line]:
+        scanned.append(path)
+        return scan(path, start)
+
+    monkeypatch.setattr("holdfast.store.tail.scan", note_and_scan)
+    monkeypatch.setattr("holdfast.store.tail._MOST", most)
+    Follower(RunDir(tmp_path), reader).refresh()
+    assert len(reader.index.outputs) == 3
+    assert scanned.count(journal) == passes
 
 
 def test_a_worker_joins_a_large_run_from_its_cached_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

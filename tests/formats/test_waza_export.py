@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.formats.waza.statistics import suite_statistics, task_stats
+from holdfast.formats.waza.statistics import SUITE_NUMBERS, suite_statistics, task_stats
 from tests.support.lab import Lab
 from tests.support.running import ROOT, Server, holdfast, run_dir, server
 from tests.support.waza import EVAL, tree
@@ -263,7 +263,7 @@ def test_the_numbers_are_those_of_wazas_own_example() -> None:
     suite = [stats(5), stats(4), stats(2)]
     assert suite[1]["pass_rate_ci"]["lower"] == pytest.approx(0.3755, abs=1e-4)
     assert suite[1]["pass_rate_ci"]["upper"] == pytest.approx(0.9638, abs=1e-4)
-    statistics = suite_statistics(suite, 1)
+    statistics = suite_statistics({name: [stats[name] for stats in suite] for name in SUITE_NUMBERS}, 1)
     assert statistics is not None
     assert statistics["pass_hat_k"] == pytest.approx([0.7333, 0.5667, 0.4667, 0.4, 0.3333], abs=1e-4)
     assert statistics["success_rate_ci"]["lower"] == pytest.approx(0.0615, abs=1e-4)

@@ -57,6 +57,22 @@ def test_blocks_between_any_offsets_hold_every_whole_line_once(
     assert seen == list(zip(offsets, content, strict=True))
 
 
+def test_lines_that_are_longer_than_a_block_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes((b"x" * 999 + b"\n") * 20)
+    monkeypatch.setattr(lines, "_BLOCK", 100)
+    pread, sizes = os.pread, []
+
+    def counting(fd: int, length: int, offset: int) -> bytes:
+        data = pread(fd, length, offset)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(os, "pread", counting)
+    assert sum(len(block.lines()) for block in read_blocks(path, 0, 1 << 40)) == 20
+    assert sum(sizes) <= 1.1 * path.stat().st_size
+
+
 def test_windows_cut_no_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_BLOCK", 7)
     monkeypatch.setattr(lines, "_FIRST_STEP", 2)

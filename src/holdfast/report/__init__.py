@@ -16,6 +16,7 @@
 `trial_facts` facts of a trial, written into its row of a table
 `trial_columns` the trials of a large run as columns, written with its report
 `metrics`  results.json and metrics.json
+`line_places` where the lines of each trial are in its journals
 `run_view` a run read back: rows × trials × verdicts
 `chat`     messages with their tool calls and the calls' results
 `checkpoints` verdicts on a trial: at its checkpoints and at its end

@@ -9,7 +9,6 @@ renamed, or whose threshold has moved, since it gave a verdict has here the stat
 
 from __future__ import annotations
 
-from array import array
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +23,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.graders.build import GraderPlace, grader_places, revise, threshold
 from holdfast.plan.changes import grader_alone
 from holdfast.plan.plan import Slot, Work, verdict_key
+from holdfast.report.line_places import LinePlaces
 from holdfast.report.verdicts import grading_rules, judge_output
 from holdfast.spec.load import eval_of_run
 from holdfast.store.index import (
@@ -41,7 +41,7 @@ from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, appl
 from holdfast.store.shared import lender_of, unwanted_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
+    from collections.abc import Container, Iterable, Iterator, MutableMapping
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
@@ -109,15 +109,6 @@ class RowRef(NamedTuple):
     """why its last attempt failed, of a trial without an output"""
 
 
-class _Records(NamedTuple):
-    """The journals of a run."""
-
-    outputs: Mapping[str, OutputRef]
-    verdicts: MutableMapping[str, VerdictRef]
-    grades: dict[str, Grade]
-    """by grade key, as are the verdicts"""
-
-
 class RunView:
     """Reads one run. Holds where its trials are, not what they contain."""
 
@@ -129,8 +120,8 @@ class RunView:
         self.manifest: Manifest = manifest
         self.missing_rows = 0
         """outputs whose row the dataset no longer has; counted while the trials are read"""
-        self._lines: dict[str, tuple[list[Path], dict[str, array[int]]]] | None = None
-        """by kind of journal: what `_all_lines` returns, once trials are read one after the other"""
+        self._lines: dict[str, LinePlaces] | None = None
+        """by kind of journal: where the lines of each trial are, once trials are read one after the other"""
 
     @cached_property
     def spec(self) -> Eval:
@@ -164,7 +155,7 @@ class RunView:
     @property
     def missing_outputs(self) -> int:
         """Number of outputs that `metrics.json` counts and the journals no longer hold."""
-        return 0 if self.metrics is None else max(0, self.metrics.outputs - len(self._records.outputs))
+        return 0 if self.metrics is None else max(0, self.metrics.outputs - len(self._index.outputs))
 
     @cached_property
     def script(self) -> Script:
@@ -183,24 +174,11 @@ class RunView:
         return Work.of_run(self.manifest, tuple(map(self._slot, self.places)))
 
     @cached_property
-    def _records(self) -> _Records:
+    def _index(self) -> Index:
+        """Outputs and verdicts of the run."""
         index = self.rundir.load(repair=False)
         self.work.drop_unfit(index)
-        journals = list(self.rundir.journals("grades"))
-        grades = (_read_grade(path, line.data) for path in journals for line in scan(path) if line.sound)
-        return self._with_grades(index.outputs, index.verdicts, grades)
-
-    def _with_grades(
-        self, outputs: Mapping[str, OutputRef], verdicts: MutableMapping[str, VerdictRef], recorded: Iterable[Grade]
-    ) -> _Records:
-        grades: dict[str, Grade] = {}
-        for grade in recorded:
-            earlier = grades.get(grade.grade_key)
-            if earlier is None or (earlier.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
-                grades[grade.grade_key] = grade
-        records = _Records(outputs, verdicts, grades)
-        self._add_earlier_keys(records)
-        return records
+        return index
 
     def trial(
         self, sample: str, number: int, *, line: LineRef | None = None, near: float = 0.0
@@ -219,8 +197,8 @@ class RunView:
         if key is not None:
             fields = {} if row is None or key not in keys else dict(row.fields)
             conditions = Conditions(self.spec)
-            records = self._records_of(key, outputs[key], conditions.panel_for(fields) if fields else None)
-            return self._trial(outputs[key], fields, conditions, records)
+            panel = conditions.panel_for(fields) if fields else None
+            return self._trial(outputs[key], fields, panel, *self._verdicts_of(key, outputs[key], panel))
         if row is None:
             return None
         attempts = {key: self.failed_attempts(key) for key in keys}
@@ -252,7 +230,9 @@ class RunView:
                     keep(LineRef(path, line.offset, len(line.data)), line.data)
         return {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
 
-    def _records_of(self, key: str, ref: OutputRef, panel: Panel | None) -> _Records:
+    def _verdicts_of(
+        self, key: str, ref: OutputRef, panel: Panel | None
+    ) -> tuple[MutableMapping[str, VerdictRef], list[Grade]]:
         """Read the verdicts on an output; with its panel only as many as there are, if none was given twice."""
         index, grades = Index(), list[Grade]()
         enough = panel is not None and not panel.reread and self.graded_once
@@ -265,8 +245,8 @@ class RunView:
                 keep_verdict(index, head)
                 grades.append(_read_grade(path, line.data))
                 if enough and panel is not None and not self.work.missing(key, ref, index.verdicts, panel):
-                    return self._with_grades({key: ref}, index.verdicts, grades)
-        return self._with_grades({key: ref}, index.verdicts, grades)
+                    return index.verdicts, grades
+        return index.verdicts, grades
 
     @cached_property
     def graded_once(self) -> bool:
@@ -298,13 +278,15 @@ class RunView:
         for row in self.rows():
             fields = {} if row.sample is None else dict(row.sample.fields)
             if row.ref is not None:
-                yield self._trial(row.ref, fields, conditions, self._records)
+                panel = conditions.panel_for(fields) if fields else None
+                grades = [_read_grade(line.path, line.read()) for line in self._lines_of("grades", row.key)]
+                yield self._trial(row.ref, fields, panel, self._index.verdicts, grades)
             elif row.sample is not None:
                 yield Pending(row.sample.id, row.trial, row.error, fields, row.key)
 
     def rows(self) -> Iterator[RowRef]:
         """Yield every trial unread: those of the dataset, as far as it can be read, then outputs without a row."""
-        outputs, errors = self._records.outputs, self._errors()
+        outputs, errors = self._index.outputs, self._errors()
         with_row = 0
         for sample, number, key in self._keyed_rows(outputs, errors):
             ref = outputs.get(key)
@@ -375,25 +357,16 @@ class RunView:
             ]
         if journal not in self._lines:
             self._lines[journal] = self._all_lines(journal)
-        files, places = self._lines[journal]
-        numbers = iter(places.get(key, ()))
-        return [LineRef(files[file], offset, length) for file, offset, length in zip(*[numbers] * 3, strict=True)]
+        return self._lines[journal].lines(key)
 
-    def _all_lines(self, journal: str) -> tuple[list[Path], dict[str, array[int]]]:
-        """Return the files of a journal, and by trial the file's number, the offset and the length of each line.
-
-        They are packed: long conversations have thousands of lines.
-        """
+    def _all_lines(self, journal: str) -> LinePlaces:
         files = list(self.rundir.journals(journal))
-        places: dict[str, array[int]] = {}
+        places = LinePlaces(files, self._index.outputs)
         for number, path in enumerate(files):
             for line in scan(path):
                 if line.sound:
-                    key = _keyed.decode(line.data).key
-                    if key not in places:
-                        places[key] = array("Q")
-                    places[key].extend((number, line.offset, len(line.data)))
-        return files, places
+                    places.add(_keyed.decode(line.data).key, number, line.offset, len(line.data))
+        return places
 
     def _slot(self, place: GraderPlace) -> Slot:
         fingerprint = self.manifest.fingerprints.graders.get(place.name, "")
@@ -411,12 +384,6 @@ class RunView:
             place.votes,
             place.combine,
         )
-
-    def _add_earlier_keys(self, records: _Records) -> None:
-        for key, ref in records.outputs.items() if any(slot.measures for slot in self.work.slots) else ():
-            for new, old in self._earlier_keys(key, ref, records.grades):
-                records.verdicts.setdefault(new, records.verdicts[old])
-                records.grades.setdefault(new, records.grades[old])
 
     def _earlier_keys(self, key: str, ref: OutputRef, recorded: Container[str]) -> Iterator[tuple[str, str]]:
         """Yield the present and the recorded key of verdicts on tokens and time that earlier versions recorded.
@@ -441,7 +408,7 @@ class RunView:
         `row_panel` are the graders that look at its row by their conditions; None if the row is gone.
         """
         if verdicts is None:
-            verdicts = self._records.verdicts
+            verdicts = self._index.verdicts
         for new, old in list(self._earlier_keys(key, ref, verdicts)):
             verdicts.setdefault(new, verdicts[old])
         panel = self._panel(ref, key, verdicts, row_panel)
@@ -482,10 +449,22 @@ class RunView:
                         errors[error.key] = _cause(error)
         return errors
 
-    def _trial(self, ref: OutputRef, fields: dict[str, Any], conditions: Conditions, records: _Records) -> GradedTrial:
+    def _trial(
+        self,
+        ref: OutputRef,
+        fields: dict[str, Any],
+        row_panel: Panel | None,
+        verdicts: MutableMapping[str, VerdictRef],
+        lines: Iterable[Grade],
+    ) -> GradedTrial:
+        """Join an output with its verdicts, and with what the lines of the journal say of them."""
         output = read_output(ref)
-        recorded = records.verdicts
-        panel, judged = self.judge(output.key, ref, conditions.panel_for(fields) if fields else None, recorded)
+        panel, judged = self.judge(output.key, ref, row_panel, verdicts)
+        recorded: dict[str, Grade] = {}
+        for grade in sorted(lines, key=lambda grade: grade.time or 0.0):  # the latest counts, as in the index
+            recorded[grade.grade_key] = grade
+        for new, old in list(self._earlier_keys(output.key, ref, recorded)):
+            recorded.setdefault(new, recorded[old])
         grades: dict[int, Grade] = {}
         for number, verdict in judged.verdicts.items():
             if verdict is not None and verdict.recorded is not None:
@@ -493,9 +472,9 @@ class RunView:
                 if place.votes:
                     grade = _combined([grades[vote] for vote in place.votes if vote in grades], verdict.score)
                 else:
-                    key = verdict_key(self.work.grade_keys(output.key, ref, number, panel), recorded)
+                    key = verdict_key(self.work.grade_keys(output.key, ref, number, panel), verdicts)
                     assert key is not None
-                    grade = records.grades[key]
+                    grade = recorded[key]
                 grades[number] = msgspec.structs.replace(
                     grade, grader=place.name, status=verdict.status, weight=place.block.weight
                 )

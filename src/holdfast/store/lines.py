@@ -109,26 +109,31 @@ def read_blocks(path: Path, start: int, stop: int) -> Iterator[LineBlock]:
     try:
         if (end := end_of(path)) is not None:
             stop = min(stop, end)
-        offset, size = max(0, start - 1), _BLOCK  # a line begins at `start` only if a newline is before it
+        offset = max(0, start - 1)  # a line begins at `start` only if a newline is before it
         skip = start > 0
-        while offset < stop and (data := os.pread(fd, size, offset)):
+        while offset < stop and (data := _read_block(fd, offset)):
             ends, place = [], data.find(b"\n")
             while place >= 0:
                 ends.append(place)
                 place = data.find(b"\n", place + 1)
             if not ends:
-                if len(data) < size:
-                    return  # the last line is not finished
-                size *= 2  # a line that is longer than a block
-                continue
+                return  # the last line is not finished
             starts = [0, *[end + 1 for end in ends[:-1]]]
             count = bisect_left(starts, stop - offset)
             block = LineBlock(offset, data, starts[skip:count], ends[skip:count])
             if block.starts:
                 yield block
-            offset, size, skip = offset + ends[-1] + 1, _BLOCK, False
+            offset, skip = offset + ends[-1] + 1, False
     finally:
         os.close(fd)
+
+
+def _read_block(fd: int, offset: int) -> bytes:
+    """Read a block, or as many as it takes to come to the end of a line."""
+    pieces = [os.pread(fd, _BLOCK, offset)]
+    while len(pieces[-1]) == _BLOCK and b"\n" not in pieces[-1]:
+        pieces.append(os.pread(fd, _BLOCK, offset + len(pieces) * _BLOCK))
+    return b"".join(pieces)
 
 
 def scan(path: Path, start: int = 0) -> Iterator[Line]:

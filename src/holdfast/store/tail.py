@@ -82,9 +82,11 @@ class Follower:
 
     def follow(self) -> Iterator[News]:
         """Add new lines to the index, and yield them, not all at once."""
-        while news := self.read():
+        news = self.read()
+        while news:
             self.apply(news)
             yield news
+            news = self.read() if len(news) == _MOST else []  # else this was all: looking again takes as long
 
     def refresh(self) -> None:
         """Read new lines and add them to the index."""

@@ -6,7 +6,10 @@ Row `id`s are the samples'; with several trials `<id>_rep<k>`, k from 0. `calls`
 
 from __future__ import annotations
 
-from contextlib import suppress
+import shutil
+from array import array
+from contextlib import ExitStack, suppress
+from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,12 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from holdfast.report.run_view import GradedTrial, RunView
-    from holdfast.store.records import Output, Step
+    from holdfast.report.run_view import RunView
+    from holdfast.store.records import Grade, Output, Step
 
 DEFAULT_STEPS: Final = ("LLM_END", "TOOL_END")
 _WORKFLOW: Final = "workflow_output.json"
 _LINES: Final = "workflow_output.jsonl"
+
+_IN_MEMORY: Final = 1 << 20
+"""bytes of verdicts from which on they are in a temporary file"""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -122,27 +128,22 @@ def write_nat(view: RunView, folder: Path, steps: Iterable[str] = DEFAULT_STEPS,
     make_directory(folder)
     target, trials, step_types = view.spec.target, view.manifest.trials, frozenset(steps)
     model = target.model if isinstance(target, ModelTarget) else None
-    names = view.graders
-    verdicts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    written = [folder / _WORKFLOW]
-    with replacing(written[0]) as file:
-        separator = b"[\n"
-        for trial in view.trials():
-            recorded = view.steps(trial.output.key)
-            row = workflow_row(trial.fields, trial.output, recorded, model, trials, step_types)
-            file.write(separator + _encode(row))
-            separator = b",\n"
-            _note(trial, row["id"], verdicts)
-        file.write(b"\n]\n" if separator != b"[\n" else b"[]\n")
-    finished = view.metrics is not None
-    for name, file_name in grader_files(names).items():
-        items = verdicts[name]
-        scores = [item["score"] for item in items if item["score"] is not None]
-        mean = sum(scores) / len(scores) if scores and finished else None
-        path = folder / file_name
-        with replacing(path) as file:
-            file.write(msgspec.json.format(_encode({"average_score": mean, "eval_output_items": items}), indent=2))
-        written.append(path)
+    files = grader_files(view.graders)
+    written = [folder / _WORKFLOW, *[folder / name for name in files.values()]]
+    with ExitStack() as stack:
+        verdicts = {name: stack.enter_context(_Verdicts()) for name in files}
+        with replacing(written[0]) as file:
+            separator = b"[\n"
+            for trial in view.trials():
+                recorded = view.steps(trial.output.key)
+                row = workflow_row(trial.fields, trial.output, recorded, model, trials, step_types)
+                file.write(separator + _encode(row))
+                separator = b",\n"
+                for grade in trial.grades:
+                    verdicts[grade.grader].add(row["id"], grade)
+            file.write(b"\n]\n" if separator != b"[\n" else b"[]\n")
+        for name, file_name in files.items():
+            verdicts[name].write(folder / file_name, finished=view.metrics is not None)
     if lines:
         written.append(folder / _LINES)
         with replacing(written[-1]) as file:
@@ -153,13 +154,36 @@ def write_nat(view: RunView, folder: Path, steps: Iterable[str] = DEFAULT_STEPS,
     return written
 
 
-def _note(trial: GradedTrial, row_id: str, verdicts: dict[str, list[dict[str, Any]]]) -> None:
-    for grade in trial.grades:
-        failed = grade.status == "error"
+class _Verdicts:
+    """The verdicts of a grader: in a temporary file until their mean is known, with which NAT's file begins."""
+
+    def __init__(self) -> None:
+        self._items = SpooledTemporaryFile(_IN_MEMORY)
+        self._scores = array("d")
+
+    def __enter__(self) -> _Verdicts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._items.close()
+
+    def add(self, row_id: str, grade: Grade) -> None:
         item = {
             "id": row_id,
             "score": grade.score,
             "reasoning": {"feedback": grade.feedback, "details": grade.details},
-            "error": grade.feedback if failed else None,
+            "error": grade.feedback if grade.status == "error" else None,
         }
-        verdicts.setdefault(grade.grader, []).append(item)
+        separator = b",\n    " if self._items.tell() else b"\n    "
+        self._items.write(separator + msgspec.json.format(_encode(item), indent=2).replace(b"\n", b"\n    "))
+        if grade.score is not None:
+            self._scores.append(grade.score)
+
+    def write(self, path: Path, *, finished: bool) -> None:
+        mean = sum(self._scores) / len(self._scores) if self._scores and finished else None
+        end = b"\n  ]\n}" if self._items.tell() else b"]\n}"
+        self._items.seek(0)
+        with replacing(path) as file:
+            file.write(b'{\n  "average_score": %b,\n  "eval_output_items": [' % _encode(mean))
+            shutil.copyfileobj(self._items, file)
+            file.write(end)

@@ -7,14 +7,16 @@ is `skipped`. A checkpoint that was never reached is listed as `skipped`, where 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from array import array
+from collections import Counter, defaultdict
 from itertools import groupby
+from operator import mul
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import UnsetType
 
-from holdfast.formats.waza.statistics import deviation, mean, suite_statistics, task_stats
+from holdfast.formats.waza.statistics import SUITE_NUMBERS, deviation, mean, suite_statistics, task_stats
 from holdfast.formats.waza.triggers import SHOULD
 from holdfast.graders.build import grader_places
 from holdfast.report.run_view import GradedTrial
@@ -62,10 +64,12 @@ class _Whole:
         self._kind = self._spec.target.kind
         target = view.manifest.target
         self._model = str(self._about.get("model") or target) if self._kind == "mock" else target
-        self._stats: list[dict[str, Any]] = []
-        self._statuses: list[str] = []
+        self._stats: dict[str, array[Any]] = {name: array(kind, ()) for name, kind in SUITE_NUMBERS.items()}
+        self._statuses: Counter[str] = Counter()
         self._groups: dict[str, list[tuple[str, float]]] = defaultdict(list)
-        self._usages: list[dict[str, Any] | None] = []
+        self._usage: Counter[str] = Counter()
+        self._unmetered = 0
+        """runs that do not report their tokens"""
         self._triggers: list[tuple[float, bool]] = []
 
     def head(self) -> dict[str, Any]:
@@ -115,9 +119,12 @@ class _Whole:
         runs = [self._run(trial) if isinstance(trial, GradedTrial) else _pending(trial) for trial in trials]
         row = next((trial.fields for trial in trials if isinstance(trial, GradedTrial)), {})
         stats, status = task_stats(runs), _overall([run["status"] for run in runs])
-        self._stats.append(stats)
-        self._statuses.append(status)
-        self._usages += [run.get("usage") for run in runs if "usage" in run or run["final_output"]]
+        for name, numbers in self._stats.items():
+            numbers.append(stats[name])
+        self._statuses[status] += 1
+        for run in runs:
+            self._usage.update(run.get("usage", {}))
+            self._unmetered += "usage" not in run and bool(run["final_output"])
         group = self._model if self._about.get("group_by") == "model" else row.get("group")
         if group is not None:
             self._groups[str(group)].append((status, stats["avg_score"]))
@@ -230,9 +237,8 @@ class _Whole:
         return {"trigger_accuracy": {**measure, "weight": 1.0}}
 
     def _summary(self) -> dict[str, Any]:
-        count = {status: self._statuses.count(status) for status in ("passed", "failed", "skipped")}
-        total = len(self._statuses)
-        scores = [stats["avg_score"] for stats in self._stats]
+        count, total, tasks = self._statuses, self._statuses.total(), self._stats
+        scores = tasks["avg_score"]
         groups = [
             {
                 "name": name,
@@ -242,8 +248,8 @@ class _Whole:
             }
             for name, verdicts in sorted(self._groups.items())
         ]
-        usage = _added(self._usages)
-        statistics = suite_statistics(self._stats, count["passed"])
+        usage = dict(self._usage) if not self._unmetered else {}
+        statistics = suite_statistics(tasks, count["passed"])
         return {
             "total_tests": total,
             "succeeded": count["passed"],
@@ -252,11 +258,11 @@ class _Whole:
             "skipped": count["skipped"],
             "success_rate": count["passed"] / total if total else 0.0,
             "aggregate_score": mean(scores) or 0.0,
-            "weighted_score": mean([stats["avg_weighted_score"] for stats in self._stats]) or 0.0,
+            "weighted_score": mean(tasks["avg_weighted_score"]) or 0.0,
             "min_score": min(scores, default=0.0),
             "max_score": max(scores, default=0.0),
             "std_dev": deviation(scores),
-            "duration_ms": sum(stats["avg_duration_ms"] * stats["total_runs"] for stats in self._stats),
+            "duration_ms": sum(map(mul, tasks["avg_duration_ms"], tasks["total_runs"])),
             **({"groups": groups} if groups else {}),
             **({"usage": usage} if usage else {}),
             **({"statistics": statistics} if statistics else {}),
@@ -403,13 +409,6 @@ def _usage(usage: Usage, turns: int) -> dict[str, Any] | None:
         "cache_write_tokens": 0,
         "premium_requests": 0,
     }
-
-
-def _added(usages: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    metered = [usage for usage in usages if usage is not None]
-    if not metered or len(metered) < len(usages):
-        return None
-    return {key: sum(usage[key] for usage in metered) for key in metered[0]}
 
 
 def _milliseconds(seconds: float) -> int:

@@ -8,16 +8,27 @@ from __future__ import annotations
 import math
 import random
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.report.stats import wilson
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _RESAMPLES: Final = 10_000
 _DRAWS: Final = 20_000_000
 """of all resamples together; many scores are resampled less often, and the result says how often"""
+SUITE_NUMBERS: Final = {
+    "total_runs": "q",
+    "passed_runs": "q",
+    "failed_runs": "q",
+    "error_runs": "q",
+    "avg_duration_ms": "q",
+    "avg_score": "d",
+    "avg_weighted_score": "d",
+}
+"""fields of a task's `stats` from which the numbers of all tasks are computed, with their types in an array"""
 
 
 def task_stats(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -53,16 +64,19 @@ def task_stats(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def suite_statistics(tasks: Sequence[dict[str, Any]], succeeded: int) -> dict[str, Any] | None:
-    """Return the `statistics` of all tasks; None where waza has none: for one task, or one trial of each."""
-    trials = min((stats["total_runs"] for stats in tasks), default=0)
-    graded = [stats for stats in tasks if stats["passed_runs"] + stats["failed_runs"] + stats["error_runs"]]
-    if len(tasks) < 2 or trials < 2 or len(graded) < len(tasks):
+def suite_statistics(tasks: Mapping[str, Sequence[Any]], succeeded: int) -> dict[str, Any] | None:
+    """Return the `statistics` of all tasks; None where waza has none: for one task, or one trial of each.
+
+    `tasks` has the number of each task for each field in `SUITE_NUMBERS`.
+    """
+    totals, passed = tasks["total_runs"], tasks["passed_runs"]
+    graded = map(any, zip(passed, tasks["failed_runs"], tasks["error_runs"], strict=True))
+    if len(totals) < 2 or min(totals) < 2 or not all(graded):
         return None
     return {
-        "bootstrap_ci": _bootstrap(tuple(stats["avg_score"] for stats in tasks)),
-        "success_rate_ci": _proportion(succeeded, len(tasks)),
-        "pass_hat_k": [mean([_pass_hat(stats, k) for stats in tasks]) for k in range(1, trials + 1)],
+        "bootstrap_ci": _bootstrap(tuple(tasks["avg_score"])),
+        "success_rate_ci": _proportion(succeeded, len(totals)),
+        "pass_hat_k": [mean(list(map(_pass_hat, passed, totals, repeat(k)))) for k in range(1, min(totals) + 1)],
     }
 
 
@@ -77,9 +91,9 @@ def deviation(values: Sequence[float]) -> float:
     return 0.0 if average is None else math.sqrt(math.fsum((value - average) ** 2 for value in values) / len(values))
 
 
-def _pass_hat(stats: dict[str, Any], k: int) -> float:
+def _pass_hat(passed: int, total: int, k: int) -> float:
     """Estimate the probability that `k` more trials of a task all pass."""
-    return math.comb(stats["passed_runs"], k) / math.comb(stats["total_runs"], k)
+    return math.comb(passed, k) / math.comb(total, k)
 
 
 def _proportion(successes: int, count: int) -> dict[str, Any]:
