@@ -18,7 +18,7 @@ from holdfast.graders.types import message_text
 from holdfast.report.pairwise import Pair
 from holdfast.report.run_view import RunView
 from holdfast.spec.document import Document
-from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.judge_schema import PromptGrader
 from holdfast.spec.load import build_eval
 from holdfast.spec.load_graders import with_rubric
 from holdfast.spec.schema import SCHEMA_VERSION

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from holdfast.errors import AttemptError
 from holdfast.functions.loading import module_source
 from holdfast.graders.votes import Votes
-from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.origin import Origin
 from holdfast.spec.template import RENDER_ERRORS, expression
@@ -39,7 +39,7 @@ class GraderPlace(NamedTuple):
     @property
     def combine(self) -> Combine:
         """How it combines the verdicts of others."""
-        return self.block.combine if isinstance(self.block, PromptGrader) else "mean"
+        return self.block.combine if is_judge(self.block) else "mean"
 
 
 def place_name(grader: str, turn: int | None) -> str:

@@ -15,7 +15,7 @@ from holdfast.graders.replies import SHARE, Unreadable, boundary, read_checks, r
 from holdfast.graders.text import render_text
 from holdfast.graders.tool_calls import calls_in_messages
 from holdfast.graders.types import Verdict, WaitingGrader, message_text
-from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.judge_schema import PromptGrader
 from holdfast.spec.load_graders import with_judges, with_rubric
 from holdfast.spec.providers import identity_of_model
 from holdfast.targets.prices import Prices

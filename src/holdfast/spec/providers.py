@@ -15,8 +15,9 @@ from holdfast.spec.schema import urls_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.spec.grader_schema import PromptGrader
-    from holdfast.spec.schema import Api, ResponderBlock
+    from holdfast.spec.conversation_schema import ResponderBlock
+    from holdfast.spec.judge_schema import PromptGrader
+    from holdfast.spec.schema import Api
 
 Access = Literal["key", "azure", "aws", "gcp"]
 """how requests are authenticated: a key in the API's own header, or in Azure's; AWS's signatures; Google's tokens"""
