@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from holdfast.engine.session import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.graders.expected import render_text
 from holdfast.graders.judge_model import JudgeModel, JudgeSession
 from holdfast.graders.replies import Unreadable, boundary, read_choice
-from holdfast.graders.text import render_text
 from holdfast.graders.types import message_text
 from holdfast.report.pairwise import Pair
 from holdfast.report.run_view import RunView

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from holdfast.errors import AttemptError
-from holdfast.functions.loading import module_source
 from holdfast.graders.votes import Votes
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.load_graders import GRADERS
@@ -80,6 +79,8 @@ def grader_identity(place: GraderPlace, spec: Eval) -> dict[str, Any]:
     if kind.revision:
         identity = {**identity, "revision": kind.revision}
     if not GRADERS.is_builtin(place.block.type):
+        from holdfast.functions.loading import module_source
+
         identity = {**identity, "source": module_source(kind.__module__, spec.folder)}
     return identity
 

@@ -21,7 +21,10 @@
 `export_schema`  the schemas of exports
 `target_schema`  the schemas of models and HTTP targets
 `code_target_schema` schemas of targets that are functions, programs and installed agents
-`grader_schema`  the base schema of graders, and the schemas of those that grade text
+`grader_schema`  the base schemas of graders
+`text_grader_schema` schemas of graders that compare texts
+`number_grader_schema` the schema of the grader of numbers
+`likelihood_grader_schema` the schema of the grader of likelihoods
 `judge_schema`   the schema of judges
 `content_grader_schema` schemas of graders that take an answer as more than its words
 `benchmark_grader_schema` schemas of graders of benchmarks

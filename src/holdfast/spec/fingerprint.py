@@ -244,20 +244,6 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def file_inside(folder: Path, name: str, where: str) -> bytes:
-    """Return the content of a file of the eval's folder; `where` is the place in the eval file, for messages."""
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError([Problem(where, f"{name} is outside the eval file's folder")])
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            [Problem(where, f"{path} cannot be read: {error.strerror or error}")],
-            remedy="Paths are relative to the eval file's folder.",
-        ) from error
-
-
 def check_program(
     word: str, folder: Path, where: str, *, by_name: bool = True, path_variable: str | None = None
 ) -> None:

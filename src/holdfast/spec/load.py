@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
-from holdfast.spec.grader_schema import LikelihoodGrader, is_judge
+from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.legacy import check_spellings, eval_version
 from holdfast.spec.load_exports import read_export, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
@@ -148,8 +148,9 @@ class Eval(msgspec.Struct, frozen=True):
         if isinstance(self.target, ModelTarget) and self.target.params_from is not None:
             yield ("target", "params_from"), self.target.params_from
         for location, grader in self.placed_graders():
-            if isinstance(grader, LikelihoodGrader) and grader.choices is not None:
-                yield (*location, "choices"), grader.choices
+            for name in grader.expressions:
+                if (formula := getattr(grader, name)) is not None:
+                    yield (*location, name), formula
 
     def models(self) -> list[str]:
         """Return the models of the target, the judges and the simulated user."""

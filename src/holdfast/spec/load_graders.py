@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.fingerprint import file_inside
 from holdfast.spec.grader_schema import TAKEN_NAMES, GraderBlock
+from holdfast.spec.origin import file_inside
 from holdfast.spec.plugins import Registry
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import is_embedded
@@ -26,7 +26,7 @@ GRADERS = Registry(
         "exact": "holdfast.graders.text:Exact",
         "text": "holdfast.graders.text:Text",
         "choice": "holdfast.graders.text:Choice",
-        "number": "holdfast.graders.text:Number",
+        "number": "holdfast.graders.number:Number",
         "likelihood": "holdfast.graders.likelihood:Likelihood",
         "lm_eval": "holdfast.graders.lm_eval:LmEval",
         "extract": "holdfast.graders.extract:Extract",
