@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
 
 from holdfast.errors import AttemptError
 from holdfast.graders.votes import Votes
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 
-class GraderPlace(NamedTuple):
+class GraderPlace(msgspec.Struct, frozen=True):
     """A grader of an eval: after a turn, or at the end."""
 
     name: str
