@@ -38,7 +38,7 @@ REGISTRIES = {
 _GRADE_TOOLS = {"set_waza_grade_pass", "set_waza_grade_fail"}
 FOREIGN = {
     "spec/schema.py": {"nat"},
-    "spec/grader_schema.py": _GRADE_TOOLS,
+    "spec/judge_schema.py": _GRADE_TOOLS,
     "graders/judge.py": _GRADE_TOOLS,
     "graders/sandbox.py": {"WAZA_WORKSPACE_DIR"},
 }

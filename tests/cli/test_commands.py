@@ -212,6 +212,37 @@ class TestItself:
         assert imported & (later | unused) == set()
         assert [path for path in opened if path.endswith("entry_points.txt")] == []  # of all installed packages
 
+    def test_the_first_request_is_made_without_what_other_evals_need(self, tmp_path: Path, mock: Any) -> None:
+        write_spec(tmp_path, target={"model": "m", "base_url": mock.base_url}, graders=[{"type": "number"}])
+        script = (
+            "import sys\n"
+            "from holdfast.cli.main import main\n"
+            "from holdfast.targets.connections import Connections\n"
+            "make_request = Connections.request\n"
+            "def note_modules(*arguments, **options):\n"
+            "    open('modules.txt', 'w').write('\\n'.join(sys.modules))\n"
+            "    Connections.request = make_request\n"
+            "    return make_request(*arguments, **options)\n"
+            "Connections.request = note_modules\n"
+            "sys.argv = ['holdfast', 'eval', 'eval.yaml', '--display', 'none']\n"
+            "main()\n"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, env=environment())
+        imported = set((tmp_path / "modules.txt").read_text().splitlines())
+        assert {"holdfast.graders.number", "holdfast.spec.number_grader_schema", "pydantic", "uvloop"} <= imported
+        schemas = {name for name in imported if name.startswith("holdfast.spec.") and name.endswith("schema")}
+        assert {name.rpartition(".")[2] for name in schemas} == {
+            "schema",
+            "target_schema",
+            "grader_schema",
+            "number_grader_schema",
+        }
+        packages = {name.rpartition(".")[0] for name in imported}
+        assert packages & {"holdfast.benchmarks", "holdfast.functions", "holdfast.pages", "holdfast.report"} == set()
+        unused = {"holdfast.conversation.simulated_user", "holdfast.graders.likelihood", "holdfast.spec.fingerprint"}
+        unused |= {"click.shell_completion", "csv", "json", "lzma", "rich", "shutil"}
+        assert imported & unused == set()
+
     @pytest.mark.parametrize("words", [["--help"], ["-h"]])
     def test_help_lists_every_verb(self, type_in: Any, words: Any) -> None:
         ended = type_in(*words)

@@ -13,7 +13,7 @@ import pytest
 from holdfast import evaluate
 from holdfast.graders.build import build_graders
 from holdfast.plan.identity import identify
-from holdfast.spec.target_schema import ScriptedTool
+from holdfast.spec.agent_schema import ScriptedTool
 from holdfast.targets.scripted import scripted_tool
 from holdfast.targets.tools import ToolContext
 from tests.support.breaking import kept

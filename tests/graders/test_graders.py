@@ -15,8 +15,8 @@ from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders, threshold
 from holdfast.graders.python import as_verdict
 from holdfast.graders.text import Choice
-from holdfast.spec.grader_schema import ChoiceGrader
 from holdfast.spec.numbers import _NUMBER, numbers_in
+from holdfast.spec.text_grader_schema import ChoiceGrader
 from tests.support.running import lines, server
 from tests.support.specs import ROWS, grade, load
 

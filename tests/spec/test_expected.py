@@ -142,7 +142,7 @@ def evaluate(folder: Path, rows: Any = ROWS, **keys: Any) -> Any:
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare and name grades as before lists had a meaning."""
     monkeypatch.setattr("holdfast.spec.grader_schema.GraderBlock.reads_as_before", lambda *_: True)
-    monkeypatch.setattr("holdfast.graders.text.alternatives", lambda _, fields, **__: [str(fields["expected"])])
+    monkeypatch.setattr("holdfast.graders.expected.alternatives", lambda _, fields, **__: [str(fields["expected"])])
 
 
 class TestEarlierVerdicts:

@@ -14,8 +14,8 @@ import pytest
 import holdfast
 from holdfast.dialects.types import TokenCounts
 from holdfast.errors import ConfigError, UsageError
+from holdfast.spec.model_schema import Price
 from holdfast.spec.providers import PROVIDERS
-from holdfast.spec.schema import Price
 from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices
 from tests.support.running import environment, lines, server, wait_for

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from click.shell_completion import CompletionItem
-
 if TYPE_CHECKING:
     import click
-
+    from click.shell_completion import CompletionItem
 
 _OFFERED: Final = 500
 """samples that are offered at once"""
@@ -17,11 +15,15 @@ _OFFERED: Final = 500
 
 def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Leave paths to the shell, which knows best."""
+    from click.shell_completion import CompletionItem
+
     return [CompletionItem(incomplete, type="file")]
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the ids of runs, with eval and target as help; where none fits, paths."""
+    from click.shell_completion import CompletionItem
+
     from holdfast.cli.runs import runs_directory
     from holdfast.store.catalog import find_runs
 
@@ -33,7 +35,7 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return items or complete_files(ctx, param, incomplete)
 
 
-def complete_samples(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_samples(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Offer the ids of the samples of the run that was named before."""
     from itertools import islice
 
@@ -46,12 +48,12 @@ def complete_samples(ctx: click.Context, param: click.Parameter, incomplete: str
     try:
         view = RunView(RunDir(find_run(ctx.params.get("run") or "", runs_directory(ctx.params.get("runs_dir")))))
         matches = (sample for sample in sample_ids(view) if sample.startswith(incomplete))
-        return [CompletionItem(sample) for sample in islice(matches, _OFFERED)]
+        return list(islice(matches, _OFFERED))
     except (HoldfastError, OSError):
         return []  # there is no such run, which the command itself will say
 
 
-def complete_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Offer the profiles of the nearest env.toml."""
     import tomllib
 
@@ -63,5 +65,5 @@ def complete_profiles(ctx: click.Context, param: click.Parameter, incomplete: st
         except (OSError, ValueError):
             return []
         names = [name for name, table in tables.items() if isinstance(table, dict) and name != "wandb"]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return [name for name in names if name.startswith(incomplete)]
     return []

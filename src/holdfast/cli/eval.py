@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from holdfast.benchmarks.progress import notes_to
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import export_results, run_and_report, run_locally
 from holdfast.cli.env_file import env_file_options, load_env_file
@@ -189,8 +187,11 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
             "--fresh and --retry-failed exclude each other: a fresh run has no errors to retry",
             remedy="Use one of them.",
         )
-    notes = notes_to(make_display("json").notice) if flags.display == "json" else nullcontext()
-    with notes:
+    if flags.display != "json":
+        return _eval(arguments, flags)
+    from holdfast.benchmarks.progress import notes_to
+
+    with notes_to(make_display("json").notice):
         return _eval(arguments, flags)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from click.shell_completion import CompletionItem
 from msgspec.structs import replace
 
 from holdfast.cli.runs import command_line, runs_directory
@@ -18,6 +17,8 @@ from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from click.shell_completion import CompletionItem
 
     from holdfast.engine.options import Options
     from holdfast.spec.overrides import Override
@@ -63,6 +64,8 @@ class ExporterName(click.ParamType[str]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Offer all exporters."""
+        from click.shell_completion import CompletionItem
+
         from holdfast.spec.load_exports import EXPORTERS
 
         names = (*EXPORTERS, *EXPORTERS.plugins)

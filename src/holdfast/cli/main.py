@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import shutil
 import signal
 import sys
 from importlib import import_module
@@ -44,10 +43,6 @@ _SYNONYMS: Final = {"evaluate": "eval"}
 """names of verbs in other launchers, which help does not list"""
 
 
-def _help_width() -> int:
-    return min(120, shutil.get_terminal_size().columns)
-
-
 class _Verbs(click.Group):
     """Imports a verb's module only when it is used, so that starting stays fast."""
 
@@ -79,7 +74,7 @@ class _Verbs(click.Group):
             raise
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _help_width()})
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="holdfast %(version)s")
 def holdfast() -> None:
     """Evaluate language models and agents, and never lose ground.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import re
 from array import array
@@ -407,6 +406,8 @@ class Dataset:
 
     def _rows_naming(self, name: str, near: float) -> Iterator[tuple[str, Row]]:
         """Yield rows that may have an id, from files of JSON lines as most programs write them."""
+        import json  # which no run needs
+
         assert self._block is not None
         field = encode(self._block.id or "id")
         numbers = [field + separator + name.encode() for separator in (b": ", b":")] if name.isdecimal() else []

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import DataError
-from holdfast.spec.schema import FILE_KINDS, PartBlock
+from holdfast.spec.schema import FILE_KINDS
 from holdfast.spec.template import RENDER_ERRORS, Template, expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from holdfast.spec.conversation_schema import PartBlock
     from holdfast.spec.load import Eval
 
     Message = dict[str, Any]

@@ -5,10 +5,8 @@ Every reader yields `(where, row)`, `where` being `file:line` for messages.
 
 from __future__ import annotations
 
-import csv
 import glob
 import io
-import json
 import re
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from holdfast.data.media import data_url
 from holdfast.errors import DataError
 
 if TYPE_CHECKING:
+    import csv
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Row = dict[str, Any]
@@ -34,8 +33,6 @@ _FORMATS = {
     ".tsv": "csv",
     ".parquet": "parquet",
 }
-
-csv.field_size_limit(1 << 30)
 
 
 def find_files(patterns: list[str], folder: Path, where: str) -> list[Path]:
@@ -137,10 +134,10 @@ def read_rows(path: Path, layout: Layout, start: LineStart | None = None) -> Ite
         raise DataError(str(path), f"cannot be read: {error}", remedy="Check dataset.encoding.") from error
     except FileNotFoundError:
         raise DataError(str(path), "no such file") from None
-    except (OSError, EOFError, ValueError, RecursionError, csv.Error) as error:
+    except (OSError, EOFError, ValueError, RecursionError) as error:
         raise DataError(str(path), f"cannot be read: {error}") from error
-    except Exception as error:  # zlib, lzma, zstandard and pyarrow each raise a root class of their own
-        if type(error).__module__.partition(".")[0] in ("zlib", "lzma", "zstandard", "_lzma", "pyarrow"):
+    except Exception as error:  # csv, zlib, lzma, zstandard and pyarrow each raise a root class of their own
+        if type(error).__module__.partition(".")[0] in ("_csv", "zlib", "lzma", "zstandard", "_lzma", "pyarrow"):
             raise DataError(str(path), f"cannot be read: {error}") from error
         raise
 
@@ -283,6 +280,9 @@ def _not_decodable(where: str, layout: Layout, error: UnicodeDecodeError) -> Dat
 
 
 def _csv(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
+    import csv  # which most datasets do not need
+
+    csv.field_size_limit(1 << 30)
     delimiter = layout.delimiter or ("\t" if ".tsv" in map(str.lower, path.suffixes) else ",")
     encoding = "utf-8-sig" if layout.is_utf8 else layout.encoding
     with _open(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
@@ -290,10 +290,11 @@ def _csv(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
         names = reader.fieldnames or []
         guess = next((mark for mark in ";\t|" if mark in names[0]), None) if len(names) == 1 else None
         if layout.delimiter is None and guess is not None:
+            quoted = msgspec.json.encode(guess).decode()
             raise DataError(
                 f"{path}:1",
                 f"the header is one column, {names[0]!r}: its values seem to be separated by {guess!r}",
-                remedy=f"Add to the eval file:  dataset: {{path: {path.name}, delimiter: {json.dumps(guess)}}}",
+                remedy=f"Add to the eval file:  dataset: {{path: {path.name}, delimiter: {quoted}}}",
             )
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DataError(f"{path}:1", f"the header names a column twice: {', '.join(map(repr, twice))}")

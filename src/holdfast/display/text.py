@@ -106,7 +106,7 @@ class Events(Display):
 
     def cell(self, cell: SuiteCell) -> None:
         """Emit the place of the next run in the suite."""
-        self._emit("cell", schemaVersion=SCHEMA_VERSION, **cell._asdict())
+        self._emit("cell", schemaVersion=SCHEMA_VERSION, **msgspec.structs.asdict(cell))
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """Emit the plan."""

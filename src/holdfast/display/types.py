@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Result(Struct, frozen=True):
     """trials that are not finished: `to_run` and `to_grade`"""
 
 
-class SuiteCell(NamedTuple):
+class SuiteCell(msgspec.Struct, frozen=True):
     """The place of a run in a suite."""
 
     number: int

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.graders.build import grader_places
-from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.batches import BatchStore, waiting_batches
@@ -72,7 +72,7 @@ def _models(spec: Eval, places: Collection[str]) -> Iterator[tuple[str, Model]]:
         yield "target", Model(spec.target, Prices(spec.target.model, spec.prices), where="target")
     for place in grader_places(spec):
         block = place.block
-        if block.name in places and isinstance(block, PromptGrader) and isinstance(block.model, str):
+        if block.name in places and is_judge(block) and isinstance(block.model, str):
             yield block.name, Model.of(block, Prices(block.model, spec.prices), f"graders.{block.name}")
 
 

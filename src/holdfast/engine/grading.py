@@ -21,7 +21,7 @@ from holdfast.graders.build import refuse_unsure
 from holdfast.graders.slow_checks import SlowChecks
 from holdfast.plan.plan import find_verdict
 from holdfast.plan.votes import combine_votes
-from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.slow import Slow
 from holdfast.store.records import Grade, GradeStatus, to_microseconds, to_milliseconds
 from holdfast.store.refs import Moment
@@ -71,7 +71,7 @@ class Grading:
         self._streaks = {
             number: Streak(proven=False)
             for number, grader in enumerate(graders)
-            if isinstance(grader.block, PromptGrader)  # the others cost nothing, and fail for one row at a time
+            if is_judge(grader.block)  # the others cost nothing, and fail for one row at a time
         }
         self._width = batch_width or width
         self._queue: asyncio.Queue[tuple[Case, PendingTrial, int]] = asyncio.Queue(maxsize=2 * self._width)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.plan.plan import PendingTrial
+    from holdfast.spec.hook_schema import HookBlock, HooksBlock
     from holdfast.spec.load import Eval
-    from holdfast.spec.schema import HookBlock
 
 _SHOWN: Final = 400
 _KEPT: Final = 8000
@@ -43,8 +43,8 @@ class _Failure(NamedTuple):
 class Hooks:
     """The hooks of an eval."""
 
-    def __init__(self, spec: Eval, warn: Callable[[str], None]) -> None:
-        self._block = spec.hooks
+    def __init__(self, block: HooksBlock, spec: Eval, warn: Callable[[str], None]) -> None:
+        self._block = block
         self._folder = spec.folder
         self._seconds = spec.limits.trial_timeout
         self._warn = warn

@@ -31,7 +31,7 @@ from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, Holdf
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
-from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.journal import Journal
@@ -90,10 +90,10 @@ class Loop:
         self._crash: BaseException | None = None
         self._opening: asyncio.Task[None] | None = None
         self._hooks: Hooks | None = None
-        if session.generates and self._spec.hooks.present:
+        if session.generates and self._spec.hooks is not None:
             from holdfast.engine.hooks import Hooks  # which few evals need
 
-            self._hooks = Hooks(self._spec, session.warn)
+            self._hooks = Hooks(self._spec.hooks, self._spec, session.warn)
         self.faults: list[Fault] = []
         """why graders became unavailable"""
 
@@ -105,8 +105,8 @@ class Loop:
         target, limits = self._spec.target, self._spec.limits
         if not isinstance(target, ModelTarget) or target.batch is None or not self._session.generates:
             return None
-        hooks = self._spec.hooks
-        if hooks.before_task or any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
+        prepared = self._spec.hooks is not None and self._spec.hooks.before_task
+        if prepared or any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
             return FIXED  # each trial starts processes of its own
         budget = limits.max_cost is not None or limits.token_budget is not None
         return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
@@ -239,7 +239,7 @@ class Loop:
     def _asked_models(self) -> list[str]:
         """Return the models that this process will ask."""
         blocks = [grader.block for grader in self._graders]
-        judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
+        judges = [block.model for block in blocks if is_judge(block)]
         return [model for model in self._spec.models() if self._session.generates or model in judges]
 
     def interrupt(self, reason: Interrupted | Fault | Waiting) -> None:

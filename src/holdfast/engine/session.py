@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.conversation.simulated_user import build_player
 from holdfast.engine.budget import check_prices
 from holdfast.engine.log import RunLog
 from holdfast.engine.loop import run_loop
@@ -79,7 +78,12 @@ class Parts(msgspec.Struct, frozen=True):
         if options.grade_only:
             parts = cls(graders=build_graders(spec))
         else:
-            parts = cls(build_target(spec), build_player(spec), build_graders(spec))
+            player = None
+            if spec.responder is not None:
+                from holdfast.conversation.simulated_user import build_player  # which few evals need
+
+                player = build_player(spec)
+            parts = cls(build_target(spec), player, build_graders(spec))
         check_parameters(identity, parts.target, parts.player, parts.graders)
         return parts
 

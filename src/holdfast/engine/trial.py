@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
-from holdfast.conversation.simulated_user import Decision
 from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import dataset_changed
 from holdfast.engine.replay import Replay, RestartTrial
@@ -261,6 +260,8 @@ class Trial:
         messages = conversation.messages[0 if self._shared.spec.history is None else conversation.opening :]
         key = (turn, "responder", digest(conversation.messages), 1)
         if (step := replay.take(key)) is not None:
+            from holdfast.conversation.simulated_user import Decision  # which evals without one do not need
+
             decision = msgspec.convert(step.response, Decision)
         else:
             call = replay.begin_call(key)

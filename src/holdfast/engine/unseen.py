@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
-
-from holdfast.functions.loading import unseen_imports
-from holdfast.spec.fingerprint import computed_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,12 +15,17 @@ if TYPE_CHECKING:
 def unseen_code(spec: Eval) -> Iterator[str]:
     """Describe each program, and each loaded file with a function, that is not completely covered by the key."""
     for location, command in _commands(spec):
+        from holdfast.spec.fingerprint import computed_imports
+
         for place in dict.fromkeys(computed_imports(spec.folder, command)):
             yield (
                 f"{spec.document.where(location)}: {place} changes sys.path, or imports modules by names that it "
                 "computes: modules found only that way are not part of the key. After a change of one, use --fresh."
             )
-    yield from unseen_imports()
+    if "holdfast.functions.loading" in sys.modules:  # else no function has been loaded
+        from holdfast.functions.loading import unseen_imports
+
+        yield from unseen_imports()
 
 
 def _commands(spec: Eval) -> Iterator[tuple[Location, Sequence[str]]]:

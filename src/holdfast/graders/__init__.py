@@ -2,7 +2,9 @@
 
 `types`        Case, Verdict, and the base classes of graders
 `build`        the graders of an eval: their places, identities and construction
-`text`         exact, text, choice, number
+`text`         exact, text, choice
+`number`       number
+`expected`     expected values, rendered for a row and shown in feedback
 `likelihood`   likelihood
 `extract`      extract
 `lm_eval`      lm_eval

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.functions.loading import module_source
 from holdfast.graders.votes import Votes
-from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.origin import Origin
 from holdfast.spec.template import RENDER_ERRORS, expression
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 
-class GraderPlace(NamedTuple):
+class GraderPlace(msgspec.Struct, frozen=True):
     """A grader of an eval: after a turn, or at the end."""
 
     name: str
@@ -39,7 +40,7 @@ class GraderPlace(NamedTuple):
     @property
     def combine(self) -> Combine:
         """How it combines the verdicts of others."""
-        return self.block.combine if isinstance(self.block, PromptGrader) else "mean"
+        return self.block.combine if is_judge(self.block) else "mean"
 
 
 def place_name(grader: str, turn: int | None) -> str:
@@ -80,6 +81,8 @@ def grader_identity(place: GraderPlace, spec: Eval) -> dict[str, Any]:
     if kind.revision:
         identity = {**identity, "revision": kind.revision}
     if not GRADERS.is_builtin(place.block.type):
+        from holdfast.functions.loading import module_source
+
         identity = {**identity, "source": module_source(kind.__module__, spec.folder)}
     return identity
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from typing import TYPE_CHECKING, Final
 
-from holdfast.graders.text import expected_texts, one_of
+from holdfast.graders.expected import expected_texts, one_of
 from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.benchmark_grader_schema import ExtractGrader, RegexFilter
 from holdfast.spec.regex import compile_regex

@@ -10,7 +10,7 @@ from msgspec import UnsetType
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
-from holdfast.graders.text import share
+from holdfast.graders.expected import share
 from holdfast.graders.types import WaitingGrader
 from holdfast.spec.file_grader_schema import DiffGrader, FileGrader
 from holdfast.spec.regex import compile_regex

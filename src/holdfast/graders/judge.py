@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.canonical import digest
 from holdfast.errors import AttemptError, Fault
+from holdfast.graders.expected import render_text
 from holdfast.graders.judge_model import JudgeModel, JudgeSession, is_refusal
 from holdfast.graders.replies import SHARE, Unreadable, boundary, read_checks, read_score
-from holdfast.graders.text import render_text
 from holdfast.graders.tool_calls import calls_in_messages
 from holdfast.graders.types import Verdict, WaitingGrader, message_text
-from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.judge_schema import PromptGrader
 from holdfast.spec.load_graders import with_judges, with_rubric
 from holdfast.spec.providers import identity_of_model
 from holdfast.targets.prices import Prices

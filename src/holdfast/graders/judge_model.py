@@ -10,7 +10,7 @@ from holdfast.errors import AttemptError, Fault
 from holdfast.targets.model import Model
 
 if TYPE_CHECKING:
-    from holdfast.spec.grader_schema import PromptGrader
+    from holdfast.spec.judge_schema import PromptGrader
     from holdfast.store.records import Usage
     from holdfast.targets.batches import Batches
     from holdfast.targets.prices import Prices

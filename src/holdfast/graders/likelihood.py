@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.conversation.script import evaluate_continuations
 from holdfast.errors import AttemptError
-from holdfast.graders.text import one_of
+from holdfast.graders.expected import one_of
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.grader_schema import LikelihoodGrader
+from holdfast.spec.likelihood_grader_schema import LikelihoodGrader
 from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import most_likely
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import AttemptError
+from holdfast.graders.expected import expected_texts
 from holdfast.graders.pool import NoAnswer, Pool
-from holdfast.graders.text import expected_texts
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.content_grader_schema import MathGrader
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import AttemptError
+from holdfast.graders.expected import render_text, share
 from holdfast.graders.sandbox import Confined, restored_workspace, run_in
-from holdfast.graders.text import render_text, share
 from holdfast.graders.tool_calls import NOT_SEEN, calls_of
 from holdfast.graders.types import Verdict
 from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.errors import AttemptError, HoldfastError
 from holdfast.functions import Function, find_function, function_source, load_function, user_error
-from holdfast.graders.text import render_text
+from holdfast.graders.expected import render_text
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.content_grader_schema import PythonGrader
 

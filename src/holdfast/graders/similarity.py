@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unicodedata import normalize
 
 from holdfast.errors import AttemptError
-from holdfast.graders.text import expected_texts
+from holdfast.graders.expected import expected_texts
 from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.content_grader_schema import SimilarityGrader
 from holdfast.spec.slow import answer_to

@@ -1,55 +1,20 @@
-"""Graders of the text that answer at once: exact, text, choice, number."""
+"""Graders that compare texts: exact, text, choice."""
 
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
 from holdfast.errors import AttemptError
+from holdfast.graders.expected import expected_texts, one_of, share
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.expected import NotComparable, alternatives
-from holdfast.spec.grader_schema import ChoiceGrader, ExactGrader, NumberGrader, TextGrader
-from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import compile_regex
-from holdfast.spec.template import RENDER_ERRORS, template
+from holdfast.spec.text_grader_schema import ChoiceGrader, ExactGrader, TextGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.origin import Origin
-
-
-def render_text(value: Any, fields: dict[str, Any]) -> str:
-    """Render a template over the row, or return a plain value as text."""
-    if not isinstance(value, str):
-        return str(value)
-    try:
-        return template(value).render(fields)
-    except RENDER_ERRORS as error:
-        raise AttemptError("grader", f"cannot render {value!r}: {error}", retry=False) from error
-
-
-def expected_texts(written: Any, fields: dict[str, Any], *, composed: bool = True) -> list[str]:
-    """Return the expected texts, of which the answer should be one; never the repr of a list or an object."""
-    try:
-        return alternatives(written, fields, composed=composed)
-    except NotComparable as error:
-        raise AttemptError("grader", f"{written!r} {error}", retry=False) from error
-    except RENDER_ERRORS as error:
-        raise AttemptError("grader", f"cannot render {written!r}: {error}", retry=False) from error
-
-
-def one_of(texts: list[str]) -> str:
-    """Format expected texts for a feedback: the only one, or the first few."""
-    quoted = [repr(text[:200]) for text in texts[:5]]
-    more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
-    return quoted[0] if len(texts) == 1 else f"one of {', '.join(quoted)}{more}"
-
-
-def share(count: int, failures: list[str], details: Any = None) -> Verdict:
-    """Return the share of checks that hold as the score, and the failures as the feedback."""
-    return Verdict((count - len(failures)) / count, "; ".join(failures), details)
 
 
 class Exact(InstantGrader):
@@ -171,44 +136,3 @@ class Choice(InstantGrader):
                 retry=False,
             )
         return letter
-
-
-class Number(InstantGrader):
-    """Scores 1 when a number in the answer equals the expected one."""
-
-    schema = NumberGrader
-    revision = 1
-    block: NumberGrader
-
-    def __init__(self, block: NumberGrader, origin: Origin) -> None:
-        super().__init__(block, origin)
-        self._after = None if block.after is None else compile_regex(block.after, dialect=block.dialect)
-        self._tolerance = Decimal(repr(block.tolerance))
-
-    def check(self, case: Case) -> Verdict:
-        """Compare the number in the answer with the expected one."""
-        expected = [_single(text) for text in expected_texts(self.block.expected, case.sample.fields)]
-        number = self._find(case.text(self.block))
-        if number is None:
-            return Verdict(0.0, "no number found in the answer", {"found": None})
-        details = {"found": str(number)}
-        for each in expected:
-            allowed = self._tolerance * abs(each) if self.block.relative else self._tolerance
-            if abs(number - each) <= allowed:
-                return Verdict(1.0, "", details)
-        return Verdict(0.0, f"found {number!s}, expected {' or '.join(map(str, expected))}", details)
-
-    def _find(self, text: str) -> Decimal | None:
-        if self._after is None:
-            numbers = numbers_in(text)
-            return numbers[-1] if numbers else None
-        end = self._after.last_end(text)
-        return None if end is None else next(iter(numbers_in(text[end:])), None)
-
-
-def _single(text: str) -> Decimal:
-    numbers = numbers_in(text)
-    if len(numbers) != 1:
-        what = "is not a number" if not numbers else "contains several numbers: which one counts?"
-        raise AttemptError("grader", f"the expected value {text.strip()[:80]!r} {what}", retry=False)
-    return numbers[0]

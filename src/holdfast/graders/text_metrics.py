@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from unicodedata import normalize
 
 from holdfast.errors import AttemptError
-from holdfast.graders.text import expected_texts
+from holdfast.graders.expected import expected_texts
 from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.text_metric_schema import (
     BleuGrader,

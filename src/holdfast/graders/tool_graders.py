@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import AttemptError
+from holdfast.graders.expected import share
 from holdfast.graders.json_schema import compile_schema
-from holdfast.graders.text import share
 from holdfast.graders.tool_calls import NOT_SEEN, as_text, calls_of, skills_of
 from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.regex import compile_regex

@@ -12,12 +12,10 @@ import msgspec
 from holdfast import __version__
 from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
-from holdfast.conversation.simulated_user import responder_identity
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.data.panels import name_graders
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, revise, stale_rows, threshold
-from holdfast.graders.likelihood import row_check
 from holdfast.plan.keys import run_id, work_digests
 from holdfast.plan.plan import Slot, Work
 from holdfast.spec.load import target_name
@@ -88,8 +86,10 @@ def identify(spec: Eval) -> RunIdentity:
     """Read the dataset once and derive the run's identity."""
     dataset = Dataset(spec)
     conversation, target = Script.identity(spec), target_identity(spec)
-    if (player := responder_identity(spec)) is not None:
-        conversation["responder"] = player
+    if spec.responder is not None:
+        from holdfast.conversation.simulated_user import responder_identity  # which few evals need
+
+        conversation["responder"] = responder_identity(spec)
     if (files := workspace_identity(spec)) is not None:
         conversation["workspace"] = files
     places = [(place, grader_identity(place, spec)) for place in grader_places(spec)]
@@ -120,7 +120,11 @@ def identify(spec: Eval) -> RunIdentity:
 
 
 def _survey(spec: Eval, dataset: Dataset) -> Survey:
-    stale, check = stale_rows(spec), row_check(spec)
+    stale, check = stale_rows(spec), None
+    if spec.continuations is not None:
+        from holdfast.graders.likelihood import row_check  # which few evals need
+
+        check = row_check(spec)
     if sum(size for size, _ in dataset.stamp()) < _LARGE:
         return dataset.survey(stale, check)
     from holdfast.data.survey_cache import survey_dataset

@@ -520,4 +520,4 @@ def _cause(error: ErrorRecord) -> str:
 
 def _with_rule(place: GraderPlace, rule: Rule) -> GraderPlace:
     values = {name: value for name, value in rule._asdict().items() if name != "combine" or value is not None}
-    return place._replace(block=place.block.model_copy(update=values))
+    return msgspec.structs.replace(place, block=place.block.model_copy(update=values))

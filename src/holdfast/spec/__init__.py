@@ -12,11 +12,20 @@
 `load_likelihood` checks of evals with continuations
 `suite`          suite files: several evals and targets
 `load_exports`   exporters, and the options of an export
-`schema`         the schemas of all blocks but targets, graders and exports
+`schema`         the schemas of an eval file's top, its dataset and its limits, and the base of all schemas
+`conversation_schema` schemas of messages, the simulated user and checkpoints
+`agent_schema`   schemas of tools and workspaces
+`model_schema`   schemas of prices, batches, and reasoning in replies
+`hook_schema`    schemas of programs around a run and its trials
+`benchmark_schema` the schema of a benchmark by name
 `export_schema`  the schemas of exports
-`target_schema`  the schemas of models and HTTP targets, with tools, batches and likelihoods
+`target_schema`  the schemas of models and HTTP targets
 `code_target_schema` schemas of targets that are functions, programs and installed agents
-`grader_schema`  the base schema of graders, and the schemas of those that grade text
+`grader_schema`  the base schemas of graders
+`text_grader_schema` schemas of graders that compare texts
+`number_grader_schema` the schema of the grader of numbers
+`likelihood_grader_schema` the schema of the grader of likelihoods
+`judge_schema`   the schema of judges
 `content_grader_schema` schemas of graders that take an answer as more than its words
 `benchmark_grader_schema` schemas of graders of benchmarks
 `text_metric_schema` schemas of text metrics

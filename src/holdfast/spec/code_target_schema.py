@@ -5,8 +5,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from holdfast.spec.agent_schema import ToolBlock
 from holdfast.spec.schema import BaseUrl, Block, FunctionName
-from holdfast.spec.target_schema import SESSION, TargetBlock, ToolBlock
+from holdfast.spec.target_schema import SESSION, TargetBlock
 
 
 class StateBlock(Block):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import io
 import re
-import shutil
 import sys
 import sysconfig
 import tokenize
@@ -245,20 +244,6 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def file_inside(folder: Path, name: str, where: str) -> bytes:
-    """Return the content of a file of the eval's folder; `where` is the place in the eval file, for messages."""
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError([Problem(where, f"{name} is outside the eval file's folder")])
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            [Problem(where, f"{path} cannot be read: {error.strerror or error}")],
-            remedy="Paths are relative to the eval file's folder.",
-        ) from error
-
-
 def check_program(
     word: str, folder: Path, where: str, *, by_name: bool = True, path_variable: str | None = None
 ) -> None:
@@ -267,6 +252,8 @@ def check_program(
     A word with a slash is a file relative to the folder. One without is searched on the PATH (`path_variable`, where
     that is set) or, `by_name`, in the folder.
     """
+    from shutil import which  # few evals have programs, and it imports all kinds of compression
+
     path = folder / word
     there = is_file(path)
     if "/" not in word and not (by_name and there):
@@ -276,7 +263,7 @@ def check_program(
         message = f"{path} {'is not executable' if there else 'is not a file'}"
         remedy = f"chmod +x {path}" if there else "Paths are relative to the eval file's folder."
         word = str(path)
-    if shutil.which(word, path=path_variable) is None:
+    if which(word, path=path_variable) is None:
         raise ConfigError([Problem(where, message)], remedy=remedy)
 
 

@@ -12,25 +12,16 @@ import msgspec
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
-from holdfast.spec.grader_schema import GraderBlock, LikelihoodGrader, PromptGrader
+from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.legacy import check_spellings, eval_version
 from holdfast.spec.load_exports import read_export, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
 from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.overrides import apply_override
-from holdfast.spec.schema import (
-    DatasetBlock,
-    EvalFields,
-    HooksBlock,
-    Limits,
-    MessageBlock,
-    Price,
-    ResponderBlock,
-    WorkspaceBlock,
-)
+from holdfast.spec.schema import EvalFields
 from holdfast.spec.selection import Selection
-from holdfast.spec.target_schema import ModelTarget, TargetBlock
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
 from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block
@@ -38,7 +29,15 @@ from holdfast.spec.validation import suggest, validate_block
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Set
 
+    from holdfast.spec.agent_schema import WorkspaceBlock
+    from holdfast.spec.conversation_schema import MessageBlock, ResponderBlock
     from holdfast.spec.export_schema import ExportBlock, LiveExport
+    from holdfast.spec.grader_schema import GraderBlock
+    from holdfast.spec.hook_schema import HooksBlock
+    from holdfast.spec.judge_schema import PromptGrader
+    from holdfast.spec.model_schema import Price
+    from holdfast.spec.schema import DatasetBlock, Limits
+    from holdfast.spec.target_schema import TargetBlock
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -86,7 +85,8 @@ class Eval(msgspec.Struct, frozen=True):
     """field of the row by which samples belong together, for intervals"""
     limits: Limits
     gate: dict[str, float]
-    hooks: HooksBlock
+    hooks: HooksBlock | None
+    """None where there is no program to run"""
     prices: dict[str, Price]
     live_exports: Mapping[str, LiveExport]
     """copies that are written while the run is in progress, by their keys under `output`"""
@@ -114,7 +114,7 @@ class Eval(msgspec.Struct, frozen=True):
             for text in texts(getattr(self.target, name)):
                 yield ("target", name), text, frozenset({"prompt", "messages", "trial"})
         for location, grader in self._written_graders():
-            variables = frozenset({"output", "messages"} if isinstance(grader, PromptGrader) else ())
+            variables = frozenset({"output", "messages"} if is_judge(grader) else ())
             for name in grader.templates:
                 for text in texts(getattr(grader, name, None)):
                     yield (*location, name), text, variables
@@ -148,14 +148,18 @@ class Eval(msgspec.Struct, frozen=True):
         if isinstance(self.target, ModelTarget) and self.target.params_from is not None:
             yield ("target", "params_from"), self.target.params_from
         for location, grader in self.placed_graders():
-            if isinstance(grader, LikelihoodGrader) and grader.choices is not None:
-                yield (*location, "choices"), grader.choices
+            for name in grader.expressions:
+                if (formula := getattr(grader, name)) is not None:
+                    yield (*location, name), formula
 
     def models(self) -> list[str]:
         """Return the models of the target, the judges and the simulated user."""
-        blocks = [self.target, *(grader for _, grader in self.placed_graders()), self.responder]
-        kinds = (ModelTarget, PromptGrader, ResponderBlock)
-        names = (block.model for block in blocks if isinstance(block, kinds))
+        blocks: list[ModelTarget | PromptGrader | ResponderBlock | None] = [
+            self.target if isinstance(self.target, ModelTarget) else None,
+            *(grader for _, grader in self.placed_graders() if is_judge(grader)),
+            self.responder,
+        ]
+        names = (block.model for block in blocks if block is not None)
         return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
     def placed_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
@@ -356,7 +360,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         cluster=top.cluster,
         limits=top.limits,
         gate=top.gate,
-        hooks=top.hooks,
+        hooks=top.hooks if top.hooks is not None and top.hooks.present else None,
         prices=top.prices,
         live_exports=live_exports,
         exports=exports,

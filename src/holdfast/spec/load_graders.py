@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.fingerprint import file_inside
-from holdfast.spec.grader_schema import RUBRIC_FILES, TAKEN_NAMES, GraderBlock, PromptGrader
+from holdfast.spec.grader_schema import TAKEN_NAMES, GraderBlock
+from holdfast.spec.origin import file_inside
 from holdfast.spec.plugins import Registry
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import is_embedded
@@ -15,8 +15,9 @@ from holdfast.spec.validation import validate_block
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.spec.conversation_schema import ResponderBlock
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.schema import ResponderBlock
+    from holdfast.spec.judge_schema import PromptGrader
 
 GRADERS = Registry(
     "holdfast.graders",
@@ -25,7 +26,7 @@ GRADERS = Registry(
         "exact": "holdfast.graders.text:Exact",
         "text": "holdfast.graders.text:Text",
         "choice": "holdfast.graders.text:Choice",
-        "number": "holdfast.graders.text:Number",
+        "number": "holdfast.graders.number:Number",
         "likelihood": "holdfast.graders.likelihood:Likelihood",
         "lm_eval": "holdfast.graders.lm_eval:LmEval",
         "extract": "holdfast.graders.extract:Extract",
@@ -130,7 +131,7 @@ def with_rubric(
 
 def names_file(rubric: str) -> bool:
     """Return True for a rubric that is the name of a file, not the text itself."""
-    return "\n" not in rubric and " " not in rubric and rubric.endswith(RUBRIC_FILES)
+    return "\n" not in rubric and " " not in rubric and rubric.endswith((".md", ".yaml", ".yml", ".txt"))
 
 
 def rubric_text(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.spec.grader_schema import LikelihoodGrader
 from holdfast.spec.providers import provider_of
 from holdfast.spec.target_schema import ModelTarget
 
@@ -19,7 +18,7 @@ def likelihood_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
     """Yield what does not go together with `continuations`, or needs them, with its location."""
     if spec.continuations is None:
         for place, grader in spec.placed_graders():
-            if isinstance(grader, LikelihoodGrader):
+            if grader.type == "likelihood":
                 yield place, "likelihood compares continuations, and the eval has none: add `continuations`"
         return
     target = spec.target

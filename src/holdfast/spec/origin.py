@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.fingerprint import file_inside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,3 +47,17 @@ class Origin(NamedTuple):
     def error(self, message: str, hint: str | None = None) -> ConfigError:
         """Make an error that names the block's place in the eval file."""
         return ConfigError([Problem(self.where(), message)], remedy=hint)
+
+
+def file_inside(folder: Path, name: str, where: str) -> bytes:
+    """Return the content of a file of the eval's folder; `where` is the place in the eval file, for messages."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError([Problem(where, f"{name} is outside the eval file's folder")])
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            [Problem(where, f"{path} cannot be read: {error.strerror or error}")],
+            remedy="Paths are relative to the eval file's folder.",
+        ) from error

@@ -7,7 +7,9 @@ many servers serve under their full names: for these two, $OPENAI_BASE_URL count
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
 
 from holdfast.spec.redact import fill_variables
 from holdfast.spec.schema import urls_of
@@ -15,14 +17,15 @@ from holdfast.spec.schema import urls_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.spec.grader_schema import PromptGrader
-    from holdfast.spec.schema import Api, ResponderBlock
+    from holdfast.spec.conversation_schema import ResponderBlock
+    from holdfast.spec.judge_schema import PromptGrader
+    from holdfast.spec.schema import Api
 
 Access = Literal["key", "azure", "aws", "gcp"]
 """how requests are authenticated: a key in the API's own header, or in Azure's; AWS's signatures; Google's tokens"""
 
 
-class Provider(NamedTuple):
+class Provider(msgspec.Struct, frozen=True):
     """A service, or a kind of server."""
 
     api: Api
@@ -42,7 +45,7 @@ OPENAI: Final = Provider("chat", "https://api.openai.com/v1", ("OPENAI_API_KEY",
 """of names without a known prefix"""
 
 PROVIDERS: Final = {
-    "openai": OPENAI._replace(api="responses", completions=False),
+    "openai": msgspec.structs.replace(OPENAI, api="responses", completions=False),
     "anthropic": Provider(
         "messages", "https://api.anthropic.com/v1", ("ANTHROPIC_API_KEY",), "ANTHROPIC_BASE_URL", "/v1"
     ),
@@ -70,7 +73,7 @@ PROVIDERS: Final = {
 _ALSO_ON_THE_HUB: Final = ("openai", "google")
 
 
-class ModelEndpoint(NamedTuple):
+class ModelEndpoint(msgspec.Struct, frozen=True):
     """Where and how a model is asked."""
 
     model: str
@@ -107,9 +110,9 @@ def provider_of(
     prefix, _, name = model.partition("/")
     provider = PROVIDERS[prefix]
     if (provider.access == "aws" and "anthropic." in name) or (provider.access == "gcp" and name.startswith("claude")):
-        provider = provider._replace(api="messages")
+        provider = msgspec.structs.replace(provider, api="messages")
     elif provider.access == "gcp" and "/" in name:  # models of other publishers have their names before them
-        provider = provider._replace(api="chat")
+        provider = msgspec.structs.replace(provider, api="chat")
     return provider, name
 
 

@@ -7,7 +7,6 @@ A change is made twice, in the data and in the text. The new text is used only i
 from __future__ import annotations
 
 import copy
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +123,7 @@ def _edits(text: str, tree: Any, change: Change) -> Iterator[Edit]:
             yield first, last, _scalar(new, value.style)
         case Wrap(key=inner):
             is_plain = value.style in ('"', "'") or _PLAIN_ANYWHERE.fullmatch(written)
-            scalar = written if is_plain else json.dumps(value.value, ensure_ascii=False)
+            scalar = written if is_plain else msgspec.json.encode(value.value).decode()
             yield first, last, f"{{{quote}{inner}{quote}: {scalar}}}" + (line_end if written.endswith("\n") else "")
         case Add(key=other, value=new):
             after = ", " if block.flow_style else line_end + " " * key.start_mark.column

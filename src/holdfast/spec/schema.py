@@ -4,13 +4,19 @@ import os
 import posixpath
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core.core_schema import no_info_plain_validator_function
 
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.regex import compile_regex
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
 SCHEMA_VERSION = "1.4"
 """Version of the eval file format, MAJOR.MINOR. Part of no key. docs/versions.md lists the changes."""
@@ -118,6 +124,9 @@ Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
 LoosePattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles_loosely)]
 """a regular expression that ignores case"""
 
+FILE_KINDS = ("image", "audio", "file")
+"""kinds of files in a message"""
+
 _DISABLE_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 _PLUGIN_LOADER = "pydantic.plugin._loader"
 _NO_PLUGINS = ModuleType(_PLUGIN_LOADER)
@@ -158,6 +167,38 @@ class Block(BaseModel):
 def absent_block() -> Any:
     """Declare a block that is read as an empty one where the file lacks it, without building its model beforehand."""
     return Field(default={}, validate_default=True)
+
+
+class Deferred:
+    """A block whose module is imported, and whose model is built, only for a file that has the block."""
+
+    def __init__(self, reference: str) -> None:
+        """Take the `module:attribute` of the block."""
+        self._reference = reference
+
+    @cached_property
+    def block(self) -> type[Block]:
+        """The model itself."""
+        block: type[Block] = load_reference(self._reference)
+        return block
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> "CoreSchema":
+        """Validate by the model, whose errors keep their places below this one."""
+        return no_info_plain_validator_function(lambda value: self.block.model_validate(value))
+
+
+if TYPE_CHECKING:
+    from holdfast.spec.agent_schema import WorkspaceBlock
+    from holdfast.spec.conversation_schema import CheckpointBlock, MessageBlock, ResponderBlock
+    from holdfast.spec.hook_schema import HooksBlock
+    from holdfast.spec.model_schema import Price
+else:
+    WorkspaceBlock = Annotated[Any, Deferred("holdfast.spec.agent_schema:WorkspaceBlock")]
+    CheckpointBlock = Annotated[Any, Deferred("holdfast.spec.conversation_schema:CheckpointBlock")]
+    MessageBlock = Annotated[Any, Deferred("holdfast.spec.conversation_schema:MessageBlock")]
+    ResponderBlock = Annotated[Any, Deferred("holdfast.spec.conversation_schema:ResponderBlock")]
+    HooksBlock = Annotated[Any, Deferred("holdfast.spec.hook_schema:HooksBlock")]
+    Price = Annotated[Any, Deferred("holdfast.spec.model_schema:Price")]
 
 
 class DatasetBlock(Block):
@@ -247,172 +288,6 @@ class Limits(Block):
         return self.model_copy(update={key: value for key, value in longer.items() if key not in self.model_fields_set})
 
 
-class Price(Block):
-    """US dollars per million tokens."""
-
-    input: float = Field(ge=0)
-    """US dollars per million input tokens."""
-    output: float = Field(ge=0)
-    """US dollars per million output tokens."""
-    cache_read: float | None = Field(default=None, ge=0)
-    """US dollars per million input tokens that are read from the provider's cache. Default: those of `input`."""
-    cache_write: float | None = Field(default=None, ge=0)
-    """US dollars per million input tokens that are written to it. Default: those of `input`."""
-
-
-FILE_KINDS = ("image", "audio", "file")
-"""kinds of files in a message"""
-
-
-class PartBlock(Block):
-    """A part of a message: a text or a file. Paths are relative to the eval file's folder, or to the dataset's."""
-
-    text: str | None = None
-    """Template of a text."""
-    image: str | None = None
-    """Template of the path of an image, or of a `data:` URL."""
-    audio: str | None = None
-    """Template of the path of a recording, or of a `data:` URL."""
-    file: str | None = None
-    """Template of the path of another file, such as a PDF, or of a `data:` URL."""
-
-    @property
-    def named(self) -> tuple[str, str]:
-        """The kind of the part, and its template."""
-        return next((kind, value) for kind in ("text", *FILE_KINDS) if (value := getattr(self, kind)) is not None)
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        if [self.text, self.image, self.audio, self.file].count(None) != 3:
-            raise ValueError("must be one of `text`, `image`, `audio` and `file`")
-        return self
-
-
-class MessageBlock(Block):
-    """A message of the conversation up to the target's first reply."""
-
-    role: Literal["system", "user", "assistant"]
-    """Who says it. The last message is the user's."""
-    content: str | list[str | PartBlock]
-    """Template of the text, or a list of texts and files: see [messages](conversations.md#messages-and-files)."""
-
-    def templated(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        """Yield the templates of the message with their locations in it."""
-        if isinstance(self.content, str):
-            yield ("content",), self.content
-            return
-        for number, part in enumerate(self.content):
-            if isinstance(part, str):
-                yield ("content", number), part
-            else:
-                kind, source = part.named
-                yield ("content", number, kind), source
-
-
-class ResponderBlock(Block):
-    """A simulated user: it replies to the target, stops, or abstains. A model with instructions, or a function."""
-
-    model: str | None = None
-    """Model that plays the user. Default: the target's model and endpoint."""
-    python: FunctionName | None = None
-    """Function that plays the user instead of a model, as `file.py:function` or `package.module:function`. It may
-    take `messages`, `sample` and `turn`, and returns the next message, or None to stop."""
-    instructions: str | None = None
-    """Who the user is and what they want. A template over the row."""
-    max_followups: Annotated[int, Field(ge=1)] | str
-    """Maximum number of messages after the prompt, or an expression over the row, with 0 for rows without a
-    simulated user."""
-    stop_when: str | None = None
-    """Expression over `output`, `turn` and the row's fields. The conversation ends as soon as it is true."""
-    base_url: BaseUrl | None = None
-    """URL of the model that plays the user, or a list of URLs. Default: the target's."""
-    api_key_env: str | None = None
-    """Environment variable that holds the API key. Default: the target's."""
-    api: Api | None = None
-    """API of that model, as for the target. Default: the target's, or that of the model's provider."""
-    params: dict[str, Any] = {}
-    """Parameters sent with each request."""
-    version: str | None = None
-    """Change this when the simulated user behaves differently from now on."""
-
-    templates: ClassVar[tuple[str, ...]] = ("instructions",)
-
-    @model_validator(mode="after")
-    def _somebody(self) -> Self:
-        if self.python is not None and (self.model is not None or self.instructions is not None):
-            raise ValueError("must be either a function (python) or a model with instructions, not both")
-        if self.python is None and not self.instructions:
-            raise ValueError("needs instructions for the model that plays the user, or a python function")
-        return self
-
-
-class CheckpointBlock(Block):
-    """Graders that run after a turn and may end the conversation."""
-
-    after_turn: int = Field(ge=1)
-    """Number of the turn to check, counted from 1."""
-    on_failure: Literal["continue", "stop"] = "continue"
-    """What a failed checkpoint does: `continue` the conversation, or `stop` it with score 0. The trial fails in
-    either case."""
-    where: str | None = None
-    """Expression over the row's fields. Where it is false, the checkpoint does not apply."""
-    graders: list[dict[str, Any]] = Field(min_length=1)
-    """Graders that check the conversation up to this turn."""
-
-
-class WorkspaceBlock(Block):
-    """A folder for each trial. Agents and tools work in it, graders look at it, and it is kept after each turn."""
-
-    folder: str | None = None
-    """Folder to copy into each trial's workspace, relative to the eval file."""
-    files: str | None = None
-    """Expression over the row that returns further files, as a mapping of paths to contents: a text, `{base64: …}`,
-    or `{text: …, executable: true}`."""
-
-
-class HookBlock(Block):
-    """A program to run before or after a run or a trial."""
-
-    command: str | Annotated[list[str], Field(min_length=1)]
-    """Program and arguments, as a list or as a text that is split at blanks. No shell is involved."""
-    working_directory: str = "."
-    """Folder to start in, relative to the eval file."""
-    exit_codes: list[int] = [0]
-    """Exit codes that count as success."""
-    error_on_fail: bool = False
-    """Let a failing `before_run` stop the run, and a failing `before_task` fail the trial. Otherwise failures are
-    only reported."""
-
-    @property
-    def arguments(self) -> list[str]:
-        """The program and its arguments."""
-        return self.command.split() if isinstance(self.command, str) else list(self.command)
-
-    @model_validator(mode="after")
-    def _some_program(self) -> Self:
-        if not self.arguments:
-            raise ValueError("a hook's command is empty")
-        return self
-
-
-class HooksBlock(Block):
-    """Programs around a run and around its trials. Never part of a key."""
-
-    before_run: list[HookBlock] = []
-    """Programs to run when a process starts generating."""
-    after_run: list[HookBlock] = []
-    """Programs to run when that process has finished generating."""
-    before_task: list[HookBlock] = []
-    """Programs to run before each trial."""
-    after_task: list[HookBlock] = []
-    """Programs to run after each trial, also after a failed one."""
-
-    @property
-    def present(self) -> bool:
-        """True if there is a program to run."""
-        return bool(self.before_run or self.after_run or self.before_task or self.after_task)
-
-
 class OutputBlock(Block):
     """Copies of the results for other tools. Never part of a key."""
 
@@ -422,27 +297,6 @@ class OutputBlock(Block):
     export: list[str | dict[str, Any]] = []
     """Destinations of a finished run, each a name such as `junit` or a mapping such as `{to: wandb, project: x}`:
     see [exports](exports.md)."""
-
-
-class BenchmarkBlock(Block):
-    """A benchmark by name, instead of a dataset, a prompt and graders."""
-
-    name: str = Field(min_length=1)
-    """Name of the benchmark, as `holdfast tasks ls` lists it; `lm-eval/NAME` for lm-eval's own settings."""
-    num_fewshot: int | None = Field(default=None, ge=0)
-    """Number of examples before each question. Default: the benchmark's."""
-    seed: int = 1234
-    """Seed of the choice of examples."""
-    chat: bool | None = None
-    """Ask through a chat API, with the examples as turns of a conversation. Default: as the benchmark is defined, or
-    as `target.api` says."""
-    data: str | None = None
-    """Folder with the datasets in the layout of the Hugging Face hub, or with the one dataset, relative to the eval
-    file. Default: `$HOLDFAST_DATA`, else the hub."""
-    revision: str | None = None
-    """Commit, tag or branch of the dataset on the hub. Default: the commit that Holdfast pins, else the newest."""
-    task: str | None = None
-    """Task of lm-eval to ask instead of the name's, with the name's settings."""
 
 
 class EvalFields(Block):
@@ -498,7 +352,7 @@ class EvalFields(Block):
     """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed`, `NAME/pass@K` or
     `NAME/pass^K`. Below a minimum
     the exit code is 1."""
-    hooks: HooksBlock = absent_block()
+    hooks: HooksBlock | None = None
     """Programs to run before and after the run and its trials: see [`hooks`](#hooks)."""
     output: OutputBlock = absent_block()
     """Exports of the finished run: see [`output`](#output)."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Selection(NamedTuple):
+class Selection(msgspec.Struct, frozen=True):
     """Globs for ids and for tags. Where both are set, a row has to match both."""
 
     ids: Sequence[str] = ()

@@ -1,92 +1,19 @@
-"""Models of the target's block: models and HTTP, with tools, batches and likelihoods."""
+"""Models of the target's block: models and HTTP, with likelihoods."""
 
-import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from holdfast.spec.redact import bare_url
-from holdfast.spec.schema import Api, BaseUrl, Block, Formula, FunctionName, ReasoningHistory, Seconds, absent_block
+from holdfast.spec.schema import Api, BaseUrl, Block, Deferred, Formula, ReasoningHistory, absent_block
 
-
-class McpBlock(Block):
-    """A server of tools: a program that is started, or a URL."""
-
-    command: list[str] = []
-    """Program and arguments of a server on standard input and output. It is started in the trial's workspace, else
-    in the eval file's folder."""
-    url: str | None = Field(default=None, pattern=r"^(https?://|\$\{\w+\})")
-    """Address of a server over HTTP. May name environment variables as `${NAME}`."""
-    env: dict[str, str] = {}
-    """Environment variables for the program. Values may name environment variables as `${NAME}`."""
-    headers: dict[str, str] = {}
-    """HTTP headers for the URL. Values may name environment variables as `${NAME}`."""
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        if bool(self.command) == (self.url is not None):
-            raise ValueError("must be either a `command` or a `url`")
-        for name, value in self.env.items():
-            if re.search(r"KEY|TOKEN|SECRET|PASSWORD", name.upper()) and "${" not in value:
-                raise ValueError(f"keys are not written into files: {name}: ${{{name}}} takes it from the environment")
-        return self
-
-
-class ScriptedResponse(Block):
-    """A response of a scripted tool to the calls that match. Without any `match` key it matches every call."""
-
-    match: dict[str, Any] = {}
-    """Match calls with exactly these arguments."""
-    match_regex: dict[str, str] = {}
-    """Match calls by a pattern (RE2) for each named argument. A value that is not text is matched as JSON."""
-    match_schema: dict[str, Any] = {}
-    """Match calls whose arguments fit this JSON Schema."""
-    result: Any = None
-    """Result to return. A value that is not text is returned as JSON."""
-    error: str | None = None
-    """Error to return instead of a result."""
-
-
-class ScriptedTool(Block):
-    """A tool that answers from a script: the first response that matches a call."""
-
-    name: str = Field(min_length=1)
-    """Name of the tool, as the model sees it."""
-    description: str = ""
-    """Description of the tool, as the model sees it."""
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
-    """JSON Schema of the arguments, as the model sees it. Default: no arguments."""
-    responses: list[ScriptedResponse] = Field(min_length=1)
-    """Responses to choose from. The first one that matches a call is used; a call that matches none gets an error."""
-
-
-class ToolBlock(Block):
-    """Something a model may call: a Python function, a scripted tool, or the tools of an MCP server."""
-
-    python: FunctionName | None = None
-    """Function to call, as `file.py:function` or `package.module:function`. Its signature and docstring describe it
-    to the model."""
-    mcp: McpBlock | None = None
-    """MCP server whose tools the model may call. Needs `pip install mcp`."""
-    scripted: ScriptedTool | None = None
-    """Tool that answers from a script instead of running code."""
-    only: list[str] = []
-    """Names of the MCP server's tools to offer. Default: all."""
-    per: Literal["trial", "run"] = "trial"
-    """Lifetime of an MCP server: one for each `trial`, or one that the whole `run` shares."""
-    replay: Literal["record", "never", "again"] = "record"
-    """How a recorded call is handled after a crash: answered from the record (`record`), the same but never repeated
-    if it was cut off (`never`, for side effects), or run again to restore the tool's state (`again`)."""
-    version: str | None = None
-    """Change this when the tool answers differently from now on."""
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        if [self.python, self.mcp, self.scripted].count(None) != 2:
-            raise ValueError("must be either a `python` function, an `mcp` server or a `scripted` tool")
-        if self.only and self.mcp is None:
-            raise ValueError("`only` picks among the tools of an mcp server")
-        return self
+if TYPE_CHECKING:
+    from holdfast.spec.agent_schema import ToolBlock
+    from holdfast.spec.model_schema import BatchBlock, ThoughtsBlock
+else:
+    ToolBlock = Annotated[Any, Deferred("holdfast.spec.agent_schema:ToolBlock")]
+    BatchBlock = Annotated[Any, Deferred("holdfast.spec.model_schema:BatchBlock")]
+    ThoughtsBlock = Annotated[Any, Deferred("holdfast.spec.model_schema:ThoughtsBlock")]
 
 
 class TargetBlock(Block):
@@ -146,45 +73,12 @@ class LikelihoodBlock(Block):
     its EOS."""
 
 
-class BatchBlock(Block):
-    """How requests are made in batches, which providers answer within a day at a lower price."""
-
-    max_wait: Seconds | None = None
-    """Longest time to wait for a batch, such as `6h`. It is then cancelled, and keeps what it has answered. Default: as
-    long as the provider takes, which is at most a day."""
-    then: Literal["batch", "live"] = "batch"
-    """How to ask again for what a batch has not answered in time: in the next `batch`, or `live`, at the normal
-    price."""
-    size: int | None = Field(default=None, ge=1)
-    """Maximum number of requests in a batch. Default: that of the provider, 50,000 or 100,000."""
-    via: Literal["api", "files"] = "api"
-    """How batches are handed over: to the provider by its `api`, or as `files` that you have answered with
-    `vllm run-batch`."""
-
-    @model_validator(mode="after")
-    def _files_have_no_server(self) -> Self:
-        if self.via == "files" and self.then == "live":
-            raise ValueError("`then: live` needs a server: remove it, or `via: files`")
-        return self
-
-
 def _as_block(value: Any) -> Any:
     """Return the block that `true` stands for."""
     return ({} if value else None) if isinstance(value, bool) else value
 
 
 InBatches = Annotated[BatchBlock | None, BeforeValidator(_as_block)]
-
-
-class ThoughtsBlock(Block):
-    """`target.strip_reasoning`: how reasoning is marked in the text of replies."""
-
-    start: str = "<think>"
-    """Text with which reasoning begins. It may be missing, as where the prompt ends with it."""
-    end: str = Field(default="</think>", min_length=1)
-    """Text with which reasoning ends; the answer is what follows the last of them."""
-    unfinished: Literal["keep", "drop"] = "keep"
-    """What becomes of a reply without the end: it is kept as it is, or all of it counts as reasoning (`drop`)."""
 
 
 StripReasoning = Annotated[ThoughtsBlock | None, BeforeValidator(_as_block)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.shared import lender_of
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.store.index import Index
 
 
-class Damage(NamedTuple):
+class Damage(msgspec.Struct, frozen=True):
     """Bytes of a journal file that are not a sound line."""
 
     path: Path

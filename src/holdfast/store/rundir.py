@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -115,7 +114,9 @@ class RunDir:
             return self._load_large(repair=repair)
         index = load_index(self.journals, repair=self.aside if repair else None)
         if repair and index.damage:  # the cache may refer to damaged lines of shared files, which stay as they are
-            shutil.rmtree(self.path / INDEX, ignore_errors=True)
+            from shutil import rmtree  # imports all kinds of compression
+
+            rmtree(self.path / INDEX, ignore_errors=True)
         return index
 
     def cache_index(self) -> list[Damage]:

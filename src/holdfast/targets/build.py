@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from holdfast.functions.loading import module_source
 from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.origin import Origin
 
@@ -28,6 +27,8 @@ def target_identity(spec: Eval) -> dict[str, Any]:
     kind = target_class(spec)
     identity = {"kind": spec.target.kind, **kind.identity(spec.target, _origin(spec))}
     if not TARGETS.is_builtin(spec.target.kind):
+        from holdfast.functions.loading import module_source
+
         identity["source"] = module_source(kind.__module__, spec.folder)
     return identity
 

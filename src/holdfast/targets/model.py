@@ -16,9 +16,10 @@ from holdfast.dialects.clouds import dialect_at
 from holdfast.dialects.reading import split_thoughts
 from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
+from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
-from holdfast.spec.schema import ResponderBlock, is_embedded
+from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from holdfast.dialects.types import Answer
-    from holdfast.spec.grader_schema import PromptGrader
+    from holdfast.spec.conversation_schema import ResponderBlock
+    from holdfast.spec.judge_schema import PromptGrader
     from holdfast.spec.origin import Origin
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.batch_client import BatchClient
@@ -134,7 +136,7 @@ class Model(Target):
             batch=getattr(block, "batch", None),
         )
         model = cls(asked, prices, where=where)
-        model._place = "responder" if isinstance(block, ResponderBlock) else f"graders.{block.name}"
+        model._place = f"graders.{block.name}" if is_judge(block) else "responder"
         return model
 
     def _check_endpoint(self, where: str) -> None:

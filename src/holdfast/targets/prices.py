@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from holdfast.dialects.types import TokenCounts
-    from holdfast.spec.schema import Price
+    from holdfast.spec.model_schema import Price
 
 _BUILT_IN: Final = Path(__file__).with_name("prices.json")
 _TABLES: Final = {"vertex": "google"}

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.spec.code_target_schema import CommandTarget, PythonTarget
-    from holdfast.spec.schema import Api, Price
+    from holdfast.spec.model_schema import Price
+    from holdfast.spec.schema import Api
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
     from holdfast.targets.exchange import Place

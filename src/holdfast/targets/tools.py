@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from holdfast.spec.agent_schema import ToolBlock
     from holdfast.spec.load import Eval
-    from holdfast.spec.target_schema import ToolBlock
     from holdfast.targets.mcp import McpServer
     from holdfast.targets.types import Calls, Message, PastCall, ReplayPolicy, Turn
 

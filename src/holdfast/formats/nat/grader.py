@@ -11,7 +11,7 @@ from holdfast.formats.nat.library import Evaluator, load_evaluator_config
 from holdfast.formats.nat.schema import NatGrader
 from holdfast.formats.nat.trace import steps_of
 from holdfast.functions import describe_error
-from holdfast.graders.text import render_text
+from holdfast.graders.expected import render_text
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.validation import suggest
 
