@@ -161,10 +161,14 @@ def metrics_bytes(run: Path) -> bytes:
     return rest
 
 
+def numbers(run: Path) -> tuple[bytes, bytes]:
+    """`metrics.json` without times, and `results.json`: equal for two runs of one eval."""
+    return metrics_bytes(run), (run / "results.json").read_bytes()
+
+
 def assert_same_numbers(run: Path, other: Path) -> None:
     """Two runs of one eval ended in the same bytes, times left out."""
-    assert metrics_bytes(run) == metrics_bytes(other)
-    assert (run / "results.json").read_bytes() == (other / "results.json").read_bytes()
+    assert numbers(run) == numbers(other)
 
 
 def share(eval_file: Path, workers: int = 4, **options: Any) -> Path:
