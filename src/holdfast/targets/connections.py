@@ -327,10 +327,11 @@ class _Connection(asyncio.Protocol):
         return waiter
 
     def write(self) -> None:
-        """Write the request that was sent. A transport that has been closed since drops it."""
-        assert self._transport is not None
-        self._transport.write(self._unwritten)
-        self._unwritten = b""
+        """Write the request that was sent, unless the connection has been closed since."""
+        if not self.lost:
+            assert self._transport is not None
+            self._transport.write(self._unwritten)
+            self._unwritten = b""
 
     def close(self) -> None:
         """Close the connection, whatever it does."""
