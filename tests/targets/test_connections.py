@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import select
 import socket
 import ssl
 import subprocess
 import zlib
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -391,5 +392,36 @@ def test_after_a_reply_that_came_before_its_request_was_written_the_connection_i
                         assert await (await last).read() == BODY.replace(b"two", b"six")
                     assert await loop.sock_recv(early, 1 << 16) == b""
             await connections.close()
+
+    uvloop.run(ask())
+
+
+def test_the_first_of_many_requests_are_written_before_the_last_are_sent() -> None:
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as accepted:
+            listener.setblocking(False)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+            connections = Connections(url, {})
+
+            def send() -> Coroutine[Any, Any, Response]:
+                return connections.request("POST", url, b"{}", None, whole=True)
+
+            requests = [send() for _ in range(20)]
+            async with asyncio.timeout(30):
+                first = [asyncio.create_task(send()) for _ in requests]
+                servers = [accepted.enter_context((await loop.sock_accept(listener))[0]) for _ in requests]
+                for server in servers:
+                    server.setblocking(False)
+                    assert await loop.sock_recv(server, 1 << 16)
+                    server.sendall(WHOLE)
+                await asyncio.gather(*first)
+            for request in requests:
+                request.send(None)  # the event loop has no turn in between
+            arrived = select.select(servers, [], [], 0)[0]
+            for request in requests:
+                request.close()
+            await connections.close()
+            assert len(arrived) == 16
 
     uvloop.run(ask())

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 30.0
 """how long a connection is kept without being used"""
+_MOST_UNWRITTEN: Final = 8
+"""requests that wait for each other: each more would delay the first one by the time that a trial takes"""
 _ADDRESS_SECONDS: Final = 300.0
 """how long the addresses of a host are believed"""
 _LONGEST_HEAD: Final = 1 << 17
@@ -196,7 +198,7 @@ class Connections:
             raise
 
     def write_soon(self, connection: _Connection) -> None:
-        """Have a request written, together with those that are sent in the same iteration of the event loop.
+        """Have a request written, together with some that are sent in the same iteration of the event loop.
 
         Between two trials, a system call would take what trials need out of the processor's caches: both take less time
         if each is done many times in a row.
@@ -204,6 +206,8 @@ class Connections:
         if not self._unwritten:
             self.loop.call_soon(self._write)
         self._unwritten.append(connection)
+        if len(self._unwritten) == _MOST_UNWRITTEN:
+            self._write()
 
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, []
