@@ -378,7 +378,7 @@ def main() -> int:
         folder = Path(name)
         for title, part in {
             "starting": lambda: starting(server, folder / "start", sizes),
-            "throughput at 0 ms": lambda: throughput(server, folder / "fast", sizes, 0, 0.5),
+            "throughput at 0 ms": lambda: throughput(server, folder / "fast", sizes, 0, 0.8),
             "throughput at 50 ms": lambda: throughput(server, folder / "slow", sizes, 50, 0.9),
             "bytes at 50 ms": lambda: slow_bytes(server, folder / "bytes", sizes),
             "scale": lambda: scale(server, folder / "scale", sizes),
