@@ -7,8 +7,9 @@ file, each with the number of the trial's place before it, and the memory holds 
 from __future__ import annotations
 
 from array import array
+from contextlib import suppress
 from struct import Struct
-from tempfile import SpooledTemporaryFile
+from tempfile import SpooledTemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Final
 
 from holdfast.store.lines import LineRef
@@ -39,13 +40,17 @@ class LinePlaces:
         """… by the key of a trial that has no output"""
 
     def __del__(self) -> None:
-        self._places.close()
+        with suppress(OSError):  # on a full disk, closing tries once more to write
+            self._places.close()
 
     def add(self, key: str, file: int, offset: int, length: int) -> None:
         """Add a line of a trial, before any line is asked for."""
         row = self._outputs.row_of(key)
         before = self._last[row] if row >= 0 else self._pending.get(key, -1)
-        self._places.write(_PLACE.pack(before, file, offset, length))
+        try:
+            self._places.write(_PLACE.pack(before, file, offset, length))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, gettempdir()) from error  # nobody else names the folder
         if row >= 0:
             self._last[row] = self._count
         else:

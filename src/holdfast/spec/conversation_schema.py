@@ -96,7 +96,7 @@ class CheckpointBlock(Block):
     after_turn: int = Field(ge=1)
     """Number of the turn to check, counted from 1."""
     on_failure: Literal["continue", "stop"] = "continue"
-    """What a failed checkpoint does: `continue` the conversation, or `stop` it with score 0. The trial fails in
+    """Effect of a failed checkpoint: `continue` the conversation, or `stop` it with score 0. The trial fails in
     either case."""
     where: str | None = None
     """Expression over the row's fields. Where it is false, the checkpoint does not apply."""

@@ -31,7 +31,7 @@ class JudgeBlock(Block):
 
     @property
     def label(self) -> str:
-        """What the judge is called in results."""
+        """Name of the judge in results."""
         return self.name or self.model
 
 
@@ -67,8 +67,8 @@ class PromptGrader(GraderBlock):
     """Lowest and highest score that the judge may give by the `rubric`, such as `[1, 10]`, mapped to 0 and 1. Default:
     0 to 1."""
     transcript: Literal["last", "all", "reasoning"] = "last"
-    """What the judge sees: the `last` reply, `all` of the conversation with its roles, or the last reply with the
-    `reasoning` of the model before it."""
+    """Part of the conversation that the judge sees: the `last` reply, `all` of it with its roles, or the last reply
+    with the `reasoning` of the model before it."""
     continue_session: bool = False
     """Not supported: a judge never continues the target's session. Use `transcript: all`."""
     mode: Literal["independent", "pairwise"] = "independent"

@@ -50,4 +50,4 @@ class ThoughtsBlock(Block):
     end: str = Field(default="</think>", min_length=1)
     """Text with which reasoning ends; the answer is what follows the last of them."""
     unfinished: Literal["keep", "drop"] = "keep"
-    """What becomes of a reply without the end: it is kept as it is, or all of it counts as reasoning (`drop`)."""
+    """Handling of a reply without the end: it is kept as it is, or all of it counts as reasoning (`drop`)."""

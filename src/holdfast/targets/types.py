@@ -172,7 +172,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     @property
     def seed(self) -> int:
-        """The same number for the same sample and trial, whatever the order of execution."""
+        """Seed of the trial: the same number for the same sample and trial, whatever the order of execution."""
         return xxh3_64_intdigest(f"{self.sample.digest}:{self.trial}".encode()) & 0x7FFFFFFF
 
 
