@@ -11,7 +11,6 @@ import signal
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as parquet
 import pytest
 
 from holdfast.export.tables import rows as rows_of
@@ -24,12 +23,14 @@ from holdfast.spec.load_exports import EXPORTERS
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
 from tests.support.lab import Lab, rows
+from tests.support.lazy import LazyModule
 from tests.support.running import Server, holdfast, lines, metrics, module_server, server, start, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ROWS, TRIALS = 5, 2
+parquet = LazyModule("pyarrow.parquet")
 FORMATS = ["csv", "parquet", "nat", "flexeval", "samples"]
 
 

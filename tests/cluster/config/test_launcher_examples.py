@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from ruamel.yaml import YAML
 
 from tests.support.clusters import launched, lay_out, write
 
-EXAMPLES: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("launcher_examples.yaml"))
+FILE = Path(__file__).with_name("launcher_examples.yaml")
+NAMES = re.findall(r"^(\w.*):$", FILE.read_text(), re.MULTILINE)
+"""read without parsing the examples, which every test process would do to collect its tests"""
 PROFILE = """\
 [cluster]
 executor = "slurm"
@@ -25,6 +29,13 @@ ONLY_OURS = Counter(("--host", "0.0.0.0"))
 """what vLLM does without it, too: workers on other nodes have to reach the server"""
 
 
+@cache
+def examples() -> dict[str, Any]:
+    loaded: dict[str, Any] = YAML(typ="safe").load(FILE)
+    assert list(loaded) == NAMES
+    return loaded
+
+
 def words(command: str) -> Counter[str]:
     """The words of a command in any order, options apart from their values."""
     return Counter(command.replace("=", " ").split())
@@ -34,9 +45,9 @@ def as_options(resources: dict[str, Any]) -> set[str]:
     return {f"--{name}" if value is True else f"--{name}={value}" for name, value in resources.items()}
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_example_of_the_launcher_means_the_same(name: str, tmp_path: Path) -> None:
-    example, folder = EXAMPLES[name], lay_out(tmp_path)
+    example, folder = examples()[name], lay_out(tmp_path)
     write(folder / "env.toml", PROFILE)
     config = {**example["config"], "evaluation": {"tasks": ["mmlu"]}}
     write(folder / "config" / "example.yaml", json.dumps(config))  # which is YAML, too
