@@ -6,8 +6,8 @@ environment, arguments and `sys.path` are those of a new `python -m MODULE`, and
 its memory. The processes of Holdfast that it starts in turn, such as workers, are forked as well.
 
 All processes of a test run share the warm process and three that are forked from it, which import lm-eval, MLflow or
-W&B. For each connection to its socket such a process forks one that in turn forks for each request, until the connection
-is closed.
+W&B. For each connection to its socket such a process forks one that in turn forks for each request, until the
+connection is closed.
 """
 
 from __future__ import annotations
