@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from glob import glob
 from pathlib import Path
 from types import ModuleType
 
@@ -25,8 +26,10 @@ MARKED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 """a block of code: commands to run, or a file below its name"""
-PLAIN = re.compile(r"holdfast [^|&;<>()$`*?\[\]#~\\{}!\n]*")
-"""a command that a shell only splits into words"""
+PLAIN = re.compile(r"holdfast (?:[^|&;<>()$`*?\[\]#~\\{}!\n]*|[^|&;<>()$`'\"#~\\{}!\n]*)")
+"""a command that a shell only splits into words, which are patterns of files where nothing is quoted"""
+INSTALLED = 3
+"""commands of the tutorial that run as it says, by the installed script: the plan, an eval and its failures"""
 SECTION = re.compile(r"^###? `(\w+)`\n\n```yaml\n(- type: .*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = sorted(path for path in [ROOT / "README.md", *DOCS.glob("*.md")] if MARKED.search(path.read_text()))
 SNIPPETS = [
@@ -39,7 +42,13 @@ SNIPPETS = [
 def run_line(line: str, cwd: Path, env: dict[str, str], code: int, *, installed: bool) -> None:
     """Run a line of the documentation: in a shell, if that has anything to do, or if the installed script is meant."""
     if PLAIN.fullmatch(line) and not installed:
-        holdfast(*shlex.split(line)[1:], cwd=cwd, env=env, check=code)
+        words = shlex.split(line)[1:]
+        holdfast(
+            *(path for word in words for path in sorted(glob(word, root_dir=cwd)) or [word]),
+            cwd=cwd,
+            env=env,
+            check=code,
+        )
         return
     done = subprocess.run(
         ["bash", "-c", line], cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=900
@@ -58,7 +67,8 @@ def test_files_and_commands_of_a_page_work(page: Path, tmp_path: Path) -> None:
             continue
         for line in block["body"].splitlines():
             if line.startswith("$ "):
-                run_line(line[2:], tmp_path, env, int(block["exit"] or 0), installed=page.name == "tutorial.md")
+                installed = page.name == "tutorial.md" and commands < INSTALLED
+                run_line(line[2:], tmp_path, env, int(block["exit"] or 0), installed=installed)
                 commands += 1
     if page.name == "tutorial.md":
         assert commands >= 8

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import urllib.parse
 import urllib.request
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.forking import Forked
 from tests.support.lab import Lab, rows
 from tests.support.running import Server, environment, holdfast, metrics, module_server, wait_for
 
@@ -32,19 +32,11 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    without_jobs = environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")  # they take a dozen processes
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += [
-        "--backend-store-uri",
-        f"sqlite:///{folder}/mlflow.db",
-        "--artifacts-destination",
-        str(folder / "files"),
-    ]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
+        process = Forked(
+            [sys.executable, "-m", "tests.support.mlflow_server", folder, str(port)],
             cwd=folder,
-            env=without_jobs,
+            env=environment(),
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -63,7 +55,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         wait_for(healthy, "MLflow's server", START)
         yield address
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # a session of its own: the server and its worker
+        os.killpg(process.pid, signal.SIGKILL)  # a session of its own, with whatever it started
         process.wait()
 
 

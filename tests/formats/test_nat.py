@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
-import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,10 +18,12 @@ from holdfast.formats.nat.stream import usage_of
 from holdfast.formats.nat.trace import messages_of
 from holdfast.spec.document import read_document
 from holdfast.spec.schema import SCHEMA_VERSION
-from tests.support.nat import nat_environment, nat_project
-from tests.support.running import HOLDFAST, PATIENCE, holdfast, lines, metrics, run_dir, wait_for
+from tests.support.nat import nat_project
+from tests.support.running import PATIENCE, holdfast, lines, metrics, run_dir, wait_for
+from tests.support.specs import command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.nat import Nat
@@ -40,18 +43,18 @@ def edit(path: Path, **changes: Any) -> None:
         yaml.dump(data, file)
 
 
-def plan(config: Path) -> str:
-    """Return the plan of the command, which is made without NAT."""
-    done = subprocess.run(
-        [*HOLDFAST, "eval", str(config), "--dry-run"],
-        cwd=config.parent,
-        env=nat_environment(config.parent),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[Path], str]:
+    """Return a function that returns the plan of the command, which is made without NAT."""
+
+    def dry_run(config: Path) -> str:
+        monkeypatch.setattr(sys, "path", [str(config.parent / "installed"), *sys.path])
+        importlib.invalidate_caches()
+        done = command(monkeypatch, capsys, config.parent, "eval", config, "--dry-run")
+        assert done.code == 0, done.err
+        return done.out + done.err
+
+    return dry_run
 
 
 def events(folder: Path) -> list[str]:
@@ -60,7 +63,9 @@ def events(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_a_configuration_runs_as_it_is_and_reruns_only_what_a_change_concerns(nat: Nat, tmp_path: Path) -> None:
+def test_a_configuration_runs_as_it_is_and_reruns_only_what_a_change_concerns(
+    nat: Nat, tmp_path: Path, plan: Callable[[Path], str]
+) -> None:
     config = nat_project(tmp_path)
     done = nat("eval", config, cwd=tmp_path)
     assert events(tmp_path) == ["open", "call", "call", "close"], "rows of another kind are left out"
@@ -236,7 +241,9 @@ def test_rows_are_those_that_the_configuration_selects_under_its_own_names(kind:
     assert spec.graders[0].model_dump()["expected"] == "{{ truth }}"
 
 
-def test_a_configuration_may_extend_another_and_take_texts_from_files(tmp_path: Path) -> None:
+def test_a_configuration_may_extend_another_and_take_texts_from_files(
+    tmp_path: Path, plan: Callable[[Path], str]
+) -> None:
     nat_project(tmp_path)
     (tmp_path / "prompt.md").write_text("Answer briefly.")
     above = tmp_path / "above.yml"

@@ -5,9 +5,9 @@ Starting Python and importing Holdfast is most of the time a short command takes
 environment, arguments and `sys.path` are those of a new `python -m MODULE`, and it ends as one, but for the clearing of
 its memory. The processes of Holdfast that it starts in turn, such as workers, are forked as well.
 
-All processes of a test run share the warm process and two that are forked from it, which import lm-eval or MLflow. For
-each connection to its socket such a process forks one that in turn forks for each request, until the connection is
-closed.
+All processes of a test run share the warm process and three that are forked from it, which import lm-eval, MLflow or
+W&B. For each connection to its socket such a process forks one that in turn forks for each request, until the
+connection is closed.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ _MORE: Final = {
     "holdfast": (),
     "lm-eval": ("lm_eval.evaluator", "lm_eval.models.openai_completions", "sacrebleu", "scipy.io"),
     "mlflow": ("mlflow.entities",),
+    "wandb": ("wandb.sdk.launch", "pandas"),
 }
 """the warm processes, and what each imports once it is needed"""
 _READ_BY_LM_EVAL: Final = ("HF_", "TQDM_")
@@ -68,7 +69,7 @@ OFFLINE: Final = {
     "TQDM_DISABLE": "1",
 }
 """with what lm-eval is imported: as for data of a folder"""
-_VARIABLES: Final = {"lm-eval": OFFLINE, "mlflow": {"DO_NOT_TRACK": "1"}}
+_VARIABLES: Final = {"lm-eval": OFFLINE, "mlflow": {"DO_NOT_TRACK": "1"}, "wandb": {"WANDB_ERROR_REPORTING": "false"}}
 """under which a warm process imports more"""
 _WITH_LM_EVAL: Final = ("holdfast.benchmarks.compiler", "tests.support.lm_eval_oracle")
 _OF_THE_VIEWER: Final = ("holdfast.view.columns", "holdfast.view.reported", "holdfast.view.search")
@@ -137,7 +138,8 @@ def _choose_warm(module: str, arguments: list[str]) -> str:
     """Return the name of the warm process that has imported most of what a module will need."""
     if module in _WITH_LM_EVAL:
         return "lm-eval"
-    return "mlflow" if any("mlflow" in argument for argument in arguments) else "holdfast"
+    words = (module, *arguments)
+    return next((name for name in ("mlflow", "wandb") if any(name in word for word in words)), "holdfast")
 
 
 class ForkedIfPossible:
@@ -351,11 +353,19 @@ def _become(module: str, arguments: list[str], cwd: str, env: dict[str, str], ne
     os.chdir(cwd)
     sys.path[0] = cwd
     tempfile.tempdir = None  # that of the variables
+    _make_media_folder()
     sys.argv = ["-m", *arguments]
     subprocess.Popen = ForkedIfPossible
     if module != "holdfast":
         sys.modules.pop(module, None)  # it is __main__
     os._exit(_run(module))
+
+
+def _make_media_folder() -> None:
+    """Make the temporary folder that W&B makes as it is imported, for this process alone."""
+    if module := sys.modules.get("wandb.sdk.data_types._private"):
+        module.MEDIA_TMP.cleanup()
+        module.MEDIA_TMP.__init__("wandb-media")
 
 
 def _run(module: str) -> int:

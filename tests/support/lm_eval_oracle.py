@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 
@@ -20,12 +21,16 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     import datasets
     import lm_eval
+    from lm_eval import utils
     from lm_eval.models.openai_completions import LocalCompletionsAPI
     from lm_eval.tasks import TaskManager
 
     original = datasets.load_dataset
     hub = Path(request["hub"])
-    datasets.load_dataset = lambda path, name=None, **options: original(str(hub / path), name, **options)
+    datasets.load_dataset = cache(lambda path, name=None, **options: original(str(hub / path), name, **options))
+    # Most of its time goes into reading a README.md for each configuration, and compiling a template for each field.
+    datasets.load.DatasetCard.load = cache(datasets.load.DatasetCard.load)
+    utils.env.from_string = cache(utils.env.from_string)
     base = Path(lm_eval.__file__).parent / "tasks"
     folders = [
         base / name for name in ("arc", "gsm8k", "hellaswag", "mmlu/default", "openbookqa", "wikitext", "winogrande")

@@ -12,6 +12,7 @@ import os
 import random
 import sys
 from collections import Counter
+from copy import deepcopy
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -206,6 +207,7 @@ def _pin_datasets(datasets: Any, request: CompileRequest, place: Path) -> dict[t
     `place` is for what the library makes of local files: its own cache does not notice all changes of them.
     """
     original = datasets.load_dataset
+    datasets.load.dataset_module_factory = _once_each(datasets.load.dataset_module_factory)
     sources: dict[tuple[str, str | None], Source] = {}
     mirror = Path(request.mirror) if request.mirror is not None else None
 
@@ -229,6 +231,19 @@ def _pin_datasets(datasets: Any, request: CompileRequest, place: Path) -> dict[t
 
     datasets.load_dataset = load_dataset
     return sources
+
+
+def _once_each(describe: Callable[..., Any]) -> Callable[..., Any]:
+    """Describe a dataset once: the library does it again for each configuration, and MMLU describes 57 of them."""
+    described: dict[str, Any] = {}
+
+    def describe_once(*place: Any, **options: Any) -> Any:
+        key = repr((place, options))
+        if key not in described:
+            described[key] = describe(*place, **options)
+        return deepcopy(described[key])  # the library changes what it gets
+
+    return describe_once
 
 
 def _commit(path: str) -> str:
