@@ -6,6 +6,7 @@
 `metrics`    metrics.json and results.json as structs
 `journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
+`spool`      bytes that are set aside in a temporary file
 `index`      the content of the journals, read once when a run is opened
 `damage`     damaged bytes of journals
 `index_table`  its outputs and verdicts, packed
