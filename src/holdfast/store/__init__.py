@@ -13,6 +13,7 @@
 `texts`      reads the answers of many outputs
 `cache_file`  files of caches, under a digest
 `index_cache`  stores the index of a large run, so that only what was appended is read again
+`step_places` where the calls of each trial are in a long journal, so that no search is needed
 `trial_table` trials as typed columns, in memory and as one checked file
 `trial_notes` the files that such a table was made from
 `output_rows` outputs as rows of numbers, for columns
