@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import tracemalloc
 from pathlib import Path
-from tempfile import gettempdir
-
-import pytest
 
 from holdfast.report.line_places import LinePlaces
 from holdfast.store.index import Index
@@ -45,11 +41,3 @@ def test_calls_take_no_memory() -> None:
     finally:
         tracemalloc.stop()
     assert places.lines("k3")[-1] == LineRef(FILES[1], 199_993, 1)
-
-
-def test_a_full_disk_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = LinePlaces(FILES, _outputs(1).outputs)
-    with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr(places, "_places", full)
-        with pytest.raises(OSError, match=re.escape(gettempdir())):
-            places.add("k0", 0, 1, 1)

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+import holdfast
 from holdfast.report.chat import read_messages
 from holdfast.report.run_view import GradedTrial, Pending, RunView
 from holdfast.report.timeline import Timeline, trial_timeline
+from holdfast.store.lines import scan, seal, search, search_parts
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows
-from tests.support.running import Server, module_server
+from tests.support.running import Server, module_server, server
 from tests.support.showcase import agent_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from holdfast.store.lines import Line
 
 provider = module_server()
 
@@ -26,6 +31,25 @@ provider = module_server()
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return agent_run(tmp_path_factory.mktemp("shop"))
+
+
+@pytest.fixture
+def large_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that has the caches of a large one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
+    monkeypatch.setattr("holdfast.store.step_places._STRETCH", 1)
+    (tmp_path / "tools.py").write_text("def search(place: str) -> str:\n    return place\n")
+    with server(tool_calls=1) as model:
+        run = holdfast.evaluate(
+            name="e",
+            samples=[{"id": f"s{number}"} for number in range(12)],
+            prompt="Begin.",
+            target={"model": "m", "base_url": model.base_url, "tools": [{"python": "tools.py:search"}]},
+            graders=[{"type": "text", "contains": "part"}],
+            runs_dir=tmp_path / "runs",
+        )
+    return run.path
 
 
 def timeline(run: Path, sample: str) -> Timeline:
@@ -83,6 +107,39 @@ class TestOneTrial:
         assert [trial.grades[-1].feedback for trial in trials] == ["better"] * 4
         for trial in trials:
             assert RunView(RunDir(run)).trial(trial.output.sample, 1, line=trial.line) == trial
+
+    def test_neither_outputs_nor_calls_of_a_large_run_are_searched(
+        self, large_run: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read: list[int] = []
+
+        def search_other(path: Path, *arguments: Any) -> Iterator[Line]:
+            assert path.name != "outputs.jsonl"
+            return search(path, *arguments)
+
+        def search_noted(path: Path, words: bytes, parts: Sequence[tuple[int, int]]) -> Iterator[Line]:
+            read.append(sum(end - start for start, end in parts))
+            return search_parts(path, words, parts)
+
+        whole = RunView(RunDir(large_run))
+        steps = {trial.output.sample: (trial, whole.steps(trial.output.key)) for trial in whole.trials()}
+        monkeypatch.setattr("holdfast.report.run_view.search", search_other)
+        monkeypatch.setattr("holdfast.report.run_view.search_parts", search_noted)
+        for sample, (trial, calls) in steps.items():
+            view = RunView(RunDir(large_run))
+            assert view.trial(sample, 1) == trial
+            assert view.steps(trial.output.key) == calls and len(calls) == 3
+        assert 0 < max(read) < (large_run / "steps.jsonl").stat().st_size / 4
+
+    def test_an_output_that_came_after_the_report_counts(self, large_run: Path) -> None:
+        line = next(line.data for line in scan(large_run / "outputs.jsonl") if b'"sample":"s3",' in line.data)
+        record = {**json.loads(line), "output": "later"}
+        del record["sum"]
+        record["timing"]["started"] += 1
+        with (large_run / "outputs.jsonl").open("ab") as file:
+            file.write(seal(msgspec.json.encode(record)))
+        trial = RunView(RunDir(large_run)).trial("s3", 1)
+        assert isinstance(trial, GradedTrial) and trial.output.output == "later"
 
     def test_there_is_none_for_other_names_and_numbers(self, run: Path) -> None:
         view = RunView(RunDir(run))

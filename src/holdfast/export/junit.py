@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
 from holdfast.report.run_view import GradedTrial
 from holdfast.store.durable import replacing
+from holdfast.store.spool import Spool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def write_junit(view: RunView, folder: Path) -> list[Path]:
     classname = f"{manifest.name}.{manifest.target}"
     counts: Counter[str] = Counter()
     seconds = 0.0
-    with tempfile.TemporaryFile() as cases, replacing(path) as file:
+    with Spool() as cases, replacing(path) as file:
         for trial in view.everything():
             status, text, took = _case(trial, classname, several=manifest.trials > 1)
             cases.write(text.encode())

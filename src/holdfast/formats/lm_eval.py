@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from datetime import datetime
 from hashlib import sha256
 from itertools import groupby
@@ -22,6 +21,7 @@ from holdfast.report.run_view import GradedTrial
 from holdfast.spec.benchmark_tasks import TASK_FIELD, BenchmarkTask, BenchmarkTasks, TaskMetric, benchmark_tasks
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.durable import make_directory, replacing
+from holdfast.store.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def write_lm_eval(view: RunView, folder: Path) -> list[Path]:
     # second, which keeps runs that began together apart.
     stamp = f"{view.manifest.created.rstrip('Z').replace(':', '-')}.{int(view.manifest.id, 16) % 1_000_000:06d}"
     tasks = benchmark_tasks(view.manifest.eval) or _as_task(view)
-    with tempfile.TemporaryFile() as spool:
+    with Spool() as spool:
         samples = _Samples(tasks, spool)
         samples.take(view)
         written = [place / f"samples_{_file_name(name)}_{stamp}.jsonl" for name in samples.names]
@@ -84,7 +84,7 @@ class _Samples:
     They wait in a temporary file, since a task's file has all documents with one filter, then all with the next.
     """
 
-    def __init__(self, tasks: BenchmarkTasks, spool: BinaryIO) -> None:
+    def __init__(self, tasks: BenchmarkTasks, spool: Spool) -> None:
         self._tasks = tasks
         self._spool = spool
         self._lines: dict[tuple[str, str], list[tuple[int, int, str]]] = {}

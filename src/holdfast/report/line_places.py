@@ -7,12 +7,11 @@ file, each with the number of the trial's place before it, and the memory holds 
 from __future__ import annotations
 
 from array import array
-from contextlib import suppress
 from struct import Struct
-from tempfile import SpooledTemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Final
 
 from holdfast.store.lines import LineRef
+from holdfast.store.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _PLACE: Final = Struct("<qIQI")
 """number of the trial's place before this one, or -1; number of the file, offset and length of the line"""
-_IN_MEMORY: Final = 1 << 20
-"""bytes of places from which on there is a file"""
 
 
 class LinePlaces:
@@ -32,25 +29,18 @@ class LinePlaces:
     def __init__(self, files: Sequence[Path], outputs: OutputTable) -> None:
         self._files = files
         self._outputs = outputs
-        self._places = SpooledTemporaryFile(_IN_MEMORY)
+        self._places = Spool()
         self._count = 0
         self._last = array("q", [-1]) * outputs.row_count
         """number of a trial's last place, by the row of its output"""
         self._pending: dict[str, int] = {}
         """… by the key of a trial that has no output"""
 
-    def __del__(self) -> None:
-        with suppress(OSError):  # on a full disk, closing tries once more to write
-            self._places.close()
-
     def add(self, key: str, file: int, offset: int, length: int) -> None:
         """Add a line of a trial, before any line is asked for."""
         row = self._outputs.row_of(key)
         before = self._last[row] if row >= 0 else self._pending.get(key, -1)
-        try:
-            self._places.write(_PLACE.pack(before, file, offset, length))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, gettempdir()) from error  # nobody else names the folder
+        self._places.write(_PLACE.pack(before, file, offset, length))
         if row >= 0:
             self._last[row] = self._count
         else:

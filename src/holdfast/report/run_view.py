@@ -36,9 +36,13 @@ from holdfast.store.index import (
     read_output_head,
     read_steps,
 )
-from holdfast.store.lines import LineRef, count_lines, first_line_since, is_sound, scan, search
+from holdfast.store.lines import LineRef, count_lines, first_line_since, is_sound, scan, search, search_parts
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
+from holdfast.store.rundir import INDEX
 from holdfast.store.shared import lender_of, unwanted_keys
+from holdfast.store.step_places import places_of
+from holdfast.store.trial_notes import TableNotes, stamp_journals, stamp_report
+from holdfast.store.trial_table import TrialTable
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, MutableMapping
@@ -221,6 +225,7 @@ class RunView:
             if head is not None and _named(data) == (sample, number) and head.key not in unwanted_keys(line.path):
                 keep_output(index, Entry(line, head))
 
+        at = at or self._reported_line(sample, number)
         if at is not None and is_sound(data := at.read()):
             keep(at, data)
         if not index.outputs:
@@ -229,6 +234,19 @@ class RunView:
                 for line in search(path, words):
                     keep(LineRef(path, line.offset, len(line.data)), line.data)
         return {key: ref for key, ref in index.outputs.items() if self.work.fits(ref)}
+
+    def _reported_line(self, sample: str, number: int) -> LineRef | None:
+        """Return where the columns that were written with the report have an output; None if they are stale, too."""
+        table = None if self.metrics is None else TrialTable.load(self.rundir.path / INDEX)
+        if table is None or (row := table.find(sample, number)) is None:
+            return None
+        with suppress(msgspec.ValidationError):
+            notes = msgspec.convert(table.notes, TableNotes)
+            if (notes.report, notes.journals) == (stamp_report(self.rundir), stamp_journals(self.rundir)):
+                line = table.line(row, self.rundir.path)
+                if line is not None and line.path in self.rundir.journals("outputs"):  # the table may be another run's
+                    return line
+        return None
 
     def _verdicts_of(
         self, key: str, ref: OutputRef, panel: Panel | None
@@ -349,11 +367,14 @@ class RunView:
     def _lines_of(self, journal: str, key: str) -> Iterable[LineRef]:
         """Return the lines of a trial: one search for one trial, one pass where all are read."""
         if self._lines is None:
+            words = _key_words(key)
             return [
                 LineRef(path, line.offset, len(line.data))
                 for path in self.rundir.journals(journal)
-                for line in search(path, _key_words(key))
-                if line.data.startswith(_key_words(key))
+                for line in (
+                    search_parts(path, words, places_of(path, words)) if journal == "steps" else search(path, words)
+                )
+                if line.data.startswith(words)
             ]
         if journal not in self._lines:
             self._lines[journal] = self._all_lines(journal)

@@ -6,12 +6,14 @@
 `metrics`    metrics.json and results.json as structs
 `journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
+`spool`      bytes that are set aside in a temporary file
 `index`      the content of the journals, read once when a run is opened
 `damage`     damaged bytes of journals
 `index_table`  its outputs and verdicts, packed
 `texts`      reads the answers of many outputs
 `cache_file`  files of caches, under a digest
 `index_cache`  stores the index of a large run, so that only what was appended is read again
+`step_places` where the calls of each trial are in a long journal, so that no search is needed
 `trial_table` trials as typed columns, in memory and as one checked file
 `trial_notes` the files that such a table was made from
 `output_rows` outputs as rows of numbers, for columns

@@ -20,6 +20,7 @@ from holdfast.store.lines import LineRef, is_sound, read_blocks, scan
 from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
 from holdfast.store.refs import OutputRef, VerdictRef, moments
 from holdfast.store.shared import journal_size, lender_of, run_of, settle, unwanted_keys
+from holdfast.store.step_places import StepPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
@@ -351,10 +352,13 @@ class IndexReader:
             settle(path)
         decode, last, end = kind.decode_in(path), *read
         add = kind.adder(self.index, path)
+        places = StepPlaces(path) if durable and kind.name == "steps" else None  # whoever holds the lease may note them
         with suppress(FileNotFoundError):
             size = journal_size(path)  # before reading: another process may finish its last line meanwhile
             for block in read_blocks(path, end, size):
                 all_sound = block.all_sound()
+                if places is not None:
+                    places.add(block.offset + block.starts[0], block.data[block.starts[0] : block.ends[-1] + 1])
                 for start, data in zip(block.starts, block.lines(), strict=True):
                     offset = block.offset + start
                     if all_sound or is_sound(data):

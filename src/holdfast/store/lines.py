@@ -19,7 +19,7 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.store.shared import end_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _TAIL = len(b',"sum":"0123456789abcdef"}')
@@ -156,6 +156,14 @@ def search(path: Path, words: bytes, start: int = 0) -> Iterator[Line]:
             yield Line(offset, data, sound=True, whole=True)
 
 
+def search_parts(path: Path, words: bytes, parts: Iterable[tuple[int, int]]) -> Iterator[Line]:
+    """Yield the sound lines that contain these bytes between two offsets of a journal file, part by part."""
+    with _opened(path) as content:
+        for offset, data in _find_in(content, words, parts):
+            if is_sound(data):
+                yield Line(offset, data, sound=True, whole=True)
+
+
 def find_lines(path: Path, words: bytes, start: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and text of each whole line of a file that contains these bytes. A missing file has none.
 
@@ -163,13 +171,17 @@ def find_lines(path: Path, words: bytes, start: int = 0) -> Iterator[tuple[int, 
     """
     with _opened(path) as content:
         turn = content.rfind(b"\n", 0, min(start, content.size)) + 1 if start > 0 else 0
-        for position, end in ((turn, content.size), (0, turn)):
-            while (match := content.find(words, position, end)) >= 0:
-                offset, newline = content.rfind(b"\n", 0, match) + 1, content.find(b"\n", match, content.size)
-                if newline < 0:
-                    break
-                yield offset, content.read(offset, newline)
-                position = newline + 1
+        yield from _find_in(content, words, ((turn, content.size), (0, turn)))
+
+
+def _find_in(content: _Content, words: bytes, parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+    for position, end in parts:
+        while (match := content.find(words, position, end)) >= 0:
+            offset, newline = content.rfind(b"\n", 0, match) + 1, content.find(b"\n", match, content.size)
+            if newline < 0:
+                break
+            yield offset, content.read(offset, newline)
+            position = newline + 1
 
 
 def first_line_since(path: Path, moment: float, time_of: Callable[[bytes], float | None]) -> int:

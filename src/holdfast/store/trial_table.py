@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import msgspec
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128_digest
 
+from holdfast.store.lines import LineRef
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
@@ -318,6 +320,19 @@ class TrialTable:
                 yield row
                 row += 1
             place = where.find(needle, place + 1, end)
+
+    def find(self, sample: str, trial: int) -> int | None:
+        """Return the row of a trial; None if there is none."""
+        trials = self._columns["trial"]
+        return next((row for row in self.rows_of(sample) if trials[row] == trial), None)
+
+    def line(self, row: int, run: Path) -> LineRef | None:
+        """Return the place of a row's output in a run directory; None if there is none."""
+        place = self._columns["at"][row]
+        if not place:
+            return None
+        file, offset = self.file_and_offset(place)
+        return LineRef(run / file, offset, self._columns["length"][row])
 
     def release(self) -> None:
         """Give the memory of a stored table back; its pages are mapped again when they are needed."""

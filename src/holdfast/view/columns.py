@@ -29,7 +29,6 @@ from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError
 from holdfast.report.run_view import RunView
 from holdfast.store.index import read_error_head
-from holdfast.store.lines import LineRef
 from holdfast.store.rundir import INDEX
 from holdfast.store.trial_notes import TableNotes, journals_of, stamp_journals, stamp_report
 from holdfast.store.trial_table import STATUSES, TABLE, RowStatus, TrialTable, field_column, score_column, status_column
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from holdfast.store.lines import LineRef
     from holdfast.store.rundir import RunDir
     from holdfast.view.snapshot import Facet, Snapshot
 
@@ -154,19 +154,14 @@ class Columns:
     def find(self, sample: str, trial: int) -> int | None:
         """Return the row number of a trial."""
         with self.lock:
-            trials = self.table["trial"]
-            rows = [row for row in self.table.rows_of(sample) if trials[row] == trial]
+            row = self.table.find(sample, trial)
             self.table.release()
-            return rows[0] if rows else None
+            return row
 
     def line(self, row: int) -> LineRef | None:
         """Return the place of a row's output; None if there is none."""
         with self.lock:
-            place = self.table["at"][row]
-            if not place:
-                return None
-            file, offset = self.table.file_and_offset(place)
-            return LineRef(self.rundir.path / file, offset, self.table["length"][row])
+            return self.table.line(row, self.rundir.path)
 
     def find_text(self, text: str, wait: float | None) -> tuple[bytes, bool]:
         """Search transcripts and ids for at most `wait` seconds; returns a byte of 1 for each row that contains a text.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from array import array
 from contextlib import ExitStack, suppress
-from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,6 +17,7 @@ from holdfast.export.names import unique_names
 from holdfast.formats.nat.steps import nat_steps
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.durable import keep_backup, make_directory, replacing, slug
+from holdfast.store.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 DEFAULT_STEPS: Final = ("LLM_END", "TOOL_END")
 _WORKFLOW: Final = "workflow_output.json"
 _LINES: Final = "workflow_output.jsonl"
-
-_IN_MEMORY: Final = 1 << 20
-"""bytes of verdicts from which on they are in a temporary file"""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -158,7 +155,7 @@ class _Verdicts:
     """The verdicts of a grader: in a temporary file until their mean is known, with which NAT's file begins."""
 
     def __init__(self) -> None:
-        self._items = SpooledTemporaryFile(_IN_MEMORY)
+        self._items = Spool()
         self._scores = array("d")
 
     def __enter__(self) -> _Verdicts:

@@ -1,0 +1,57 @@
+"""Bytes that are set aside and read again: in memory while they are few, then in a temporary file."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from tempfile import SpooledTemporaryFile, gettempdir
+from typing import Final
+
+_IN_MEMORY: Final = 1 << 20
+"""bytes from which on there is a file"""
+
+
+class Spool:
+    """A temporary file without a name, whose errors name its folder: nobody else could tell which disk is full."""
+
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(_IN_MEMORY)
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def write(self, data: bytes) -> None:
+        """Write bytes at the present place."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise _in_folder(error) from error
+
+    def seek(self, place: int) -> None:
+        """Go to a place, which also writes what is buffered."""
+        try:
+            self._file.seek(place)
+        except OSError as error:
+            raise _in_folder(error) from error
+
+    def tell(self) -> int:
+        """Return the present place."""
+        return self._file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        """Read so many bytes from the present place, or all."""
+        return self._file.read(size)
+
+    def close(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):  # on a full disk, closing tries once more to write
+            self._file.close()
+
+
+def _in_folder(error: OSError) -> OSError:
+    return OSError(error.errno, error.strerror, gettempdir())
