@@ -481,7 +481,31 @@ def test_an_escaped_text_means_itself(text: str) -> None:
     assert interpolate(Tree({"a": escape(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
 
 
-@settings(max_examples=20)
+_CHOICES = [
+    f"${{oc.select:{key},{default}}}" for key in ("a", "x", "c.d", "c", "x.y") for default in (1, "true", '"t"')
+]
+_names = st.sampled_from(["${a}", "${b}", "${c.d}", "${c}", "${c.e}", "${x}", "${ a}", *_CHOICES])
+_texts = st.lists(_names | st.text(alphabet="a$\\{}. ?", max_size=3), max_size=3).map("".join)
+_values = _texts | st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none() | st.just("???")
+
+
+@given(a=_values, b=_values, d=_values, text=_texts)
+def test_names_are_resolved_as_omegaconf_does(a: Any, b: Any, d: Any, text: str) -> None:
+    def outcome() -> Any:
+        tree = layer({"a": a, "b": b, "c": {"d": d}, "text": text}, "x")
+        try:
+            resolved = interpolate(tree, {}, None)
+        except UsageError as error:
+            return str(error)
+        return repr(resolved.tree.data), resolved.notices
+
+    without = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.cluster.config.interpolate._DEEPEST", -1)  # then OmegaConf resolves everything
+        assert outcome() == without
+
+
+@settings(max_examples=10)
 @given(value=st.integers() | st.booleans() | st.none() | st.lists(st.integers(), max_size=2), detached=st.booleans())
 def test_the_command_line_has_the_last_word_everywhere(
     tmp_path_factory: pytest.TempPathFactory, value: Any, detached: Any
