@@ -481,6 +481,11 @@ def test_an_escaped_text_means_itself(text: str) -> None:
     assert interpolate(Tree({"a": escape(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
 
 
+def test_a_section_that_refers_to_itself_is_reported(tmp_path: Path) -> None:
+    text = MINIMAL + "mine:\n  whole: ${oc.select:mine,1}\n"
+    assert "config/c.yaml:4: mine.whole: ${oc.select:mine,1} contains itself" in refused(tmp_path, text)
+
+
 _CHOICES = [
     f"${{oc.select:{key},{default}}}" for key in ("a", "x", "c.d", "c", "x.y") for default in (1, "true", '"t"')
 ]
@@ -489,6 +494,7 @@ _texts = st.lists(_names | st.text(alphabet="a$\\{}. ?", max_size=3), max_size=3
 _values = _texts | st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none() | st.just("???")
 
 
+@settings(max_examples=60)
 @given(a=_values, b=_values, d=_values, text=_texts)
 def test_names_are_resolved_as_omegaconf_does(a: Any, b: Any, d: Any, text: str) -> None:
     def outcome() -> Any:

@@ -197,6 +197,9 @@ class _Lookup:
         if isinstance(node, DictConfig | ListConfig):
             try:
                 return OmegaConf.to_container(node, resolve=True)
+            except RecursionError:
+                self.problems.append(Problem(self.tree.where(location), f"{text} contains itself"))
+                return None
             except OmegaConfBaseException as error:
                 self.problems.append(Problem(self.tree.where(location), self.explain(str(error).splitlines()[0], text)))
                 return None
