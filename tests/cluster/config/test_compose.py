@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster.config.compose import PREFERRED, Composed, compose, find_config
@@ -491,9 +491,15 @@ _CHOICES = [
 ]
 _names = st.sampled_from(["${a}", "${b}", "${c.d}", "${c}", "${c.e}", "${x}", "${ a}", *_CHOICES])
 _texts = st.lists(_names | st.text(alphabet="a$\\{}. ?", max_size=3), max_size=3).map("".join)
-_values = _names | _texts | st.integers() | st.floats(allow_nan=False) | st.sampled_from([None, True, "???"])
+_values = st.sampled_from([None, True, 7, 1e-5, "t", "a\\b", "???", "${b}", "${c.d}", "${c.d}/${b}"]) | _texts
 
 
+@example(a=None, b=True, d=1e-5, text="${oc.select:a,1}")
+@example(a=3, b=True, d=1e-5, text="${oc.select:a,1}")
+@example(a=3, b=True, d=1e-5, text="${oc.select:c.e,true}")
+@example(a="${b}", b=True, d="${a}", text="${c.d}")
+@example(a="${b}", b=True, d="${a}", text="${c.d}/${b}${a}")
+@example(a="${b}", b=None, d="${a}", text="/${c.d}")
 @given(a=_values, b=_values, d=_values, text=_names | _texts)
 def test_names_are_resolved_as_omegaconf_does(a: Any, b: Any, d: Any, text: str) -> None:
     def outcome() -> Any:
