@@ -463,11 +463,11 @@ def running_processes(ledger: Ledger, invocation: str) -> list[JobState]:
 def test_the_same_on_this_machine_and_a_repeated_launch_exports_nothing_again(tmp_path: Path) -> None:
     site = Site(tmp_path, Cluster(tmp_path), Here(pauses=()))
     with server(latency=0.05) as model:
-        site.write(model.base_url, rows=100, execution={"workers": 2, "auto_export": ["csv"]})
+        site.write(model.base_url, rows=40, execution={"workers": 2, "auto_export": ["csv"]})
         invocation = site.submit(profile="here")
         state = site.await_over(invocation)
-        assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
-        asked_once(model, 100)
+        assert (state.phase, state.done) == ("done", 40), site.logs(invocation)
+        asked_once(model, 40)
         ledger = Ledger(site.transport, invocation.directory)
         calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
         assert state.run_dir is not None
@@ -485,7 +485,7 @@ def test_the_same_on_this_machine_and_a_repeated_launch_exports_nothing_again(tm
 @pytest.mark.faults
 def test_a_killed_local_process_continues_when_started_again(tmp_path: Path) -> None:
     site = Site(tmp_path, Cluster(tmp_path), Here(pauses=()))
-    site.write(None, rows=200, limits={"concurrency": 4}, deployment=deployment(tmp_path))
+    site.write(None, rows=80, limits={"concurrency": 4}, deployment=deployment(tmp_path))
     invocation = site.submit(profile="here")
     site.await_done(invocation, 20)
     ledger = Ledger(site.transport, invocation.directory)
@@ -494,9 +494,9 @@ def test_a_killed_local_process_continues_when_started_again(tmp_path: Path) -> 
     calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
     start_jobs(site.transport, invocation.directory)
     state = site.await_over(invocation)
-    assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
+    assert (state.phase, state.done) == ("done", 80), site.logs(invocation)
     counts = Counter((tmp_path / "asked.txt").read_text().splitlines())
-    assert len(counts) == 200
+    assert len(counts) == 80
     assert sum(count - 1 for count in counts.values()) <= 4
 
 

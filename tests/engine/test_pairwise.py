@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ import pytest
 import holdfast
 from holdfast.report.pairwise import Pair, bradley_terry
 from tests.support.judges import Refuse, judges
-from tests.support.running import environment, lines, wait_for
+from tests.support.running import holdfast as run_command
+from tests.support.running import lines, start, wait_for
 from tests.support.specs import command
 
 ROWS = [{"id": str(number), "question": f"q{number}"} for number in range(6)]
@@ -131,16 +130,17 @@ def test_a_killed_comparison_resumes_and_repeats_only_requests_in_flight(lab: An
     with judges(answer) as judge:
         block = {"model": "j", "base_url": judge.base_url, "limits": {"concurrency": 2}}
         (lab.folder / "judge.yaml").write_text(json.dumps(block))
-        arguments = [sys.executable, "-m", "holdfast", "compare", one, other, "--judge", "judge.yaml"]
-        with subprocess.Popen(arguments, cwd=lab.folder, env=environment(), stdout=-3, stderr=-3) as process:
-            try:
-                wait_for(lambda: len(held) == 2, "two requests in flight")
-                (verdicts,) = (path.parent for path in lab.folder.glob("runs/pairwise/*/manifest.json"))
-                wait_for(lambda: len(lines(verdicts / "outputs.jsonl")) == 6, "six verdicts on disk")
-            finally:
-                process.kill()
-                hold.set()
-        done = subprocess.run([*arguments, "--json"], cwd=lab.folder, env=environment(), stdout=-1, check=True)
+        arguments = ["compare", one, other, "--judge", "judge.yaml"]
+        process = start(*arguments, cwd=lab.folder)
+        try:
+            wait_for(lambda: len(held) == 2, "two requests in flight")
+            (verdicts,) = (path.parent for path in lab.folder.glob("runs/pairwise/*/manifest.json"))
+            wait_for(lambda: len(lines(verdicts / "outputs.jsonl")) == 6, "six verdicts on disk")
+        finally:
+            process.kill()
+            hold.set()
+            process.communicate()
+        done = run_command(*arguments, "--json", cwd=lab.folder)
         assert json.loads(done.stdout)["pairs"][0]["losses"] == 6
         assert len(judge.bodies) == 12 + len(held)
 

@@ -21,7 +21,7 @@ from tests.support.running import Server, lines, module_server, run_dir, start, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TURNS = 10
+TURNS = 4
 TOOLS = '''
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def recorded(run: Path) -> Counter[tuple[Any, ...]]:
 
 
 @pytest.mark.faults
-def test_ten_turns_with_tools_killed_at_every_step_equal_an_uninterrupted_run(tmp_path: Path, provider: Server) -> None:
+def test_turns_with_tools_killed_at_every_step_equal_an_uninterrupted_run(tmp_path: Path, provider: Server) -> None:
     calm_lab = talk(tmp_path / "calm", provider)
     calm = calm_lab.eval().run
     provider.reset()
@@ -131,10 +131,10 @@ def test_killed_conversations_with_tools_repeat_only_calls_in_flight(tmp_path: P
     chance = random.Random(7)
     killed_at_work = 0
     try:
-        for _ in range(12):
+        for _ in range(6):
             before = provider.requests
             process = start("eval", lab.eval_file.name, cwd=lab.folder)
-            goal = before + chance.randrange(1, 20)
+            goal = before + chance.randrange(1, 9)
             wait_for(lambda p=process, n=goal: provider.requests >= n or p.poll() is not None, "requests of this life")
             process.kill()
             process.communicate()
@@ -142,12 +142,12 @@ def test_killed_conversations_with_tools_repeat_only_calls_in_flight(tmp_path: P
         done = lab.do("eval", lab.eval_file.name)
     finally:
         provider.control(latency=0)
-    assert killed_at_work >= 8, "most lives must end in the middle for this to prove anything"
+    assert killed_at_work >= 4, "most lives must end in the middle for this to prove anything"
     asked, in_flight = provider.stats()["asked"], killed_at_work * 3
     assert set(asked) == prompts_of("a") | prompts_of("b") | prompts_of("c")
-    assert sum(asked.values()) <= 3 * 60 + in_flight
+    assert sum(asked.values()) <= 3 * 3 * TURNS + in_flight
     assert set(tool_calls(lab)) == set(tool_calls(calm_lab))
-    assert sum(tool_calls(lab).values()) <= 3 * 40 + in_flight
+    assert sum(tool_calls(lab).values()) <= 3 * 2 * TURNS + in_flight
     assert transcripts(done.run) == transcripts(calm)
     assert_same_numbers(done.run, calm)
     assert recorded(done.run) == recorded(calm)
@@ -197,20 +197,20 @@ def test_a_python_agent_killed_at_every_step_equals_an_uninterrupted_one(
     labs = []
     for name in ("calm", "killed"):
         labs.append(Lab(tmp_path / name, provider, rows=[{"id": "a", "question": "1", "expected": "x"}]))
-        labs[-1].spec["follow_ups"] = ["2", "3"]
+        labs[-1].spec["follow_ups"] = ["2"]
         use(labs[-1], source)
     calm = labs[0].eval().run
     provider.reset()
-    assert labs[1].many_lives() == 3 * (4 + 1) - 1
+    assert labs[1].many_lives() == 2 * (4 + 1) - 1
     # The last two calls of a turn are equal: one prompt, asked twice, and each of them once in flight.
     asked = provider.stats()["asked"]
-    assert asked == {"1 plan": 1, "1 7": 4, "2 plan": 2, "2 8": 4, "3 plan": 2, "3 9": 4}
+    assert asked == {"1 plan": 1, "1 7": 4, "2 plan": 2, "2 8": 4}
     assert set(tool_calls(labs[1]).values()) == {2}
     run = run_dir(labs[1].folder)
     assert transcripts(run) == transcripts(calm)
     assert_same_numbers(run, calm)
     usage = kept(run)[0]["usage"]
-    assert usage["requests"] == 9 and usage["cost"] > 0
+    assert usage["requests"] == 6 and usage["cost"] > 0
 
 
 @pytest.mark.faults

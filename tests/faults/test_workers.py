@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Fault, RunBeingFinished
@@ -592,6 +592,7 @@ class TestClaims:
         held = [number for first, end in chunks for number in range(first, end) if number in pending]
         assert held == sorted(pending)
 
+    @settings(max_examples=40)  # each plays a whole round in files
     @given(data=st.data(), count=st.integers(1, 6))
     def test_each_chunk_is_done_and_never_held_by_two_live_workers(self, data: st.DataObject, count: int) -> None:
         """Workers claim, finish, give back, die, and dead ones who only seemed so go on with what they had."""

@@ -18,9 +18,10 @@ import pytest
 from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.worker import prepare
+from holdfast.plan.identity import identify
 from holdfast.spec.load import load_eval
 from tests.support.forking import Forked
-from tests.support.running import environment, holdfast, lines, run_dir, start
+from tests.support.running import environment, lines, run_dir, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ def leftovers(folder: Path) -> list[psutil.Process]:
     processes = []
     for process in psutil.process_iter():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.cwd().startswith(str(folder)):
+            if process.cwd().startswith(str(folder)) and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -55,10 +56,7 @@ def leftovers(folder: Path) -> list[psutil.Process]:
 
 def place_of(eval_file: Path, cwd: Path) -> Path:
     """Return the run directory that an eval will use."""
-    shown = holdfast("eval", eval_file, "--dry-run", cwd=cwd).stdout
-    match = re.search(r"^run: (\S+)", shown, re.MULTILINE)
-    assert match is not None, shown
-    return cwd / match[1]
+    return identify(load_eval(eval_file, [])).directory(cwd / "runs").path
 
 
 def holdfast_with_faults(

@@ -99,12 +99,15 @@ def module_server(**settings: Any) -> Any:
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE, pause: float = 0.005) -> Any:
-    """Return the condition's value once it is true. What takes longer to find out is asked less often."""
-    end = time.monotonic() + patience
-    while (began := time.monotonic()) < end:
+    """Return the condition's value once it is true.
+
+    What takes longer to find out is asked less often, and so is what has taken long to come true.
+    """
+    first = time.monotonic()
+    while (began := time.monotonic()) < first + patience:
         if value := condition():
             return value
-        time.sleep(max(pause, min(1.0, 2 * (time.monotonic() - began))))
+        time.sleep(max(pause, min(1.0, 2 * (time.monotonic() - began)), min(0.2, (began - first) / 20)))
     raise AssertionError(f"waited {patience} s in vain for {what}")
 
 

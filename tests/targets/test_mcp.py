@@ -144,10 +144,7 @@ def over_http(lab: Lab) -> Iterator[str]:
         process.wait()
 
 
-@pytest.mark.parametrize("sdk", [True, False])
-def test_a_model_calls_the_tools_of_a_program(lab: Lab, sdk: bool) -> None:
-    if sdk:
-        use_the_sdk(lab)
+def test_a_model_calls_the_tools_of_a_program(lab: Lab) -> None:
     done = lab.eval()
     assert status(done.run) == ["passed"]
     assert [message["role"] for message in kept(done.run)[0]["messages"]] == [
@@ -231,13 +228,21 @@ def test_a_server_behind_a_url_that_comes_back_is_used_again(lab: Lab) -> None:
     assert set(lab.provider.stats()["asked"].values()) == {1}
 
 
-def test_an_error_of_a_tool_goes_back_to_the_model(lab: Lab) -> None:
+def test_a_model_calls_tools_of_the_sdk_and_their_errors_go_back_to_it(lab: Lab) -> None:
     use_the_sdk(lab)
-    lab.rows = [{"id": "a", "question": "nothing", "expected": "x"}]
+    use(lab, per="run")
+    lab.rows.append({"id": "b", "question": "nothing", "expected": "x"})
+    lab.spec["limits"] = {"concurrency": 1}
     done = lab.eval()
-    results = [message["content"] for message in kept(done.run)[0]["messages"] if message["role"] == "tool"]
-    assert results == ["Error: Error executing tool price"] * 2  # in the server's words, which keep the reason back
+    assert status(done.run) == ["passed", "failed"]
+    replies = {
+        output["sample"]: [message["content"] for message in output["messages"] if message["role"] == "tool"]
+        for output in kept(done.run)
+    }
+    # An error is in the server's words, which keep the reason back.
+    assert replies == {"a": ["tea 0 costs 1", "tea 1 costs 2"], "b": ["Error: Error executing tool price"] * 2}
     assert lines(done.run / "errors.jsonl") == []
+    assert "Processing request" not in done.err and "Traceback" not in done.err
 
 
 def test_a_tool_missing_from_its_server_is_reported_at_once(lab: Lab) -> None:
