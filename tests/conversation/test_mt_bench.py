@@ -67,7 +67,7 @@ def test_the_second_turn_is_asked_with_the_first_in_view_and_survives_kills(tmp_
 )
 def test_the_embedded_model_completes_the_conversations(tmp_path: Path, provider: Server) -> None:
     lab = Lab(tmp_path, provider, rows=QUESTIONS[:2], spec=dict(SPEC))
-    lab.spec["target"] = {"model": "local/smollm2-135m", "params": {"max_tokens": 12, "temperature": 0}}
+    lab.spec["target"] = {"model": "local/smollm2-135m", "params": {"max_tokens": 4, "temperature": 0}}
     done = lab.eval()
     conversations = asked_and_said(done.run)
     assert {name: len(messages) for name, messages in conversations.items()} == {

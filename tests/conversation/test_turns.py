@@ -330,7 +330,7 @@ def safe_calls(folder: Path) -> set[str]:
 
 
 @pytest.mark.faults
-def test_conversations_killed_fifteen_times_continue_with_the_first_unanswered_call(
+def test_conversations_killed_nine_times_continue_with_the_first_unanswered_call(
     tmp_path: Path, provider: Server
 ) -> None:
     calm = long_talk(tmp_path / "calm", provider).eval().run
@@ -341,7 +341,7 @@ def test_conversations_killed_fifteen_times_continue_with_the_first_unanswered_c
     chance = random.Random(4)
     repeatable = killed_at_work = 0
     try:
-        for _ in range(15):
+        for _ in range(9):
             safe, before = safe_calls(lab.folder), provider.stats()["asked"]
             process = start("eval", lab.eval_file.name, cwd=lab.folder)
             goal = sum(before.values()) + chance.randrange(1, 7)
@@ -359,7 +359,7 @@ def test_conversations_killed_fifteen_times_continue_with_the_first_unanswered_c
     finally:
         provider.control(latency=0)
 
-    assert killed_at_work >= 10, "most lives must end in the middle for this to prove anything"
+    assert killed_at_work >= 6, "most lives must end in the middle for this to prove anything"
     assert set(stats["asked"]) == {f"{name} turn {turn}" for name in "abc" for turn in range(1, TURNS + 1)}
     assert stats["requests"] == 3 * TURNS + repeatable
     assert_same_numbers(done.run, calm)

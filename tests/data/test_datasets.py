@@ -9,6 +9,7 @@ import lzma
 import subprocess
 import sys
 from base64 import b64encode
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -303,6 +304,15 @@ class TestIds:
         assert dataset(tmp_path, limit=2).survey().count == 2
 
 
+@cache
+def written(ending: str, count: int) -> bytes:
+    """Return the content of a file with many rows."""
+    many = [{"id": str(number), "q": f"question {number * 7919 % 1000}"} for number in range(count)]
+    writers: dict[str, Any] = {".jsonl": as_jsonl, ".csv": as_csv, ".json": lambda value: json.dumps(value).encode()}
+    content: bytes = writers[ending](many)
+    return content
+
+
 class TestWhatIsWrongWithFiles:
     @pytest.mark.parametrize(
         ("name", "content", "words"),
@@ -351,14 +361,7 @@ class TestWhatIsWrongWithFiles:
     def test_a_packed_file_that_was_cut_off_is_never_taken_for_a_shorter_one(
         self, tmp_path: Path, packing: str, rows: int, ending: str
     ) -> None:
-        many = [{"id": str(number), "q": f"question {number * 7919 % 1000}"} for number in range(rows)]
-        writers: dict[str, Any] = {
-            ".jsonl": as_jsonl,
-            ".csv": as_csv,
-            ".json": lambda value: json.dumps(value).encode(),
-        }
-        content = writers[ending](many)
-        packed = PACKERS[packing](content)
+        packed = PACKERS[packing](written(ending, rows))
         name = f"d{ending}{packing}"
         (tmp_path / name).write_bytes(packed[: len(packed) * 2 // 3])
         assert f"{name}: cannot be read" in refusal(tmp_path, name)

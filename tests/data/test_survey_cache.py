@@ -324,7 +324,7 @@ def survey_or_error(make: Any, eval_file: Path) -> Any:
         return str(error)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(written_lines, max_size=15), st.lists(st.tuples(st.integers(0, 1), edits), min_size=1, max_size=3))
 def test_any_edit_gives_the_survey_of_reading_everything(home: Path, lines: list[str], changes: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -351,7 +351,7 @@ grader_blocks = st.builds(
 grader_lists = st.lists(grader_blocks, min_size=1, max_size=3)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(fields, max_size=8), st.lists(grader_lists, min_size=2, max_size=4))
 def test_any_change_of_graders_gives_the_survey_of_reading_everything(home: Path, rows: Any, changes: Any) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -160,17 +161,36 @@ OUR_OWN = {"length_constraints:number_sentences", "change_case:capital_word_freq
 
 
 @pytest.fixture(scope="module")
-def lm_eval_checks() -> Iterator[Any]:
-    """lm-eval's own checks, without its download of NLTK's data, and without packages that need not be here."""
+def light_nltk() -> None:
+    """NLTK, imported without what it can do without, which would take seconds."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in {"scipy", "sklearn"} - sys.modules.keys():
+            patched.setitem(sys.modules, name, None)
+        assert nltk.data and destructive.NLTKWordTokenizer and punkt.PunktParameters
+
+
+@pytest.fixture(scope="module")
+def lm_eval_checks(light_nltk: None) -> Iterator[Any]:
+    """lm-eval's own checks, without its download of NLTK's data, and without what they do not need."""
+    imported = set(sys.modules)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(nltk.data, "find", lambda *_: None)
-        for name, content in (("immutabledict", {"immutabledict": dict}), ("langdetect", {})):
+        (folder,) = getattr(find_spec("lm_eval"), "submodule_search_locations", None) or ()
+        for name, content in (
+            ("immutabledict", {"immutabledict": dict}),
+            ("langdetect", {}),
+            ("lm_eval", {"__path__": [folder]}),
+            ("lm_eval.tasks", {"__path__": [f"{folder}/tasks"]}),
+        ):
             module = types.ModuleType(name)
             vars(module).update(content)
             patched.setitem(sys.modules, name, module)
         from lm_eval.tasks.ifeval import utils
 
         yield utils
+    for name in set(sys.modules) - imported:
+        if name.startswith("lm_eval."):
+            del sys.modules[name]
 
 
 @settings(max_examples=150, deadline=None)
@@ -192,15 +212,15 @@ def test_checks_agree_with_lm_eval(
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(WORDS)))
-def test_words_in_capitals_are_counted_as_by_nltk(words: list[str]) -> None:
+@given(words=st.lists(st.sampled_from(WORDS)))
+def test_words_in_capitals_are_counted_as_by_nltk(light_nltk: None, words: list[str]) -> None:
     text = " ".join(words)
     assert count_capital_words(text) == sum(word.isupper() for word in destructive.NLTKWordTokenizer().tokenize(text))
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(ENDS)))
-def test_sentences_are_counted_as_by_nltk_with_the_same_abbreviations(words: list[str]) -> None:
+@given(words=st.lists(st.sampled_from(ENDS)))
+def test_sentences_are_counted_as_by_nltk_with_the_same_abbreviations(light_nltk: None, words: list[str]) -> None:
     parameters = punkt.PunktParameters()
     parameters.abbrev_types, parameters.sent_starters = set(ABBREVIATIONS), {word.lower() for word in STARTERS}
     text = " ".join(words)

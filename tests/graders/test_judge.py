@@ -240,9 +240,9 @@ class TestMistakes:
 
     def test_a_judge_that_never_answers_in_the_form_is_stopped_and_the_outputs_are_kept(self, tmp_path: Path) -> None:
         with judges(lambda _: "The answer is 120.") as judge:
-            run = judged(tmp_path, judge.base_url, rows=60, limits={"concurrency": 4})
+            run = judged(tmp_path, judge.base_url, rows=30, limits={"concurrency": 4})
             assert not run.finished and run.exit_code == 3
-            assert len(lines(run.path / "outputs.jsonl")) == 60
+            assert len(lines(run.path / "outputs.jsonl")) == 30
             assert 40 <= len(judge.bodies) <= 48, "20 outputs, twice each, and those in flight"
             assert "all of the first 20 attempts failed: the judge gave no score" in str(run.reason)
 

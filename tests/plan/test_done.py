@@ -158,7 +158,7 @@ def plan_counts(identity: RunIdentity, rundir: RunDir, known: bytes) -> Any:
     return make_plan(identity.survey, identity.work, rundir.load(repair=False), known_done=known)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(graders, graders, st.booleans(), edits, st.lists(records, max_size=6), st.booleans(), st.booleans())
 def test_a_borrower_knows_what_looking_up_all_keys_tells(
     lent: list[int], own: list[int], elsewhere: bool, changes: Any, added: Any, cached: bool, judged: bool

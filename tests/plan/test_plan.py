@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +25,21 @@ provider = module_server()
 @pytest.fixture
 def lab(tmp_path: Path, provider: Server) -> Lab:
     return Lab(tmp_path, provider, rows=rows(ROWS), spec={"target": target(provider)})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Path:
+    """The folder of a lab whose eval has run once."""
+    lab = Lab(tmp_path_factory.mktemp("finished"), provider, rows=rows(ROWS), spec={"target": target(provider)})
+    assert lab.eval().asked == ROWS
+    return lab.folder
+
+
+@pytest.fixture
+def ran(lab: Lab, finished: Path) -> Lab:
+    """A lab of one's own whose eval has run once."""
+    shutil.copytree(finished, lab.folder, dirs_exist_ok=True)
+    return lab
 
 
 def target(provider: Server, **params: Any) -> dict[str, Any]:
@@ -73,17 +89,16 @@ class TestDryRun:
         assert re.search(r"temperature: 0.7", shown) and re.search(r"limit: 3", shown)
         assert "3 trials of 3 samples: 3 to run" in shown
 
-    def test_it_reports_that_everything_is_finished(self, lab: Lab) -> None:
-        run = lab.eval().run
-        lab.write()
+    def test_it_reports_that_everything_is_finished(self, ran: Lab) -> None:
+        lab, (run,) = ran, ran.runs.glob("e/*/")
         shown = lab.do("eval", "e.yaml", "--dry-run").out
         assert f"run: {run.relative_to(lab.folder)} (finished)" in shown
         assert f"{ROWS} trials of {ROWS} samples: {ROWS} finished\n" in shown
         plan = lab.plan()
         assert plan["already_finished"] is True and plan["finished"] == plan["total"] == ROWS
 
-    def test_text_json_and_the_real_run_agree(self, lab: Lab) -> None:
-        first = lab.eval().run
+    def test_text_json_and_the_real_run_agree(self, ran: Lab) -> None:
+        lab, (first,) = ran, ran.runs.glob("e/*/")
         lab.rows += rows(2, start=50)
         lab.spec["graders"].append({"type": "text", "name": "more", "contains": "q"})
         plan = lab.plan()
@@ -118,8 +133,8 @@ class TestDryRun:
         plan = lab.plan()
         assert (plan["finished"], plan["to_grade"], plan["to_run"]) == (0, ROWS, 0)
 
-    def test_with_a_baseline_it_plans_both(self, lab: Lab) -> None:
-        lab.eval()
+    def test_with_a_baseline_it_plans_both(self, ran: Lab) -> None:
+        lab = ran
         lab.spec["baseline"] = {"model": "other-model"}
         plan = lab.plan()
         assert plan["finished"] == ROWS and plan["baseline"]["to_run"] == ROWS
@@ -160,13 +175,10 @@ class TestReasons:
         ],
         ids=lambda value: None if callable(value) else "; ".join(value),
     )
-    def test_they_name_what_changed(self, lab: Lab, change: Any, reasons: list[str]) -> None:
-        lab.eval()
-        change(lab)
-        assert lab.plan()["reasons"] == reasons
-        lab.write()
-        assert f"({'; '.join(reasons)})" in lab.do("eval", "e.yaml", "--dry-run").out
-        assert f"({'; '.join(reasons)})" in lab.eval().err
+    def test_they_name_what_changed(self, ran: Lab, change: Any, reasons: list[str]) -> None:
+        change(ran)
+        assert ran.plan()["reasons"] == reasons
+        assert f"({'; '.join(reasons)})" in ran.eval().err
 
     def test_a_grader_with_empty_lists_in_it_has_not_changed(self, lab: Lab) -> None:
         lab.spec["graders"].append({"type": "tool_calls", "min_calls": 1})
@@ -196,8 +208,8 @@ class TestReasons:
         edit_agent(lab, *files)
         assert lab.plan()["reasons"] == [reason]
 
-    def test_the_nearest_run_is_the_one_compared_with(self, lab: Lab) -> None:
-        lab.eval()
+    def test_the_nearest_run_is_the_one_compared_with(self, ran: Lab) -> None:
+        lab = ran
         lab.spec["prompt"] = "Say: {{ question }}"
         lab.eval()
         lab.spec["trials"] = 2

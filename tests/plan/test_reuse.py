@@ -37,18 +37,73 @@ def lab(tmp_path: Path, provider: Server, judge: Server) -> Lab:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, provider: Server, judge: Server) -> Path:
+def make_lab(tmp_path_factory: pytest.TempPathFactory, provider: Server, judge: Server) -> Callable[[], Lab]:
+    """Make labs for tests to share."""
+    return lambda: new_lab(tmp_path_factory.mktemp("shared"), provider, judge)
+
+
+@pytest.fixture(scope="module")
+def finished(make_lab: Callable[[], Lab]) -> Path:
     """The folder of a lab whose eval has run once."""
-    lab = new_lab(tmp_path_factory.mktemp("finished"), provider, judge)
-    assert lab.eval().work == (ROWS, ALL)
+    return run_once(make_lab())
+
+
+@pytest.fixture(scope="module")
+def finished_by_digest(make_lab: Callable[[], Lab]) -> Path:
+    """The folder of a lab whose eval has run once, with rows that have no ids."""
+    lab = make_lab()
+    lab.rows = rows(ROWS, ids=False)
+    return run_once(lab)
+
+
+@pytest.fixture(scope="module")
+def finished_agent(make_lab: Callable[[], Lab]) -> Path:
+    """The folder of a lab whose eval has run once, with an agent."""
+    lab = make_lab()
+    lab.use_agent()
+    return run_once(lab)
+
+
+def run_once(lab: Lab) -> Path:
+    done = lab.eval()
+    assert done.work == (ROWS, ALL) and done.judged == ROWS
     return lab.folder
+
+
+def copied(lab: Lab, finished: Path) -> Lab:
+    shutil.copytree(finished, lab.folder, dirs_exist_ok=True)
+    return lab
 
 
 @pytest.fixture
 def ran(lab: Lab, finished: Path) -> Lab:
     """A lab of one's own whose eval has run once."""
-    shutil.copytree(finished, lab.folder, dirs_exist_ok=True)
-    return lab
+    return copied(lab, finished)
+
+
+@pytest.fixture
+def ran_agent(lab: Lab, finished_agent: Path) -> Lab:
+    """A lab of one's own whose eval has run once, with an agent."""
+    lab.use_agent()
+    return copied(lab, finished_agent)
+
+
+@pytest.fixture(scope="module")
+def finished_chain(make_lab: Callable[[], Lab]) -> list[Path]:
+    """Three runs, each with a row more."""
+    lab, runs = make_lab(), []
+    for number in range(3):
+        runs.append(lab.eval().run)
+        lab.rows += rows(1, start=71 + number)
+    return runs
+
+
+@pytest.fixture
+def chain(lab: Lab, finished_chain: list[Path]) -> list[Path]:
+    """Three runs of one's own, each with a row more, and the lab with one more than the third."""
+    copied(lab, finished_chain[0].parents[2])
+    lab.rows += rows(3, start=71)
+    return [lab.runs / "e" / run.name for run in finished_chain]
 
 
 def new_lab(folder: Path, provider: Server, judge: Server) -> Lab:
@@ -95,11 +150,11 @@ class TestRows:
         ],
         ids=["2 appended", "1 put first", "2 edited", "reordered", "1 removed", "none"],
     )
-    def test_only_new_and_edited_rows_run(self, lab: Lab, change: Any, touched: int, ids: bool) -> None:
-        lab.rows = rows(ROWS, ids=ids)
-        first = lab.eval()
-        assert first.work == (ROWS, ALL) and first.judged == ROWS
-        lab.rows = change(lab.rows)
+    def test_only_new_and_edited_rows_run(
+        self, lab: Lab, finished: Path, finished_by_digest: Path, change: Any, touched: int, ids: bool
+    ) -> None:
+        copied(lab, finished if ids else finished_by_digest)
+        lab.rows = change(rows(ROWS, ids=ids))
         again = lab.eval()
         assert again.work == (touched, dict.fromkeys(ALL, touched) if touched else {})
         assert again.judged == touched
@@ -107,10 +162,9 @@ class TestRows:
         order = [entry["output"] for entry in json.loads((again.run / "results.json").read_text())["trials"]]
         assert order == [row["question"] for row in lab.rows], "in the dataset's order"
 
-    def test_a_row_whose_id_changes_is_another_row(self, lab: Lab) -> None:
-        lab.eval()
-        lab.rows[0]["id"] = "renamed"
-        assert lab.eval().asked == 1
+    def test_a_row_whose_id_changes_is_another_row(self, ran: Lab) -> None:
+        ran.rows[0]["id"] = "renamed"
+        assert ran.eval().asked == 1
 
     def test_limit_100_to_150_asks_for_50(self, lab: Lab) -> None:
         lab.rows, lab.spec["graders"] = rows(200), lab.spec["graders"][:1]
@@ -131,13 +185,13 @@ class TestRows:
         assert lab.eval("--trials", 4).asked == 0
 
     def test_each_row_that_is_added_is_one_request(self, lab: Lab) -> None:
-        lab.rows, lab.spec["graders"] = rows(300), lab.spec["graders"][:1]
-        assert lab.eval().work == (300, {"correct": 300})
-        for number in range(300, 306):
+        lab.rows, lab.spec["graders"] = rows(60), lab.spec["graders"][:1]
+        assert lab.eval().work == (60, {"correct": 60})
+        for number in range(60, 64):
             lab.rows += rows(1, start=number)
             assert lab.eval().work == (1, {"correct": 1})
         whole = lab.eval("--fresh")
-        assert whole.work == (306, {"correct": 306})
+        assert whole.work == (64, {"correct": 64})
         (old,) = lab.runs.glob("e/archived/*")
         assert_same_numbers(old, whole.run)
 
@@ -278,15 +332,12 @@ class TestPythonTargets:
         ],
         ids=["its source", "a module it imports", "layout and a comment", "a comment in the module"],
     )
-    def test_code_counts_and_comments_do_not(self, lab: Lab, file: str, old: str, new: str, asked: int) -> None:
-        lab.use_agent()
-        assert lab.eval().work == (ROWS, ALL)
-        lab.edit(file, old, new)
-        assert lab.eval().work == (asked, ALL if asked else {})
+    def test_code_counts_and_comments_do_not(self, ran_agent: Lab, file: str, old: str, new: str, asked: int) -> None:
+        ran_agent.edit(file, old, new)
+        assert ran_agent.eval().work == (asked, ALL if asked else {})
 
-    def test_going_back_to_earlier_code_finds_its_outputs(self, lab: Lab) -> None:
-        lab.use_agent()
-        first = lab.eval().run
+    def test_going_back_to_earlier_code_finds_its_outputs(self, ran_agent: Lab) -> None:
+        lab, first = ran_agent, only_run(ran_agent)
         lab.edit("tools/answers.py", "return prompt", "return prompt + '?'")
         assert lab.eval().asked == ROWS
         lab.edit("tools/answers.py", "return prompt + '?'", "return prompt")
@@ -295,15 +346,14 @@ class TestPythonTargets:
 
 
 class TestAcceptingDrift:
-    def drifted(self, lab: Lab) -> Path:
+    @pytest.fixture
+    def drifted(self, ran_agent: Lab) -> Lab:
         """A run, then a change of the agent's code."""
-        lab.use_agent()
-        run = lab.eval().run
-        lab.edit("tools/answers.py", "return prompt", "return prompt + ''")
-        return run
+        ran_agent.edit("tools/answers.py", "return prompt", "return prompt + ''")
+        return ran_agent
 
-    def test_outputs_are_kept_and_the_manifest_records_it(self, lab: Lab) -> None:
-        old = self.drifted(lab)
+    def test_outputs_are_kept_and_the_manifest_records_it(self, drifted: Lab) -> None:
+        lab, old = drifted, only_run(drifted)
         kept_run = lab.eval("--accept-drift")
         assert kept_run.work == (0, {}) and kept_run.run != old
         drift = json.loads((kept_run.run / "manifest.json").read_text())["drift"]
@@ -313,34 +363,31 @@ class TestAcceptingDrift:
         assert drift["was"]["tools/answers.py"] != drift["is"]["tools/answers.py"]
         assert json.loads((old / "manifest.json").read_text())["drift"] is None
 
-    def test_a_second_time_it_finds_its_own_run(self, lab: Lab) -> None:
-        self.drifted(lab)
-        first = lab.eval("--accept-drift")
+    def test_a_second_time_it_finds_its_own_run(self, drifted: Lab) -> None:
+        first = drifted.eval("--accept-drift")
         manifest = (first.run / "manifest.json").read_bytes()
-        again = lab.eval("--accept-drift")
+        again = drifted.eval("--accept-drift")
         assert again.work == (0, {}) and again.run == first.run
         assert (first.run / "manifest.json").read_bytes() == manifest
 
-    def test_without_it_everything_runs(self, lab: Lab) -> None:
-        self.drifted(lab)
-        lab.eval("--accept-drift")
-        assert lab.eval().asked == ROWS
+    def test_without_it_everything_runs(self, drifted: Lab) -> None:
+        drifted.eval("--accept-drift")
+        assert drifted.eval().asked == ROWS
 
-    def test_new_rows_run_with_the_new_code_and_are_not_taken_for_the_old(self, lab: Lab) -> None:
-        self.drifted(lab)
+    def test_new_rows_run_with_the_new_code_and_are_not_taken_for_the_old(self, drifted: Lab) -> None:
+        lab = drifted
         lab.rows += rows(1, start=50)
         assert lab.eval("--accept-drift").asked == 1
         lab.edit("tools/answers.py", "return prompt + ''", "return prompt")
         assert lab.eval().asked == 1, "the old code never answered that row"
 
-    def test_accept_drift_changes_nothing_without_drift(self, lab: Lab) -> None:
-        lab.use_agent()
-        run = lab.eval().run
-        again = lab.eval("--accept-drift")
+    def test_accept_drift_changes_nothing_without_drift(self, ran_agent: Lab) -> None:
+        run = only_run(ran_agent)
+        again = ran_agent.eval("--accept-drift")
         assert again.run == run and again.work == (0, {})
 
-    def test_a_run_begun_without_it_by_mistake_does_not_prevent_it(self, lab: Lab) -> None:
-        self.drifted(lab)
+    def test_a_run_begun_without_it_by_mistake_does_not_prevent_it(self, drifted: Lab) -> None:
+        lab = drifted
         (lab.folder / "calls.txt").rename(lab.folder / "counted.txt")
         lab.eval("--concurrency", "1", "--max-time", "0.000001s", check=3)
         assert lab.eval("--accept-drift").asked == 0
@@ -356,8 +403,8 @@ class TestAcceptingDrift:
         assert "differs only in the target's code" in refused.err and refused.asked == 0
         assert len(list(lab.runs.glob("e/*/manifest.json"))) == 1, "a refusal leaves no run behind"
 
-    def test_grading_a_drifted_run_stays_drifted(self, lab: Lab) -> None:
-        self.drifted(lab)
+    def test_grading_a_drifted_run_stays_drifted(self, drifted: Lab) -> None:
+        lab = drifted
         run = lab.eval("--accept-drift").run
         lab.spec["graders"].append({"type": "text", "name": "new", "contains": "q"})
         lab.write()
@@ -367,16 +414,8 @@ class TestAcceptingDrift:
 
 
 class TestWhereItCameFrom:
-    def chain(self, lab: Lab) -> list[Path]:
-        """Three runs, each with a row more."""
-        runs = []
-        for _ in range(3):
-            runs.append(lab.eval().run)
-            lab.rows += rows(1, start=70 + len(runs))
-        return runs
-
-    def test_each_line_names_the_run_where_the_work_was_done(self, lab: Lab) -> None:
-        first, second, third = self.chain(lab)
+    def test_each_line_names_the_run_where_the_work_was_done(self, chain: list[Path]) -> None:
+        first, second, third = chain
         for name, each in (("outputs", 1), ("grades", 3)):
             assert all("source" not in record for record in kept(first, name))
             sources = [record.get("source") for record in kept(third, name)]
@@ -384,8 +423,8 @@ class TestWhereItCameFrom:
             assert sources.count(f"e/{second.name}") == each
             assert sources.count(None) == each
 
-    def test_the_lender_may_be_deleted(self, lab: Lab) -> None:
-        first, second, third = self.chain(lab)
+    def test_the_lender_may_be_deleted(self, lab: Lab, chain: list[Path]) -> None:
+        first, second, third = chain
         for run in (first, second):
             remove(run)
         lab.rows.pop()  # as they were for the third
@@ -399,8 +438,8 @@ class TestWhereItCameFrom:
         assert [line["sample"] for line in exported] == [row["id"] for row in lab.rows]
         assert lab.do("grade", third, "--again").work == (0, dict.fromkeys(ALL, ROWS + 2))
 
-    def test_reused_equals_run(self, lab: Lab, tmp_path: Path) -> None:
-        *_, third = self.chain(lab)
+    def test_reused_equals_run(self, lab: Lab, chain: list[Path]) -> None:
+        *_, third = chain
         lab.rows.pop()
         lab.write()
         holdfast("eval", "e.yaml", "--runs-dir", "others", cwd=lab.folder)
@@ -420,17 +459,15 @@ class TestWhereItCameFrom:
         went_on = lab.eval("--token-budget", spent)
         assert went_on.asked == 1, "nor are they counted when the run is opened again"
 
-    def test_fresh_reuses_nothing(self, lab: Lab) -> None:
-        lab.eval()
-        lab.rows += rows(1, start=50)
-        assert lab.eval("--fresh").asked == ROWS + 1
+    def test_fresh_reuses_nothing(self, ran: Lab) -> None:
+        ran.rows += rows(1, start=50)
+        assert ran.eval("--fresh").asked == ROWS + 1
 
-    def test_a_run_begun_with_fresh_borrows_nothing_when_it_resumes(self, lab: Lab) -> None:
-        lab.eval()
-        lab.rows += rows(1, start=50)
-        begun = lab.eval("--fresh", "--token-budget", 1, "--concurrency", 1, check=3)
+    def test_a_run_begun_with_fresh_borrows_nothing_when_it_resumes(self, ran: Lab) -> None:
+        ran.rows += rows(1, start=50)
+        begun = ran.eval("--fresh", "--token-budget", 1, "--concurrency", 1, check=3)
         assert begun.asked == 1
-        went_on = lab.eval()
+        went_on = ran.eval()
         assert went_on.run == begun.run and went_on.asked == ROWS
 
     def test_an_unfinished_run_lends_what_it_has(self, lab: Lab) -> None:
@@ -438,8 +475,8 @@ class TestWhereItCameFrom:
         lab.rows += rows(1, start=50)
         assert lab.eval().asked == ROWS
 
-    def test_damaged_lines_are_not_lent(self, lab: Lab) -> None:
-        first = lab.eval().run
+    def test_damaged_lines_are_not_lent(self, ran: Lab) -> None:
+        lab, first = ran, only_run(ran)
         text = (first / "outputs.jsonl").read_text().splitlines(keepends=True)
         text[0] = text[0].replace("question", "Question")
         text[1] = text[1].replace('"attempt":1', '"attempt":2')

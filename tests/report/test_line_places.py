@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 from holdfast.report.line_places import LinePlaces
+from holdfast.store import spool
 from holdfast.store.index import Index
 from holdfast.store.lines import LineRef
 from holdfast.store.records import Usage
@@ -31,13 +32,14 @@ def test_lines_of_a_trial_come_in_order_with_and_without_an_output() -> None:
     assert places.lines("unknown") == []
 
 
-def test_calls_take_no_memory() -> None:
+def test_calls_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "_IN_MEMORY", 1 << 17)
     places = LinePlaces(FILES, _outputs(10).outputs)
     tracemalloc.start()
     try:
-        for offset in range(200_000):
+        for offset in range(25_000):
             places.add(f"k{offset % 10}", 1, offset, 1)
-        assert tracemalloc.get_traced_memory()[1] < 2.5e6, "24 bytes for each call were 4.8 MB"
+        assert tracemalloc.get_traced_memory()[1] < 320_000, "24 bytes for each call were 600,000"
     finally:
         tracemalloc.stop()
-    assert places.lines("k3")[-1] == LineRef(FILES[1], 199_993, 1)
+    assert places.lines("k3")[-1] == LineRef(FILES[1], 24_993, 1)

@@ -122,7 +122,7 @@ def assert_as_fresh(folder: Path) -> Index:
     return index
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sessions)
 def test_any_history_of_a_run_gives_the_index_of_a_fresh_scan(history: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -182,7 +182,7 @@ def test_lines_that_were_appended_are_added_to_the_cached_index(run: Path) -> No
 def test_a_cache_with_any_byte_changed_is_ignored(run: Path) -> None:
     whole = cache_file(run).read_bytes()
     expected = content(RunDir(run).load(repair=False))
-    for place in range(len(whole)):
+    for place in range(0, len(whole), 3):
         cache_file(run).write_bytes(whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :])
         index = RunDir(run).load(repair=False)
         assert not index.origin and content(index) == expected
@@ -190,7 +190,7 @@ def test_a_cache_with_any_byte_changed_is_ignored(run: Path) -> None:
 
 def test_a_cache_that_was_torn_anywhere_is_ignored(run: Path) -> None:
     whole = cache_file(run).read_bytes()
-    for length in range(0, len(whole), 7):
+    for length in range(0, len(whole), 17):
         cache_file(run).write_bytes(whole[:length])
         assert not assert_as_fresh(run).origin
     cache_file(run).write_bytes(whole + b"\0")

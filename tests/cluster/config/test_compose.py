@@ -486,36 +486,6 @@ def test_a_section_that_refers_to_itself_is_reported(tmp_path: Path) -> None:
     assert "config/c.yaml:4: mine.whole: ${oc.select:mine,1} contains itself" in refused(tmp_path, text)
 
 
-_CHOICES = [
-    f"${{oc.select:{key},{default}}}" for key in ("a", "x", "c.d", "c", "x.y") for default in (1, "true", '"t"')
-]
-_names = st.sampled_from(["${a}", "${b}", "${c.d}", "${c}", "${c.e}", "${x}", "${ a}", *_CHOICES])
-_texts = st.lists(_names | st.text(alphabet="a$\\{}. ?", max_size=3), max_size=3).map("".join)
-_values = st.sampled_from([None, True, 7, 1e-5, "t", "a\\b", "???", "${b}", "${c.d}", "${c.d}/${b}"]) | _texts
-
-
-@example(a=None, b=True, d=1e-5, text="${oc.select:a,1}")
-@example(a=3, b=True, d=1e-5, text="${oc.select:a,1}")
-@example(a=3, b=True, d=1e-5, text="${oc.select:c.e,true}")
-@example(a="${b}", b=True, d="${a}", text="${c.d}")
-@example(a="${b}", b=True, d="${a}", text="${c.d}/${b}${a}")
-@example(a="${b}", b=None, d="${a}", text="/${c.d}")
-@given(a=_values, b=_values, d=_values, text=_names | _texts)
-def test_names_are_resolved_as_omegaconf_does(a: Any, b: Any, d: Any, text: str) -> None:
-    def outcome() -> Any:
-        tree = layer({"a": a, "b": b, "c": {"d": d}, "text": text}, "x")
-        try:
-            resolved = interpolate(tree, {}, None)
-        except UsageError as error:
-            return str(error)
-        return repr(resolved.tree.data), resolved.notices
-
-    without = outcome()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.cluster.config.interpolate._DEEPEST", -1)  # then OmegaConf resolves everything
-        assert outcome() == without
-
-
 @settings(max_examples=10)
 @given(value=st.integers() | st.booleans() | st.none() | st.lists(st.integers(), max_size=2), detached=st.booleans())
 def test_the_command_line_has_the_last_word_everywhere(

@@ -1,14 +1,12 @@
 """Resolve `${run.env.host}`, `${oc.env:VAR,default}` and `???`, with OmegaConf.
 
 Unlike OmegaConf alone, this reports all problems at once with their places, takes the environment as an argument, and
-never makes `None/evaluations` of a path that contains an unset value. References that only name other values, which
-most are, are resolved without OmegaConf: it takes longer to read a configuration than all the rest of composing it.
+never makes `None/evaluations` of a path that contains an unset value.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,20 +51,18 @@ def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None)
         (location, value) for location, value in leaves(tree.data) if isinstance(value, str) and "${" in value
     ]
     unset: dict[str, None] = {}
-    look_up = None
-    for location, text in references:
-        value = _resolve_names(tree.data, text)
-        if value is _UNRESOLVED:
-            look_up = look_up or _Lookup(tree, environ, problems)
+    if references:
+        look_up = _Lookup(tree, environ, problems)
+        for location, text in references:
             value = look_up.resolve(location, text)
-        if isinstance(value, _Unset):
-            name, value = value.name, None
-            unset[name] = None
-            whole = re.fullmatch(r"\$\{[^${}]*\}", text)
-            preview = profile is None and name.startswith("run.")
-            if not whole and not preview and name not in map(format_location, missing):
-                problems.append(Problem(tree.where(location), _not_set(name, text, profile)))
-        resolved.put(location, value, _origin(tree, location, text))
+            if isinstance(value, _Unset):
+                name, value = value.name, None
+                unset[name] = None
+                whole = re.fullmatch(r"\$\{[^${}]*\}", text)
+                preview = profile is None and name.startswith("run.")
+                if not whole and not preview and name not in map(format_location, missing):
+                    problems.append(Problem(tree.where(location), _not_set(name, text, profile)))
+            resolved.put(location, value, _origin(tree, location, text))
     problems.extend(_missing_value(tree, place) for place in missing)
     if problems:
         raise ConfigError(problems)
@@ -101,41 +97,6 @@ class _Unset:
     """A reference to a key that has no value."""
 
     name: str
-
-
-def _resolve_names(data: Any, text: str, depth: int = 0) -> Any:
-    """Resolve a text whose references are all names of texts and numbers; else return _UNRESOLVED."""
-    if depth > _DEEPEST:
-        return _UNRESOLVED
-    if choice := _CHOICE.fullmatch(text):
-        value = _value_of(data, choice[1], depth)
-        return json.loads(choice[2]) if value in (_ABSENT, _Unset(choice[1])) else value
-    if not _SYMBOLS.isdisjoint(_NAME.sub("", text)):
-        return _UNRESOLVED
-    values = [_value_of(data, name, depth) for name in _NAME.findall(text)]
-    if _NAME.fullmatch(text):
-        return _UNRESOLVED if values[0] is _ABSENT else values[0]
-    for value in values:
-        if not isinstance(value, str | int | float):
-            return value if isinstance(value, _Unset) else _UNRESOLVED
-    texts = map(str, values)
-    return _NAME.sub(lambda _: next(texts), text)
-
-
-def _value_of(data: Any, name: str, depth: int) -> Any:
-    """Return the text or number of a key, an _Unset, _ABSENT, or _UNRESOLVED for anything else."""
-    value = data
-    for part in name.split("."):
-        if not isinstance(value, dict):
-            return _UNRESOLVED
-        if part not in value:
-            return _ABSENT
-        value = value[part]
-    if isinstance(value, str) and "${" in value:
-        value = _resolve_names(data, value, depth + 1)
-    if value is None or value == MANDATORY:
-        return _Unset(name)
-    return value if isinstance(value, _Unset | str | int | float) else _UNRESOLVED
 
 
 class _Lookup:
@@ -225,16 +186,6 @@ _ENVIRONMENT = "_environment_"
 """the key under which variables are looked up. OmegaConf's own oc.env, which reads this
 process's environment, is not used"""
 _VARIABLE = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*([,}])")
-_KEY = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
-_NAME = re.compile(rf"\$\{{({_KEY})\}}", re.ASCII)
-"""a reference that is a name and nothing else"""
-_CHOICE = re.compile(rf'\$\{{oc\.select:({_KEY}),(0|[1-9]\d*|true|false|"[^"\\$]*")\}}', re.ASCII)
-"""a reference with a default, as the built-in groups have them"""
-_SYMBOLS = frozenset("$\\{}")
-"""characters that have a meaning of their own beside such references"""
-_ABSENT, _UNRESOLVED = object(), object()
-_DEEPEST = 20
-"""references through which a value is looked up, before OmegaConf finds that they form a cycle"""
 _NAMES = re.compile(r"\$\{(?:oc\.select:)?([\w-]+(?:\.[\w-]+)*)")
 _ESCAPE = r"(A shell's own variable is written \${NAME} or $NAME.)"
 
