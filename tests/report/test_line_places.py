@@ -5,6 +5,8 @@ from __future__ import annotations
 import tracemalloc
 from pathlib import Path
 
+import pytest
+
 from holdfast.report.line_places import LinePlaces
 from holdfast.store import spool
 from holdfast.store.index import Index
