@@ -25,7 +25,7 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -63,7 +63,7 @@ class RestartTrial(AttemptError):
     """A call that must never happen twice may have happened: the trial cannot continue, only restart."""
 
 
-class LiveCall(NamedTuple):
+class LiveCall(msgspec.Struct, frozen=True):
     """A call that is not on record and is being made."""
 
     key: Key
@@ -371,7 +371,7 @@ class RecordedCalls:
             result = await live()
             traceback: str | UnsetType = UNSET
             if isinstance(result, ToolFailure):
-                result, traceback = result
+                traceback, result = result.traceback, result.message
             response = ToolResponse(
                 name,
                 arguments,

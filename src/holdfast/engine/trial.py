@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -107,7 +107,7 @@ class Trials:
         return Replay(pending, self.recorder, recorded, self.notice, workspace, lambda: deadline.in_batches)
 
 
-class _Answer(NamedTuple):
+class _Answer(msgspec.Struct, frozen=True):
     """A live reply of the target."""
 
     reply: Reply
