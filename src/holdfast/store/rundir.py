@@ -82,8 +82,9 @@ class RunDir:
     def journals(self, name: str) -> Iterator[Path]:
         """Yield the files of one kind of journal, of all writers."""
         yield self.path / f"{name}.jsonl"
-        yield from sorted(self.path.glob(f"{FOLDER}/*/{name}.*.jsonl"))
-        yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
+        for folder, pattern in ((self.path / FOLDER, f"*/{name}.*.jsonl"), (self.workers, f"*/{name}.jsonl")):
+            if folder.is_dir():  # as in few runs: looking takes less time than preparing a pattern
+                yield from sorted(folder.glob(pattern))
 
     @property
     def has_batches(self) -> bool:
