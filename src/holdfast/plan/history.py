@@ -54,8 +54,9 @@ def other_runs(
 
     Of the rest, not even the manifests are read again.
     """
-    others = [(path, brief) for path, brief in brief_runs(runs_dir) if path != rundir.path]
-    others.sort(key=lambda run: _nearness(identity, run[1]), reverse=True)
+    others = sorted(
+        brief_runs(runs_dir, besides=rundir.path), key=lambda run: _nearness(identity, run[1]), reverse=True
+    )
     compared = set([path for path, brief in others if brief.name == identity.spec.name][:alike])
     runs = []
     for path, brief in others:
