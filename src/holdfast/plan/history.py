@@ -44,9 +44,6 @@ class _First(msgspec.Struct):
     trial: int
 
 
-_first = msgspec.json.Decoder(_First)
-
-
 def other_runs(
     identity: RunIdentity, rundir: RunDir, runs_dir: Path, *, alike: int | None = _MOST_COMPARED
 ) -> list[OtherRun]:
@@ -146,7 +143,7 @@ def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest, shared: 
 
 def _changes_since(shared: Lender, identity: RunIdentity, manifest: Manifest) -> str:
     """Describe how the rows changed since a run whose journals are shared: only rows that differ are looked at."""
-    first = (_first.decode(line.read()) for line in shared.unwanted.values())
+    first = (msgspec.json.decode(line.read(), type=_First) for line in shared.unwanted.values())
     gone = {each.sample for each in first if each.trial == 1}
     missing = set(shared.missing) if gone else set()
     rows = enumerate(identity.dataset.rows()) if gone else ()
@@ -169,7 +166,7 @@ def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> s
         for path in rundir.journals("outputs"):
             for line in scan(path):
                 if line.sound:
-                    first = _first.decode(line.data)
+                    first = msgspec.json.decode(line.data, type=_First)
                     if first.trial == 1:
                         earlier[first.sample] = first.key
     unfinished = len(earlier) < manifest.dataset.count

@@ -191,18 +191,10 @@ class ErrorHead(msgspec.Struct):
     row: str | msgspec.UnsetType = msgspec.UNSET
 
 
-_output_head = msgspec.json.Decoder(OutputHead)
-_grade_head = msgspec.json.Decoder(GradeHead)
-_error_head = msgspec.json.Decoder(ErrorHead)
-_step_head = msgspec.json.Decoder(StepHead)
-_output = msgspec.json.Decoder(Output)
-_step = msgspec.json.Decoder(Step)
-
-
 def read_output_head(line: bytes) -> OutputHead | None:
     """Decode the head of an output line; None if the line is not an output."""
     try:
-        return _output_head.decode(line)
+        return msgspec.json.decode(line, type=OutputHead)
     except msgspec.DecodeError:
         return None
 
@@ -210,7 +202,7 @@ def read_output_head(line: bytes) -> OutputHead | None:
 def read_grade_head(line: bytes) -> GradeHead | None:
     """Decode the head of a grade line; None if the line is not a grade."""
     try:
-        return _grade_head.decode(line)
+        return msgspec.json.decode(line, type=GradeHead)
     except msgspec.DecodeError:
         return None
 
@@ -218,14 +210,15 @@ def read_grade_head(line: bytes) -> GradeHead | None:
 def read_error_head(line: bytes) -> ErrorHead | None:
     """Decode the head of an error line; None if the line is not an error."""
     try:
-        return _error_head.decode(line)
+        return msgspec.json.decode(line, type=ErrorHead)
     except msgspec.DecodeError:
         return None
 
 
 def read_output(ref: OutputRef) -> Output:
     """Read the whole record of a reference."""
-    output, lender = _output.decode(check_line(ref.line, ref.line.read())), lender_of(ref.line.path)
+    output = msgspec.json.decode(check_line(ref.line, ref.line.read()), type=Output)
+    lender = lender_of(ref.line.path)
     return output if lender is None or output.source else msgspec.structs.replace(output, source=lender)
 
 
@@ -268,7 +261,7 @@ def read_steps(lines: Iterable[LineRef]) -> list[Step]:
     """
     by_file: dict[Path, list[Step]] = {}
     for line in lines:
-        by_file.setdefault(line.path, []).append(_step.decode(check_line(line, line.read())))
+        by_file.setdefault(line.path, []).append(msgspec.json.decode(check_line(line, line.read()), type=Step))
     steps: list[Step] = []
     for step in merge(*by_file.values(), key=lambda step: step.time):
         steps.append(step)
@@ -396,7 +389,8 @@ class Kind(NamedTuple):
     """A kind of journal."""
 
     name: str
-    decoder: msgspec.json.Decoder[Any]
+    head: type[OutputHead | GradeHead | ErrorHead | StepHead]
+    """the fields of its lines that the index uses"""
     take: Callable[[Index, Entry], bool]
     """adds a line to an index; returns False if the index had an output or verdict with its key"""
     adder: Callable[[Index, Path], Callable[[int, int, Any], bool] | None] = lambda _, __: None
@@ -404,13 +398,14 @@ class Kind(NamedTuple):
 
     def decode_in(self, path: Path) -> Callable[[bytes], Any]:
         """Return the decoder of lines in a file; it returns None for an output that is not of this run."""
+        decode_head: Callable[[bytes], Any] = msgspec.json.Decoder(self.head).decode
         lender = lender_of(path)
         if lender is None:
-            return self.decoder.decode
+            return decode_head
         unwanted = unwanted_keys(path) if self.name == "outputs" else frozenset()
 
         def decode(line: bytes) -> Any:
-            head = self.decoder.decode(line)
+            head = decode_head(line)
             head.source = head.source or lender
             return None if unwanted and head.key in unwanted else head
 
@@ -522,8 +517,8 @@ def _take_error(index: Index, entry: Entry) -> bool:
 
 
 KINDS: Final = (  # calls last: outputs tell which of them are needed
-    Kind("outputs", _output_head, _take_output, _output_adder),
-    Kind("grades", _grade_head, _take_grade, _grade_adder),
-    Kind("errors", _error_head, _take_error),
-    Kind("steps", _step_head, _take_step),
+    Kind("outputs", OutputHead, _take_output, _output_adder),
+    Kind("grades", GradeHead, _take_grade, _grade_adder),
+    Kind("errors", ErrorHead, _take_error),
+    Kind("steps", StepHead, _take_step),
 )

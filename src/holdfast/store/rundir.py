@@ -49,9 +49,6 @@ class _Version(msgspec.Struct):
     schema_version: Any = msgspec.field(name="schemaVersion", default=None)
 
 
-_trial_result = msgspec.json.Decoder(TrialResult)
-
-
 class RunDir:
     """A run on disk. Writing needs the run's lease; reading does not."""
 
@@ -228,6 +225,7 @@ class RunDir:
         """Yield every trial with its verdicts, without holding all of them."""
         if not self.results.exists():
             raise self._damaged(self.results, "there is no such file")
+        decoder = msgspec.json.Decoder(TrialResult)
         with self.results.open("rb") as file:
             head = file.readline()
             if not head.endswith(b'"trials":[\n'):  # not as we write it: a trial per line
@@ -237,7 +235,7 @@ class RunDir:
                 self._check(self.results, msgspec.json.decode(head[:-1] + b"]}", type=_Version).schema_version)
                 for line in file:
                     if not line.startswith(b"]"):
-                        yield _trial_result.decode(line.rstrip(b",\n"))
+                        yield decoder.decode(line.rstrip(b",\n"))
             except msgspec.DecodeError as error:
                 raise self._damaged(self.results, error) from error
 
