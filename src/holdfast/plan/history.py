@@ -143,7 +143,8 @@ def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest, shared: 
 
 def _changes_since(shared: Lender, identity: RunIdentity, manifest: Manifest) -> str:
     """Describe how the rows changed since a run whose journals are shared: only rows that differ are looked at."""
-    first = (msgspec.json.decode(line.read(), type=_First) for line in shared.unwanted.values())
+    decoder = msgspec.json.Decoder(_First)
+    first = (decoder.decode(line.read()) for line in shared.unwanted.values())
     gone = {each.sample for each in first if each.trial == 1}
     missing = set(shared.missing) if gone else set()
     rows = enumerate(identity.dataset.rows()) if gone else ()
@@ -161,12 +162,12 @@ def _describe(changes: RowChanges, *, unfinished: bool) -> str:
 
 def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
     """Describe how the rows changed since the nearest run, by that run's keys, so that a new prompt does not matter."""
-    earlier: dict[str, str] = {}
+    decoder, earlier = msgspec.json.Decoder(_First), dict[str, str]()
     with suppress(OSError, msgspec.DecodeError):  # what cannot be read counts as missing below
         for path in rundir.journals("outputs"):
             for line in scan(path):
                 if line.sound:
-                    first = msgspec.json.decode(line.data, type=_First)
+                    first = decoder.decode(line.data)
                     if first.trial == 1:
                         earlier[first.sample] = first.key
     unfinished = len(earlier) < manifest.dataset.count

@@ -9,7 +9,7 @@ from array import array
 from contextlib import suppress
 from heapq import merge
 from math import fsum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
+T = TypeVar("T")
 
 _FEWEST_PERIODS: Final = 1 << 14
 """periods of work from which on they are merged now and then"""
@@ -191,10 +192,21 @@ class ErrorHead(msgspec.Struct):
     row: str | msgspec.UnsetType = msgspec.UNSET
 
 
+_decoders: Final[dict[type, msgspec.json.Decoder[Any]]] = {}
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """Return the decoder of a kind of record, made when it is first needed: a new run has no records yet."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return decoder
+
+
 def read_output_head(line: bytes) -> OutputHead | None:
     """Decode the head of an output line; None if the line is not an output."""
     try:
-        return msgspec.json.decode(line, type=OutputHead)
+        return _decoder(OutputHead).decode(line)
     except msgspec.DecodeError:
         return None
 
@@ -202,7 +214,7 @@ def read_output_head(line: bytes) -> OutputHead | None:
 def read_grade_head(line: bytes) -> GradeHead | None:
     """Decode the head of a grade line; None if the line is not a grade."""
     try:
-        return msgspec.json.decode(line, type=GradeHead)
+        return _decoder(GradeHead).decode(line)
     except msgspec.DecodeError:
         return None
 
@@ -210,15 +222,14 @@ def read_grade_head(line: bytes) -> GradeHead | None:
 def read_error_head(line: bytes) -> ErrorHead | None:
     """Decode the head of an error line; None if the line is not an error."""
     try:
-        return msgspec.json.decode(line, type=ErrorHead)
+        return _decoder(ErrorHead).decode(line)
     except msgspec.DecodeError:
         return None
 
 
 def read_output(ref: OutputRef) -> Output:
     """Read the whole record of a reference."""
-    output = msgspec.json.decode(check_line(ref.line, ref.line.read()), type=Output)
-    lender = lender_of(ref.line.path)
+    output, lender = _decoder(Output).decode(check_line(ref.line, ref.line.read())), lender_of(ref.line.path)
     return output if lender is None or output.source else msgspec.structs.replace(output, source=lender)
 
 
@@ -261,7 +272,7 @@ def read_steps(lines: Iterable[LineRef]) -> list[Step]:
     """
     by_file: dict[Path, list[Step]] = {}
     for line in lines:
-        by_file.setdefault(line.path, []).append(msgspec.json.decode(check_line(line, line.read()), type=Step))
+        by_file.setdefault(line.path, []).append(_decoder(Step).decode(check_line(line, line.read())))
     steps: list[Step] = []
     for step in merge(*by_file.values(), key=lambda step: step.time):
         steps.append(step)
@@ -398,7 +409,7 @@ class Kind(NamedTuple):
 
     def decode_in(self, path: Path) -> Callable[[bytes], Any]:
         """Return the decoder of lines in a file; it returns None for an output that is not of this run."""
-        decode_head: Callable[[bytes], Any] = msgspec.json.Decoder(self.head).decode
+        decode_head: Callable[[bytes], Any] = _decoder(self.head).decode
         lender = lender_of(path)
         if lender is None:
             return decode_head

@@ -15,7 +15,6 @@ from holdfast.store.damage import cut_damage
 from holdfast.store.durable import make_directory, replacing, sync_directory
 from holdfast.store.index import KINDS, Index, IndexReader, load_index
 from holdfast.store.manifest import Manifest, decode_manifest
-from holdfast.store.metrics import Metrics, Results, TrialResult
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.shared import FOLDER, journal_size
 from holdfast.versions import check_version, parse_version
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.store.damage import Damage
     from holdfast.store.index_cache import IndexCache
+    from holdfast.store.metrics import Metrics, TrialResult
 
 T = TypeVar("T")
 
@@ -209,6 +209,8 @@ class RunDir:
         data = self._read(self.metrics, dict[str, Any])
         if data is None:
             return None
+        from holdfast.store.metrics import Metrics  # which a run that begins does not have
+
         try:
             return Metrics.from_dict(data)
         except msgspec.ValidationError as error:
@@ -216,6 +218,8 @@ class RunDir:
 
     def read_results(self) -> list[TrialResult]:
         """Read every trial with its verdicts. Raises ResultsError if they are missing or damaged."""
+        from holdfast.store.metrics import Results
+
         results = self._read(self.results, Results)
         if results is None:
             raise self._damaged(self.results, "there is no such file")
@@ -225,6 +229,8 @@ class RunDir:
         """Yield every trial with its verdicts, without holding all of them."""
         if not self.results.exists():
             raise self._damaged(self.results, "there is no such file")
+        from holdfast.store.metrics import TrialResult
+
         decoder = msgspec.json.Decoder(TrialResult)
         with self.results.open("rb") as file:
             head = file.readline()
