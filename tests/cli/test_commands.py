@@ -240,7 +240,7 @@ class TestItself:
         packages = {name.rpartition(".")[0] for name in imported}
         assert packages & {"holdfast.benchmarks", "holdfast.functions", "holdfast.pages", "holdfast.report"} == set()
         unused = {"holdfast.conversation.simulated_user", "holdfast.graders.likelihood", "holdfast.spec.fingerprint"}
-        unused |= {"holdfast.plan.done", "holdfast.store.metrics", "holdfast.targets.sse"}
+        unused |= {"holdfast.engine.replay", "holdfast.plan.done", "holdfast.store.metrics", "holdfast.targets.sse"}
         unused |= {"click.shell_completion", "csv", "json", "lzma", "rich", "shutil"}
         assert imported & unused == set()
 

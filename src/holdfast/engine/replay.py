@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.engine.replay_again import AgainCalls, Unrepeatable
-from holdfast.errors import AttemptError, Fault
+from holdfast.errors import AttemptError, Fault, RestartTrial
 from holdfast.store.records import (
     NO_USAGE,
     Step,
@@ -57,10 +57,6 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Closing, FindHome, Reading, ReplayPolicy, Reply
 
 _INSIDE_TURN = ("model", "tool", "intent")
-
-
-class RestartTrial(AttemptError):
-    """A call that must never happen twice may have happened: the trial cannot continue, only restart."""
 
 
 class LiveCall(msgspec.Struct, frozen=True):
