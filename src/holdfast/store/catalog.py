@@ -55,7 +55,7 @@ def brief_runs(root: Path, *, besides: Path) -> Iterator[tuple[Path, Brief]]:
     """Yield the directories of other runs whose manifest can be read. Manifests of many runs are read once."""
     cache = CatalogCache(root, "briefs", Brief)
     for path, _ in _run_folders(root):
-        if path == str(besides):
+        if Path(path) == besides:
             continue
         with suppress(UsageError, OSError):
             yield Path(path), cache.get(path, partial(_look_at_manifest, path), partial(_read_brief, path))
