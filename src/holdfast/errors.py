@@ -16,6 +16,7 @@ HoldfastError
 ├── ExportFailed          exit 3: a run could not be exported; the run itself is complete
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by kind, never scored
+    └── RestartTrial      a trial that cannot continue starts again
 
 A message says what is wrong and where; `remedy` says what to do. `BudgetReached` and `Waiting` are not errors, but stop
 a run too.
@@ -212,3 +213,7 @@ class AttemptError(HoldfastError):
         """traceback of the user's code that raised"""
         self.retry = retry
         self.retry_after = retry_after
+
+
+class RestartTrial(AttemptError):
+    """A call that must never happen twice may have happened: the trial cannot continue, only restart."""

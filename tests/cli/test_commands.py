@@ -240,8 +240,35 @@ class TestItself:
         packages = {name.rpartition(".")[0] for name in imported}
         assert packages & {"holdfast.benchmarks", "holdfast.functions", "holdfast.pages", "holdfast.report"} == set()
         unused = {"holdfast.conversation.simulated_user", "holdfast.graders.likelihood", "holdfast.spec.fingerprint"}
+        unused |= {"holdfast.engine.replay", "holdfast.plan.done", "holdfast.store.metrics", "holdfast.targets.sse"}
         unused |= {"click.shell_completion", "csv", "json", "lzma", "rich", "shutil"}
         assert imported & unused == set()
+
+    def test_the_first_request_is_sent_before_all_trials_of_the_window_are_prepared(
+        self, tmp_path: Path, mock: Any
+    ) -> None:
+        samples = [{"id": f"s{number}"} for number in range(64)]
+        target = {"model": "m", "base_url": mock.base_url}
+        write_spec(tmp_path, target=target, samples=samples, prompt="{{ id }}", graders=None)
+        script = (
+            "import sys\n"
+            "from holdfast.cli.main import main\n"
+            "from holdfast.targets.connections import Connections\n"
+            "make_request, write_soon, prepared = Connections.request, Connections.write_soon, []\n"
+            "def count(*arguments, **options):\n"
+            "    prepared.append(1)\n"
+            "    return make_request(*arguments, **options)\n"
+            "def note_count(*arguments):\n"
+            "    open('prepared.txt', 'a').write(f'{len(prepared)}\\n')\n"
+            "    write_soon(*arguments)\n"
+            "Connections.request, Connections.write_soon = count, note_count\n"
+            "sys.argv = ['holdfast', 'eval', 'eval.yaml', '--concurrency', '64', '--display', 'none']\n"
+            "main()\n"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, env=environment())
+        counts = [int(line) for line in (tmp_path / "prepared.txt").read_text().splitlines()]
+        assert len(counts) == 64
+        assert counts[0] < 32
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"]])
     def test_help_lists_every_verb(self, type_in: Any, words: Any) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.canonical import digest
-from holdfast.engine.replay import Replay, RestartTrial
+from holdfast.engine.replay import Replay
+from holdfast.errors import RestartTrial
 from holdfast.store.records import NO_USAGE, Usage
 from holdfast.targets.types import Reading
 

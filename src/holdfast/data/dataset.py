@@ -29,7 +29,7 @@ from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub,
 from holdfast.data.row_checks import TemplateChecks
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.selection import Selection
-from holdfast.spec.target_schema import HttpTarget
+from holdfast.spec.target_schema import is_http
 from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression, texts
 from holdfast.store.lines import find_lines
 
@@ -511,7 +511,7 @@ class _Request:
 
     def __init__(self, spec: Eval) -> None:
         block = spec.target
-        sources = texts(block.request) if isinstance(block, HttpTarget) else ()
+        sources = texts(block.request) if is_http(block) else ()
         templates = [Template(source) for source in sources if "{{" in source]
         self._templates = [compiled for compiled in templates if compiled.names - self._PLACEHOLDERS.keys()]
         """templates that depend on the row"""

@@ -12,7 +12,9 @@ import re
 from base64 import b64decode
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import DataError
@@ -49,7 +51,7 @@ _KEYS: Final = frozenset(("role", "content", "name", "tool_calls", "tool_call_id
 _FORM: Final = "A message has a `role` and a `content`: a text, or a list of texts and mappings such as {image: PATH}."
 
 
-class Attachment(NamedTuple):
+class Attachment(msgspec.Struct, frozen=True):
     """A file of a message."""
 
     digest: str

@@ -55,7 +55,7 @@ def find_files(patterns: list[str], folder: Path, where: str) -> list[Path]:
     return files
 
 
-class Layout(NamedTuple):
+class Layout(msgspec.Struct, frozen=True):
     """Options for reading the files of a dataset, where the file names do not tell."""
 
     format: str | None = None

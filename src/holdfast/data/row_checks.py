@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression
@@ -25,7 +27,7 @@ def _render(compiled: Template, values: Row, fields: Row) -> str:
     return compiled.render({**fields, **values})
 
 
-class _RowTemplate(NamedTuple):
+class _RowTemplate(msgspec.Struct, frozen=True):
     """A template or expression over the row."""
 
     location: Location

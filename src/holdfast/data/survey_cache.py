@@ -33,7 +33,7 @@ from holdfast.data.survey_fit import fit_survey, mark_stale
 from holdfast.data.survey_update import read_lines, update_survey
 from holdfast.spec.benchmark_tasks import benchmark_tasks
 from holdfast.spec.load_graders import GRADERS
-from holdfast.spec.target_schema import HttpTarget
+from holdfast.spec.target_schema import is_http
 from holdfast.spec.template import texts
 from holdfast.store.cache_file import peek_header, read_header, write_cache
 from holdfast.store.home import home_directory
@@ -165,7 +165,7 @@ def _name(spec: Eval) -> str:
         [[place, text, sorted(names)] for place, text, names in spec.templates() if place[:-1] not in locations],
         [each for each in spec.row_expressions() if each[0][:-1] not in locations],
         [spec.by, spec.cluster, spec.continuations, None if tasks is None else sorted(tasks.tasks)],
-        list(texts(spec.target.request)) if isinstance(spec.target, HttpTarget) else None,
+        list(texts(spec.target.request)) if is_http(spec.target) else None,
     ]
     basis = rows, [[location, block.model_dump(mode="json")] for location, block in graders]
     return "-".join(digest(part).removeprefix("sha256:") for part in basis)

@@ -253,8 +253,12 @@ class Loop:
         self._grading.abandon()
 
     def _admit(self) -> None:
-        """Start workers up to the window's limit."""
-        while len(self._workers) < self._window.limit and (pending := self._next()) is not None:
+        """Start a worker if the window has room; it starts the next one.
+
+        Each is started in an iteration of the event loop of its own, so that the first request is sent before the
+        last trial of the window is prepared.
+        """
+        if len(self._workers) < self._window.limit and (pending := self._next()) is not None:
             worker = asyncio.create_task(self._work(pending))
             self._workers.add(worker)
             worker.add_done_callback(self._leave)
@@ -271,7 +275,7 @@ class Loop:
 
     async def _work(self, pending: PendingTrial | None) -> None:
         while pending is not None:
-            self.progress.begin()
+            self._admit()
             try:
                 try:
                     await self._trials.run(pending)
@@ -291,15 +295,18 @@ class Loop:
                 self._workers.discard(task)
                 return
             pending = self._next()
-            if len(self._workers) < self._window.limit:
-                self._admit()  # the window has grown
 
     def _next(self) -> PendingTrial | None:
-        """Return the next trial; None if there is none, or the run is stopping."""
+        """Return the next trial, which counts as in flight from now on: a batch waits for trials that are starting.
+
+        Return None if there is none, or the run is stopping.
+        """
         if self._stopping():
             return None
         try:
-            return self._source.next()
+            if (pending := self._source.next()) is not None:
+                self.progress.begin()
+            return pending
         except Fault as fault:
             self.brake.pull(fault)
         except DataError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_places
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Target
 
 
-class _PlacedFunction(NamedTuple):
+class _PlacedFunction(msgspec.Struct, frozen=True):
     """A function and its place in the eval."""
 
     where: Location

@@ -25,7 +25,7 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.engine.replay_again import AgainCalls, Unrepeatable
-from holdfast.errors import AttemptError, Fault
+from holdfast.errors import AttemptError, Fault, RestartTrial
 from holdfast.store.records import (
     NO_USAGE,
     Step,
@@ -59,11 +59,7 @@ if TYPE_CHECKING:
 _INSIDE_TURN = ("model", "tool", "intent")
 
 
-class RestartTrial(AttemptError):
-    """A call that must never happen twice may have happened: the trial cannot continue, only restart."""
-
-
-class LiveCall(NamedTuple):
+class LiveCall(msgspec.Struct, frozen=True):
     """A call that is not on record and is being made."""
 
     key: Key
@@ -371,7 +367,7 @@ class RecordedCalls:
             result = await live()
             traceback: str | UnsetType = UNSET
             if isinstance(result, ToolFailure):
-                result, traceback = result
+                traceback, result = result.traceback, result.message
             response = ToolResponse(
                 name,
                 arguments,

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import UNSET
 
-from holdfast.engine.replay import RestartTrial
 from holdfast.engine.time_limits import TimeLimits
-from holdfast.errors import AttemptError, Fault
+from holdfast.errors import AttemptError, Fault, RestartTrial
 from holdfast.store.records import ErrorRecord, to_microseconds, to_milliseconds
 from holdfast.targets.asking import ASKER
 

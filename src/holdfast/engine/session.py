@@ -29,7 +29,6 @@ from holdfast.engine.unseen import unseen_code
 from holdfast.errors import Fault, HoldfastError, Interrupted, ResultsError, VersionError
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import build_graders
-from holdfast.plan.done import read_done, write_done
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
@@ -207,7 +206,9 @@ class Session(msgspec.Struct):
         """Cache the index of a large run, so that neither its next start nor a run that reuses it is late."""
         with suppress(OSError):
             if self.rundir.keep_index(self.index):
-                if remaining.complete:
+                if remaining.complete and self.index.origin:
+                    from holdfast.plan.done import write_done  # of large runs
+
                     write_done(self.identity, self.rundir, self.index, b"\x01" * remaining.total)
                 return
             if finished or isinstance(reason, Interrupted):
@@ -410,14 +411,20 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     others = [] if manifest.fresh else other_runs(identity, rundir, options.runs_dir)
     if options.outputs_of is not None:
         others.insert(0, options.outputs_of)
-    known_done = b"" if options.again else read_done(identity, rundir, index)
+    known_done = b""
+    if index.origin and not options.again:
+        from holdfast.plan.done import read_done  # of large runs
+
+        known_done = read_done(identity, rundir, index)
     borrowed, plan = plan_with_reuse(
         identity, index, options.runs_dir, others, grades=not options.again, known_done=known_done
     )
     index.reserve(plan.total, len(identity.work.slots))
     if borrowed:
         adopt(borrowed, rundir, index)
-    if not options.again and plan.done != known_done:
+    if index.origin and not options.again and plan.done != known_done:
+        from holdfast.plan.done import write_done
+
         write_done(identity, rundir, index, plan.done)
     return Loaded(index, plan, new)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 _SECONDS: Final = 10.0
 """how long the process has to be busy"""
@@ -10,7 +12,7 @@ _BUSY: Final = 0.9
 """share of a core from which the process counts as busy: Python code uses one at most"""
 
 
-class Machine(NamedTuple):
+class Machine(msgspec.Struct, frozen=True):
     """The work that a machine does, by clocks that begin anywhere."""
 
     wall: float

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -21,9 +21,8 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
 from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import dataset_changed
-from holdfast.engine.replay import Replay, RestartTrial
 from holdfast.engine.retry import Deadline
-from holdfast.errors import AttemptError
+from holdfast.errors import AttemptError, RestartTrial
 from holdfast.graders.types import Case
 from holdfast.store.blobs import Blobs
 from holdfast.store.index import read_output, read_steps
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.engine.grading import Grading
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.recorder import Recorder
+    from holdfast.engine.replay import Replay
     from holdfast.engine.retry import Retrier
     from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
@@ -102,12 +102,14 @@ class Trials:
 
     async def open_replay(self, pending: PendingTrial, deadline: Deadline) -> Replay:
         """Return the record of a trial's calls, with those of earlier processes."""
+        from holdfast.engine.replay import Replay  # which trials of a single call do not need
+
         recorded = read_steps(self._recorded_calls.pop(pending.key, []))
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         return Replay(pending, self.recorder, recorded, self.notice, workspace, lambda: deadline.in_batches)
 
 
-class _Answer(NamedTuple):
+class _Answer(msgspec.Struct, frozen=True):
     """A live reply of the target."""
 
     reply: Reply

@@ -14,7 +14,7 @@ from array import array
 from collections import Counter
 from contextlib import suppress
 from itertools import chain, compress, groupby, product, repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from holdfast.data.matching import WIDTH, CommonRows, match_rows
 from holdfast.data.numbers import code_for
 from holdfast.plan.keys import grade_key
 from holdfast.plan.plan import TO_GRADE, places_of
+from holdfast.plan.reuse import Inherited
 from holdfast.store.rundir import INDEX
 
 if TYPE_CHECKING:
@@ -56,19 +57,6 @@ class _Header(msgspec.Struct, array_like=True):
     """a verdict may end a conversation, so that others are not needed"""
     has_panels: bool
     """with the panel of each row; else all rows have the first"""
-
-
-class Inherited(NamedTuple):
-    """State of a run's trials, as far as the run that it borrows from determines it."""
-
-    known: bytes
-    """for each trial: 1 if it is finished, `TO_GRADE`, or 0"""
-    usable: int
-    """how many outputs of the lender are of this run"""
-    missing: array[int]
-    """positions of samples whose first trial the lender has not"""
-    unwanted: list[str]
-    """keys of the lender's other outputs"""
 
 
 def read_done(identity: RunIdentity, rundir: RunDir, index: Index) -> bytes:
@@ -146,7 +134,7 @@ def _read_digests(file: BinaryIO, size: int, survey: Survey) -> tuple[int, bytes
     return place // WIDTH, b""
 
 
-class _Lent(NamedTuple):
+class _Lent(msgspec.Struct, frozen=True):
     """The contents of a lender's file."""
 
     header: _Header

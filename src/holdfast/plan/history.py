@@ -44,9 +44,6 @@ class _First(msgspec.Struct):
     trial: int
 
 
-_first = msgspec.json.Decoder(_First)
-
-
 def other_runs(
     identity: RunIdentity, rundir: RunDir, runs_dir: Path, *, alike: int | None = _MOST_COMPARED
 ) -> list[OtherRun]:
@@ -54,8 +51,9 @@ def other_runs(
 
     Of the rest, not even the manifests are read again.
     """
-    others = [(path, brief) for path, brief in brief_runs(runs_dir) if path != rundir.path]
-    others.sort(key=lambda run: _nearness(identity, run[1]), reverse=True)
+    others = sorted(
+        brief_runs(runs_dir, besides=rundir.path), key=lambda run: _nearness(identity, run[1]), reverse=True
+    )
     compared = set([path for path, brief in others if brief.name == identity.spec.name][:alike])
     runs = []
     for path, brief in others:
@@ -145,7 +143,8 @@ def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest, shared: 
 
 def _changes_since(shared: Lender, identity: RunIdentity, manifest: Manifest) -> str:
     """Describe how the rows changed since a run whose journals are shared: only rows that differ are looked at."""
-    first = (_first.decode(line.read()) for line in shared.unwanted.values())
+    decoder = msgspec.json.Decoder(_First)
+    first = (decoder.decode(line.read()) for line in shared.unwanted.values())
     gone = {each.sample for each in first if each.trial == 1}
     missing = set(shared.missing) if gone else set()
     rows = enumerate(identity.dataset.rows()) if gone else ()
@@ -163,12 +162,12 @@ def _describe(changes: RowChanges, *, unfinished: bool) -> str:
 
 def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
     """Describe how the rows changed since the nearest run, by that run's keys, so that a new prompt does not matter."""
-    earlier: dict[str, str] = {}
+    decoder, earlier = msgspec.json.Decoder(_First), dict[str, str]()
     with suppress(OSError, msgspec.DecodeError):  # what cannot be read counts as missing below
         for path in rundir.journals("outputs"):
             for line in scan(path):
                 if line.sound:
-                    first = _first.decode(line.data)
+                    first = decoder.decode(line.data)
                     if first.trial == 1:
                         earlier[first.sample] = first.key
     unfinished = len(earlier) < manifest.dataset.count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -41,7 +41,7 @@ class RateLimit(msgspec.Struct):
         return time.monotonic() - self.since
 
 
-class _Mark(NamedTuple):
+class _Mark(msgspec.Struct, frozen=True):
     time: float
     outputs: int
     graded: int

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.errors import UsageError
-from holdfast.plan.done import Inherited, inherit_done
 from holdfast.plan.plan import TO_GRADE, find_verdict
 from holdfast.store.blobs import Blobs
 from holdfast.store.durable import make_directory
@@ -55,6 +54,19 @@ SHARED_BYTES: Final = 1 << 20
 """bytes of outputs from which on a run's journals are shared; fewer are copied"""
 _SHARED_PART: Final = 0.95
 """part of a run's outputs that has to be wanted, so that the others are not worth mentioning"""
+
+
+class Inherited(msgspec.Struct, frozen=True):
+    """State of a run's trials, as far as the run that it borrows from determines it."""
+
+    known: bytes
+    """for each trial: 1 if it is finished, `TO_GRADE`, or 0"""
+    usable: int
+    """how many outputs of the lender are of this run"""
+    missing: array[int]
+    """positions of samples whose first trial the lender has not"""
+    unwanted: list[str]
+    """keys of the lender's other outputs"""
 
 
 class Lender(msgspec.Struct, frozen=True):
@@ -205,6 +217,8 @@ def _find_shareable(
         index = rundir.load(repair=False)
         if not _is_free(rundir) or index.outputs.stopped():
             continue  # a writer may cut off what it cannot sync; of conversations that ended early, not all may fit
+        from holdfast.plan.done import inherit_done  # of large runs
+
         outputs, recorded = index.outputs, len(index.outputs)
         lent = inherit_done(survey, work, rundir, index) or look_up(survey, work, index)
         if lent.usable < _SHARED_PART * recorded:

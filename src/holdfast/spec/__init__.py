@@ -19,7 +19,8 @@
 `hook_schema`    schemas of programs around a run and its trials
 `benchmark_schema` the schema of a benchmark by name
 `export_schema`  the schemas of exports
-`target_schema`  the schemas of models and HTTP targets
+`target_schema`  the base schema of targets, and that of models
+`http_target_schema` the schema of HTTP targets
 `code_target_schema` schemas of targets that are functions, programs and installed agents
 `grader_schema`  the base schemas of graders
 `text_grader_schema` schemas of graders that compare texts

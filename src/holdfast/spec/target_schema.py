@@ -1,14 +1,14 @@
-"""Models of the target's block: models and HTTP, with likelihoods."""
+"""Models of the target's block: the base of all, and models, with likelihoods."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeGuard
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from holdfast.spec.redact import bare_url
 from holdfast.spec.schema import Api, BaseUrl, Block, Deferred, Formula, ReasoningHistory, absent_block
 
 if TYPE_CHECKING:
     from holdfast.spec.agent_schema import ToolBlock
+    from holdfast.spec.http_target_schema import HttpTarget
     from holdfast.spec.model_schema import BatchBlock, ThoughtsBlock
 else:
     ToolBlock = Annotated[Any, Deferred("holdfast.spec.agent_schema:ToolBlock")]
@@ -55,6 +55,11 @@ class TargetBlock(Block):
     def label(self) -> str:
         """The target's name in tables and directory names."""
         return self.kind
+
+
+def is_http(block: TargetBlock) -> "TypeGuard[HttpTarget]":
+    """Tell an HTTP target from others, without its schema, which evals of models do not import."""
+    return block.kind == "http"
 
 
 class LikelihoodBlock(Block):
@@ -158,35 +163,3 @@ class ModelTarget(TargetBlock):
 
 SESSION = "<session>.py:"
 """stands before the name of a function that was typed into a notebook or an interpreter, and is in no file"""
-
-
-class HttpTarget(TargetBlock):
-    """A workflow behind HTTP: JSON is posted, the answer picked from what comes back."""
-
-    http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
-    """URL to post to. May name environment variables as `${NAME}`."""
-    request: dict[str, Any]
-    """Body of the request. Strings in it are templates with `prompt`, `messages`, `trial` and the row's fields. A text
-    that is a single `{{ expression }}` keeps the type of its value."""
-    response: str = "@"
-    """[JMESPath](https://jmespath.org) of the answer in the reply, or in each event of a stream. Default: the whole
-    reply."""
-    stream_end: str | None = Field(default=None, min_length=1)
-    """Data or name of the event that ends a stream. `close` accepts the end of the connection. Default: `[DONE]`, or
-    the last chunk of the transfer."""
-    headers: dict[str, str] = {}
-    """HTTP headers. Values may name environment variables, as in `"Bearer ${TOKEN}"`."""
-    version: str | None = None
-    """Change this when the workflow answers differently from now on."""
-
-    templates: ClassVar[tuple[str, ...]] = ("request",)
-
-    @property
-    def reports_cost(self) -> bool:
-        """False: nothing is known of the models behind the URL."""
-        return False
-
-    @property
-    def label(self) -> str:
-        """The URL without credentials and query."""
-        return bare_url(self.http)

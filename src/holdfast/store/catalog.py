@@ -51,10 +51,12 @@ class Brief(msgspec.Struct, frozen=True):
     fingerprints: dict[str, Any]
 
 
-def brief_runs(root: Path) -> Iterator[tuple[Path, Brief]]:
-    """Yield the directories of runs whose manifest can be read. Manifests of many runs are read once."""
+def brief_runs(root: Path, *, besides: Path) -> Iterator[tuple[Path, Brief]]:
+    """Yield the directories of other runs whose manifest can be read. Manifests of many runs are read once."""
     cache = CatalogCache(root, "briefs", Brief)
     for path, _ in _run_folders(root):
+        if Path(path) == besides:
+            continue
         with suppress(UsageError, OSError):
             yield Path(path), cache.get(path, partial(_look_at_manifest, path), partial(_read_brief, path))
     cache.save()

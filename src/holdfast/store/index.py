@@ -9,7 +9,7 @@ from array import array
 from contextlib import suppress
 from heapq import merge
 from math import fsum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
+T = TypeVar("T")
 
 _FEWEST_PERIODS: Final = 1 << 14
 """periods of work from which on they are merged now and then"""
@@ -192,18 +193,21 @@ class ErrorHead(msgspec.Struct):
     row: str | msgspec.UnsetType = msgspec.UNSET
 
 
-_output_head = msgspec.json.Decoder(OutputHead)
-_grade_head = msgspec.json.Decoder(GradeHead)
-_error_head = msgspec.json.Decoder(ErrorHead)
-_step_head = msgspec.json.Decoder(StepHead)
-_output = msgspec.json.Decoder(Output)
-_step = msgspec.json.Decoder(Step)
+_decoders: Final[dict[type, msgspec.json.Decoder[Any]]] = {}
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """Return the decoder of a kind of record, made when it is first needed: a new run has no records yet."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return decoder
 
 
 def read_output_head(line: bytes) -> OutputHead | None:
     """Decode the head of an output line; None if the line is not an output."""
     try:
-        return _output_head.decode(line)
+        return _decoder(OutputHead).decode(line)
     except msgspec.DecodeError:
         return None
 
@@ -211,7 +215,7 @@ def read_output_head(line: bytes) -> OutputHead | None:
 def read_grade_head(line: bytes) -> GradeHead | None:
     """Decode the head of a grade line; None if the line is not a grade."""
     try:
-        return _grade_head.decode(line)
+        return _decoder(GradeHead).decode(line)
     except msgspec.DecodeError:
         return None
 
@@ -219,14 +223,14 @@ def read_grade_head(line: bytes) -> GradeHead | None:
 def read_error_head(line: bytes) -> ErrorHead | None:
     """Decode the head of an error line; None if the line is not an error."""
     try:
-        return _error_head.decode(line)
+        return _decoder(ErrorHead).decode(line)
     except msgspec.DecodeError:
         return None
 
 
 def read_output(ref: OutputRef) -> Output:
     """Read the whole record of a reference."""
-    output, lender = _output.decode(check_line(ref.line, ref.line.read())), lender_of(ref.line.path)
+    output, lender = _decoder(Output).decode(check_line(ref.line, ref.line.read())), lender_of(ref.line.path)
     return output if lender is None or output.source else msgspec.structs.replace(output, source=lender)
 
 
@@ -269,7 +273,7 @@ def read_steps(lines: Iterable[LineRef]) -> list[Step]:
     """
     by_file: dict[Path, list[Step]] = {}
     for line in lines:
-        by_file.setdefault(line.path, []).append(_step.decode(check_line(line, line.read())))
+        by_file.setdefault(line.path, []).append(_decoder(Step).decode(check_line(line, line.read())))
     steps: list[Step] = []
     for step in merge(*by_file.values(), key=lambda step: step.time):
         steps.append(step)
@@ -400,7 +404,8 @@ class Kind(NamedTuple):
     """A kind of journal."""
 
     name: str
-    decoder: msgspec.json.Decoder[Any]
+    head: type[OutputHead | GradeHead | ErrorHead | StepHead]
+    """the fields of its lines that the index uses"""
     take: Callable[[Index, Entry], bool]
     """adds a line to an index; returns False if the index had an output or verdict with its key"""
     adder: Callable[[Index, Path], Callable[[int, int, Any], bool] | None] = lambda _, __: None
@@ -408,13 +413,14 @@ class Kind(NamedTuple):
 
     def decode_in(self, path: Path) -> Callable[[bytes], Any]:
         """Return the decoder of lines in a file; it returns None for an output that is not of this run."""
+        decode_head: Callable[[bytes], Any] = _decoder(self.head).decode
         lender = lender_of(path)
         if lender is None:
-            return self.decoder.decode
+            return decode_head
         unwanted = unwanted_keys(path) if self.name == "outputs" else frozenset()
 
         def decode(line: bytes) -> Any:
-            head = self.decoder.decode(line)
+            head = decode_head(line)
             head.source = head.source or lender
             return None if unwanted and head.key in unwanted else head
 
@@ -526,8 +532,8 @@ def _take_error(index: Index, entry: Entry) -> bool:
 
 
 KINDS: Final = (  # calls last: outputs tell which of them are needed
-    Kind("outputs", _output_head, _take_output, _output_adder),
-    Kind("grades", _grade_head, _take_grade, _grade_adder),
-    Kind("errors", _error_head, _take_error),
-    Kind("steps", _step_head, _take_step),
+    Kind("outputs", OutputHead, _take_output, _output_adder),
+    Kind("grades", GradeHead, _take_grade, _grade_adder),
+    Kind("errors", ErrorHead, _take_error),
+    Kind("steps", StepHead, _take_step),
 )

@@ -12,12 +12,14 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 _PROC: Final = Path("/proc")
 
 
-class _Status(NamedTuple):
+class _Status(msgspec.Struct, frozen=True):
     ended: bool
     """a zombie: it has ended, and its parent has not noticed"""
     token: str

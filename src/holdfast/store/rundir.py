@@ -15,7 +15,6 @@ from holdfast.store.damage import cut_damage
 from holdfast.store.durable import make_directory, replacing, sync_directory
 from holdfast.store.index import KINDS, Index, IndexReader, load_index
 from holdfast.store.manifest import Manifest, decode_manifest
-from holdfast.store.metrics import Metrics, Results, TrialResult
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.shared import FOLDER, journal_size
 from holdfast.versions import check_version, parse_version
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.store.damage import Damage
     from holdfast.store.index_cache import IndexCache
+    from holdfast.store.metrics import Metrics, TrialResult
 
 T = TypeVar("T")
 
@@ -47,9 +47,6 @@ def bytes_to_cache() -> int:
 
 class _Version(msgspec.Struct):
     schema_version: Any = msgspec.field(name="schemaVersion", default=None)
-
-
-_trial_result = msgspec.json.Decoder(TrialResult)
 
 
 class RunDir:
@@ -82,8 +79,9 @@ class RunDir:
     def journals(self, name: str) -> Iterator[Path]:
         """Yield the files of one kind of journal, of all writers."""
         yield self.path / f"{name}.jsonl"
-        yield from sorted(self.path.glob(f"{FOLDER}/*/{name}.*.jsonl"))
-        yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
+        for folder, pattern in ((self.path / FOLDER, f"*/{name}.*.jsonl"), (self.workers, f"*/{name}.jsonl")):
+            if folder.is_dir():  # as in few runs: looking takes less time than preparing a pattern
+                yield from sorted(folder.glob(pattern))
 
     @property
     def has_batches(self) -> bool:
@@ -211,6 +209,8 @@ class RunDir:
         data = self._read(self.metrics, dict[str, Any])
         if data is None:
             return None
+        from holdfast.store.metrics import Metrics  # which a run that begins does not have
+
         try:
             return Metrics.from_dict(data)
         except msgspec.ValidationError as error:
@@ -218,6 +218,8 @@ class RunDir:
 
     def read_results(self) -> list[TrialResult]:
         """Read every trial with its verdicts. Raises ResultsError if they are missing or damaged."""
+        from holdfast.store.metrics import Results
+
         results = self._read(self.results, Results)
         if results is None:
             raise self._damaged(self.results, "there is no such file")
@@ -227,6 +229,9 @@ class RunDir:
         """Yield every trial with its verdicts, without holding all of them."""
         if not self.results.exists():
             raise self._damaged(self.results, "there is no such file")
+        from holdfast.store.metrics import TrialResult
+
+        decoder = msgspec.json.Decoder(TrialResult)
         with self.results.open("rb") as file:
             head = file.readline()
             if not head.endswith(b'"trials":[\n'):  # not as we write it: a trial per line
@@ -236,7 +241,7 @@ class RunDir:
                 self._check(self.results, msgspec.json.decode(head[:-1] + b"]}", type=_Version).schema_version)
                 for line in file:
                     if not line.startswith(b"]"):
-                        yield _trial_result.decode(line.rstrip(b",\n"))
+                        yield decoder.decode(line.rstrip(b",\n"))
             except msgspec.DecodeError as error:
                 raise self._damaged(self.results, error) from error
 

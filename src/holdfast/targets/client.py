@@ -10,18 +10,18 @@ import socket
 import ssl
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from holdfast import __version__
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.redact import bare_url
 from holdfast.targets.connections import Connections
 from holdfast.targets.rate_limits import limit_reset, retry_after
-from holdfast.targets.sse import Event, EventParser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
     from holdfast.targets.connections import Response
     from holdfast.targets.signing import Signer
+    from holdfast.targets.sse import Event
     from holdfast.targets.web_session import WebResponse, WebSession
 
 _decode = msgspec.json.Decoder().decode
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 
-class Reported(NamedTuple):
+class Reported(msgspec.Struct, frozen=True):
     """An event of a stream, or a whole reply."""
 
     value: Any = UNSET
@@ -177,6 +178,8 @@ class Client:
                 if "event-stream" not in response.headers.get("content-type", ""):
                     yield Reported(self.parse(await response.read()), whole=True)
                     return
+                from holdfast.targets.sse import EventParser  # which whole replies do not need
+
                 parser = EventParser()
                 async for piece in response.pieces():
                     for report in self._read(parser.feed(piece), end):
@@ -320,7 +323,7 @@ def _split(event: Event) -> list[Event]:
         try:
             _decode(b"\n".join(event.data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return [*(Event(event.name, (line,), ()) for line in event.data), event._replace(name="", data=())]
+            return [*(replace(event, data=(line,), other=()) for line in event.data), replace(event, name="", data=())]
     return [event]
 
 

@@ -8,13 +8,15 @@ names, which the standard drops, are reported with their event: some servers put
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
-class Event(NamedTuple):
+class Event(msgspec.Struct, frozen=True):
     """The lines between two blank lines."""
 
     name: str

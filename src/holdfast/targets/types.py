@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -33,7 +33,7 @@ PROCESS: Final = object()
 """the home of state in this process, such as the globals of a Python module"""
 
 
-class ToolFailure(NamedTuple):
+class ToolFailure(msgspec.Struct, frozen=True):
     """A tool's result where its Python function raised."""
 
     message: str
@@ -42,7 +42,7 @@ class ToolFailure(NamedTuple):
     """of the user's code, for the record alone"""
 
 
-class PastCall(NamedTuple):
+class PastCall(msgspec.Struct, frozen=True):
     """A finished tool call of a trial, to be run again where the state it built has been lost."""
 
     turn: int
@@ -53,7 +53,7 @@ class PastCall(NamedTuple):
     """of `context.tool(function)`: `module:name`, or None for a function that no other process can find"""
 
 
-class Home(NamedTuple):
+class Home(msgspec.Struct, frozen=True):
     """The object that holds the state which a past call built."""
 
     home: object
