@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from holdfast.report.line_places import LinePlaces
 from holdfast.store import spool
@@ -13,6 +12,9 @@ from holdfast.store.index import Index
 from holdfast.store.lines import LineRef
 from holdfast.store.records import Usage
 from holdfast.store.refs import OutputRef
+
+if TYPE_CHECKING:
+    import pytest
 
 FILES = [Path("a"), Path("b")]
 
