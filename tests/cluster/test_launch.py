@@ -33,7 +33,7 @@ from holdfast.cluster.watch.logs import follow
 from holdfast.cluster.watch.status import look
 from tests.support.invocations import launched
 from tests.support.launching import Site, calmly, deployment, free_port, pid_of
-from tests.support.running import holdfast, server, start
+from tests.support.running import holdfast, server, start, wait_for
 from tests.support.slurm import Cluster
 
 if TYPE_CHECKING:
@@ -162,6 +162,23 @@ def test_a_requeued_main_job_continues_under_its_id(site: Site) -> None:
         begins = [record for record in site.attempts(invocation) if isinstance(record, Begin)]
         assert [(begin.job, begin.restart) for begin in begins] == [(job.id, 0), (job.id, 1)], site.logs(invocation)
         assert len(site.chain(invocation).known("main")) == 2, "one successor, not one per start"
+
+
+def test_a_job_whose_signal_reaches_its_evaluation_first_starts_no_other(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 4})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        (job,) = site.processes(invocation, "main")
+        (evaluation,) = job.children()
+        evaluation.terminate()
+        calmly(lambda: evaluation not in job.children(), "its end")
+        with pytest.raises(AssertionError, match="in vain"):
+            wait_for(job.children, "another evaluation", patience=2)
+        job.terminate()
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
+        at_most_twice(model, 200, 4)
 
 
 def test_a_preempted_job_continues_afterwards(tmp_path: Path, own_slurm: Cluster) -> None:

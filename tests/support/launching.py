@@ -215,13 +215,17 @@ class Site:
 
     def kill(self, invocation: Invocation, role: str, task: int = 0) -> None:
         """Kill the processes of a task's main job or workers, as a crash would; Slurm sees a failed job."""
+        for process in self.processes(invocation, role, task):
+            process.kill()
+
+    def processes(self, invocation: Invocation, role: str, task: int = 0) -> list[psutil.Process]:
+        """Return the processes of a task's main job or workers, without their children."""
         words = ["holdfast.cluster.job", self.place(invocation, task).path, "--role", role]
-        victims = [
+        found = [
             process for process in psutil.process_iter(["cmdline"]) if words == (process.info["cmdline"] or [])[-4:]
         ]
-        assert victims, f"no {role} of {invocation.id} runs"
-        for process in victims:
-            process.kill()
+        assert found, f"no {role} of {invocation.id} runs"
+        return found
 
     def slurm(self, *argv: str) -> str:
         """One of Slurm's programs."""

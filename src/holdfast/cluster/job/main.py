@@ -56,6 +56,8 @@ _QUEUE_SECONDS: Final = 60.0
 """how often the job checks that its successor and its workers exist, at most"""
 _DEAD_STARTS: Final = 3
 """starts in a row that were killed without progress, after which there are no more"""
+_SIGNAL_SECONDS: Final = 5.0
+"""how much later than a child this process may get a signal that is meant for all"""
 _HELD: Final = 4
 """exit code of `holdfast work` when another process holds the run"""
 
@@ -206,6 +208,7 @@ class JobRun:
             worked, code = self._work(prepared)
             if worked.finished is not None:
                 return self._finish(msgspec.structs.replace(worked.finished, copies=prepared.copies))
+            self._check_exit(code)
             ended = worked.ended
             if ended.away and self._await_target(ended.message, patience):
                 last_size = -1
@@ -226,8 +229,7 @@ class JobRun:
             if self._job.must_stop:
                 process.terminate()
                 raise StopRequested
-        if (process.exit_code or 0) < 0 and self._killed_with_job():
-            raise StopRequested
+        self._check_exit(process.exit_code or 0)
         try:
             prepared = msgspec.json.decode(line, type=Prepared)
         except msgspec.DecodeError:
@@ -440,9 +442,19 @@ class JobRun:
     def _has_progressed(self) -> bool:
         return journal_size(self._state.run_dir) != self._size
 
+    def _check_exit(self, code: int) -> None:
+        """Raise StopRequested if a child died of a signal, or ended because of one, that this process gets as well."""
+        if (code < 0 or code > 128) and self._killed_with_job():
+            raise StopRequested
+
     def _killed_with_job(self) -> bool:
-        """Return True if a child died because the whole job was asked to stop: Slurm signals all processes at once."""
-        time.sleep(4 * POLL_SECONDS)
+        """Return True if a child died because the whole job was asked to stop.
+
+        Slurm signals all processes of a job, one after the other: on a busy node, this one may be seconds later.
+        """
+        end = time.monotonic() + _SIGNAL_SECONDS
+        while not self._job.must_stop and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
         return self._job.must_stop
 
     def _set(self, **changes: object) -> None:
