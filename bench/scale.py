@@ -272,11 +272,16 @@ def measure_cpu(bench: Bench) -> Iterator[Figure]:
     samples = bench.samples
     if not samples:
         return
-    cases = [Case(bench.temporary / f"run-{rows}", rows, bench.server.url) for rows in (1, SMALL, samples)]
-    alone, little = ([case.fresh().cpu for _ in range(REPEATS)] for case in cases[:2])
-    much = cases[2].fresh()
-    per_little = (median(little) - median(alone)) / (SMALL - 1)
-    per_much = (much.cpu - median(alone)) / (samples - 1)
+    one, few, many = (Case(bench.temporary / f"run-{rows}", rows, bench.server.url) for rows in (1, SMALL, samples))
+
+    def measure_pairs() -> list[tuple[float, float]]:
+        return [(one.fresh().cpu, few.fresh().cpu) for _ in range(REPEATS)]
+
+    pairs = measure_pairs()
+    much = many.fresh()
+    pairs += measure_pairs()  # before and after: the machine may have become faster or slower
+    per_little = median(little - alone for alone, little in pairs) / (SMALL - 1)
+    per_much = (much.cpu - median(alone for alone, _ in pairs)) / (samples - 1)
     what = f"CPU per sample at {samples:,} to that at {SMALL:,}"
     note = f"{per_much * 1e6:.0f} µs of {per_little * 1e6:.0f} µs"
     yield Figure(what, per_much / per_little, "", maximum=1.1, note=note)
