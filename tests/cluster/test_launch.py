@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -65,6 +65,14 @@ def command(site: Site, *arguments: str, check: int = 0) -> str:
     """`holdfast eval -c nano …` in the site's folder."""
     env = {"SLURM_CONF": site.lab.env["SLURM_CONF"], "HOLDFAST_HOME": str(site.folder / "home")}
     return str(holdfast("eval", "-c", "nano", *arguments, cwd=site.folder, env=env, check=check).stdout)
+
+
+def begin(site: Site, model: Server, **keys: Any) -> Invocation:
+    """Submit 200 trials, four at a time, and return once some are done."""
+    site.write(model.base_url, rows=200, limits={"concurrency": 4}, **keys)
+    invocation = site.submit()
+    site.await_done(invocation, 20)
+    return invocation
 
 
 def asked_once(model: Server, rows: int) -> None:
@@ -151,9 +159,7 @@ def test_a_cancelled_worker_loses_only_its_requests_in_flight(site: Site) -> Non
 
 def test_a_requeued_main_job_continues_under_its_id(site: Site) -> None:
     with server(latency=0.1) as model:
-        site.write(model.base_url, rows=200, limits={"concurrency": 4})
-        invocation = site.submit()
-        site.await_done(invocation, 20)
+        invocation = begin(site, model)
         (job,) = site.running(invocation, "main")
         site.slurm("scontrol", "requeue", job.id)
         state = site.await_over(invocation)
@@ -166,9 +172,7 @@ def test_a_requeued_main_job_continues_under_its_id(site: Site) -> None:
 
 def test_a_job_whose_signal_reaches_its_evaluation_first_starts_no_other(site: Site) -> None:
     with server(latency=0.1) as model:
-        site.write(model.base_url, rows=200, limits={"concurrency": 4})
-        invocation = site.submit()
-        site.await_done(invocation, 20)
+        invocation = begin(site, model)
         (job,) = site.processes(invocation, "main")
         (evaluation,) = job.children()
         evaluation.terminate()
@@ -184,9 +188,7 @@ def test_a_job_whose_signal_reaches_its_evaluation_first_starts_no_other(site: S
 def test_a_preempted_job_continues_afterwards(tmp_path: Path, own_slurm: Cluster) -> None:
     site = Site(tmp_path, own_slurm, own_slurm.here)
     with server(latency=0.1) as model:
-        site.write(model.base_url, rows=200, limits={"concurrency": 4}, execution={"partition": "low"})
-        invocation = site.submit()
-        site.await_done(invocation, 20)
+        invocation = begin(site, model, execution={"partition": "low"})
         all_of_it = ["--partition=main", "--nodes=4", "--exclusive", "--time=1", "--output=/dev/null"]
         site.slurm("sbatch", *all_of_it, "--wrap", "sleep 3")
         state = site.await_over(invocation, 150)
@@ -198,9 +200,7 @@ def test_a_preempted_job_continues_afterwards(tmp_path: Path, own_slurm: Cluster
 
 def test_cancelling_the_main_job_ends_the_evaluation_until_it_is_resumed_from_its_files_alone(site: Site) -> None:
     with server(latency=0.1) as model:
-        site.write(model.base_url, rows=200, limits={"concurrency": 4})
-        invocation = site.submit()
-        site.await_done(invocation, 20)
+        invocation = begin(site, model)
         (job,) = site.running(invocation, "main")
         site.slurm("scancel", job.id)
         state = site.await_over(invocation)
@@ -234,9 +234,7 @@ def test_cancelling_all_jobs_at_once_leaves_none_behind(site: Site) -> None:
 
 def test_a_successor_does_not_continue_a_job_that_was_cancelled_without_noticing_it(site: Site) -> None:
     with server(latency=0.1) as model:
-        site.write(model.base_url, rows=200, limits={"concurrency": 4})
-        invocation = site.submit()
-        site.await_done(invocation, 20)
+        invocation = begin(site, model)
         (job,) = site.running(invocation, "main")
         # The line by which a job learns that it was cancelled goes to a file that is gone.
         (Path(site.place(invocation).logs) / f"slurm-{job.id}.log").unlink()

@@ -167,6 +167,11 @@ class TestCachesThatDoNotFit:
         cache.write_bytes(2 * cache.read_bytes())
         assert check_all(journal) < journal.stat().st_size
 
+    def test_one_that_can_be_neither_read_nor_written_stops_no_run(self, tmp_path: Path) -> None:
+        (tmp_path / ".index" / "steps").mkdir(parents=True)
+        journal = record(tmp_path, make_lines(300))
+        assert check_all(journal) == journal.stat().st_size
+
     def test_that_of_another_journal_costs_no_call(self, journal: Path, tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
         other = record(tmp_path / "other", make_lines(300, seed=1))

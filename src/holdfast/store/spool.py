@@ -7,7 +7,7 @@ from tempfile import SpooledTemporaryFile, gettempdir
 from typing import Final
 
 _IN_MEMORY: Final = 1 << 20
-"""bytes from which on there is a file"""
+"""size from which the bytes are in a file"""
 
 
 class Spool:
@@ -26,25 +26,25 @@ class Spool:
         self.close()
 
     def write(self, data: bytes) -> None:
-        """Write bytes at the present place."""
+        """Write bytes at the current position."""
         try:
             self._file.write(data)
         except OSError as error:
             raise _in_folder(error) from error
 
-    def seek(self, place: int) -> None:
-        """Go to a place, which also writes what is buffered."""
+    def seek(self, position: int) -> None:
+        """Move to a position, after writing what is buffered."""
         try:
-            self._file.seek(place)
+            self._file.seek(position)
         except OSError as error:
             raise _in_folder(error) from error
 
     def tell(self) -> int:
-        """Return the present place."""
+        """Return the current position."""
         return self._file.tell()
 
     def read(self, size: int = -1) -> bytes:
-        """Read so many bytes from the present place, or all."""
+        """Read up to `size` bytes from the current position, or all that follow."""
         return self._file.read(size)
 
     def close(self) -> None:

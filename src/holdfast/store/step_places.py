@@ -1,4 +1,4 @@
-"""Where the calls of each trial are in a long journal of calls, so that nobody searches all of it for one trial.
+"""Notes where the calls of each trial are in a long journal, so that nobody searches all of it for one trial.
 
 `.index/steps`, and `.index/steps.<folder>` for the journal in a folder under `workers/`, have a sealed line for each
 stretch of 8 MB of the journal: which trials have calls there, and between which bytes. The process that appends to the
@@ -113,17 +113,15 @@ def places_of(journal: Path, words: bytes) -> list[tuple[int, int]]:
 
 def _sound_stretches(journal: Path) -> Iterator[tuple[_Extent, bytes]]:
     """Yield the stretches that are still as they were noted, each with its line in the cache."""
-    try:
+    with suppress(OSError):  # a cache that cannot be read has none
         inode = journal.stat().st_ino
-    except FileNotFoundError:
-        return
-    for line in scan(_cache_of(journal)):
-        if line.sound:
-            with suppress(msgspec.DecodeError, OSError):
-                extent = _extent.decode(line.data)
-                last = LineRef(journal, extent.end - _LINE_END, _LINE_END)
-                if extent.inode == inode and xxh3_64_hexdigest(last.read()) == extent.end_digest:
-                    yield extent, line.data
+        for line in scan(_cache_of(journal)):
+            if line.sound:
+                with suppress(msgspec.DecodeError, OSError):
+                    extent = _extent.decode(line.data)
+                    last = LineRef(journal, extent.end - _LINE_END, _LINE_END)
+                    if extent.inode == inode and xxh3_64_hexdigest(last.read()) == extent.end_digest:
+                        yield extent, line.data
 
 
 def _cache_of(journal: Path) -> Path:
