@@ -29,6 +29,8 @@ from holdfast.store.records import Grade, Output, Timing, Usage, to_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.data.dataset import Sample
+
 HOLDFAST = [sys.executable, "-m", "holdfast"]
 DIGEST = "sha256:" + "d" * 32
 ANSWER = "The answer is 42, as far as anyone can tell. " * 8
@@ -74,9 +76,7 @@ def make_run(eval_file: Path, *overrides: str) -> Path:
     with (rundir.path / "outputs.jsonl").open("wb") as outputs, (rundir.path / "grades.jsonl").open("wb") as grades:
         for sample in identity.dataset:
             for trial in range(1, identity.spec.trials + 1):
-                write_trial(
-                    identity, sample.id, identity.work.key(sample.digest, trial), trial, outputs.write, grades.write
-                )
+                write_trial(identity, sample, trial, outputs.write, grades.write)
     metrics = {"score": 1.0, "coverage": 1.0, "outputs": identity.survey.count * identity.spec.trials, "metrics": {}}
     rundir.metrics.write_text(json.dumps(metrics))
     return rundir.path
@@ -84,8 +84,7 @@ def make_run(eval_file: Path, *overrides: str) -> Path:
 
 def write_trial(
     identity: RunIdentity,
-    sample: str,
-    key: str,
+    sample: Sample,
     trial: int,
     output: Callable[[bytes], Any],
     grade: Callable[[bytes], Any],
@@ -93,9 +92,13 @@ def write_trial(
     """An output and its grade."""
     usage = Usage(12, 90, 1, 0.0001)
     messages = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": ANSWER}]
-    output(to_line(Output(key, sample, trial, 1, messages, ANSWER, 1, "stop", usage, Timing(0.0, 0.1), DIGEST)))
-    own = grade_key(key, DIGEST, identity.work.slots[0].fingerprint)
-    grade(to_line(Grade(key, own, sample, trial, "number", "number", None, "passed", 1.0, 1.0, "", None, 0.0)))
+    key = identity.work.key(sample.asked, trial)
+    timing, row = Timing(0.0, 0.1), sample.row
+    output(
+        to_line(Output(key, sample.id, trial, 1, messages, ANSWER, 1, "stop", "whole", usage, timing, DIGEST, row=row))
+    )
+    own = grade_key(key, DIGEST, identity.work.slots[0].fingerprint, row=row)
+    grade(to_line(Grade(key, own, sample.id, trial, "number", "number", None, "passed", 1.0, 1.0, "", None, 0.0)))
 
 
 def spend(repeats: int, *arguments: str, cwd: Path) -> tuple[float, str]:

@@ -21,6 +21,7 @@ from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.plan import make_plan
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
+from holdfast.store.answers import classify_answer
 from holdfast.store.records import Grade, Output, Timing, Usage, to_line
 from holdfast.store.refs import Moment
 
@@ -93,12 +94,13 @@ def _write_journals(identity, rundir, count: int) -> None:
 
 
 def _output(identity, number: int, place: int, rng: random.Random) -> Output:
-    key = identity.work.key("sha256:" + identity.survey.digest_at(number).hex(), 1, typed=False)
+    key = identity.work.key("sha256:" + identity.survey.asked_at(number).hex(), 1)
     start = rng.randrange(len(WORDS))
     words = (WORDS * 2)[start : start + rng.randrange(25, 110)]
     text = " ".join(words) + (f" {RARE}" if number % 100_000 == 77_777 else "")
     messages = [{"role": "user", "content": f"question {number}"}, {"role": "assistant", "content": text}]
     seconds = round(rng.expovariate(0.5), 4)
+    stop = "stop" if rng.random() < 0.95 else "length"
     return Output(
         key=key,
         sample=f"s{number}",
@@ -107,15 +109,17 @@ def _output(identity, number: int, place: int, rng: random.Random) -> Output:
         messages=messages,
         output=text,
         turns=1,
-        stop="stop" if rng.random() < 0.95 else "length",
+        stop=stop,
+        answer=classify_answer(stop, empty=False),
         usage=Usage(50, len(words), 1, round(0.00001 * len(words), 7)),
         timing=Timing(1.8e9 + place / 50, seconds, round(seconds / 4, 4)),
         digest=digest(messages),
+        row=identity.survey.row_text(number),
     )
 
 
 def _grade(output: Output, name: str, slot: Slot, rng: random.Random) -> Grade:
-    key = slot.keys(output.key, Moment(output.digest, None, output.timing.seconds))[0]
+    key = slot.key(output.key, Moment(output.digest, None, output.timing.seconds), output.row)
     score = float(rng.random() < 0.6) if name == "correct" else round(rng.random(), 2)
     return Grade(
         key=output.key,

@@ -32,6 +32,7 @@ MARKED = re.compile(r"(<!-- (keys|fields|options): (.+?) -->\n).*?(<!-- end -->)
 PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", dict: "mapping", Any: "any value"}
 VALIDATORS = {
     "parse_duration": "duration",
+    "parse_points": "points",
     "_urls": "URL or list of URLs",
     "_as_list": "text or list of texts",
     "_bare": "expression",
@@ -40,7 +41,7 @@ HEADS = {"keys": "key | value", "fields": "field", "options": "option"}
 FLATTENED = {
     "pass_at": "`pass@1`, `pass@2` …",
     "pass_all": "`pass^2`, `pass^3` …",
-    "totals": "`corpus`, `error_rate`, `instruction_level`",
+    "totals": "`corpus`, `error_rate`, `instruction_level`, `measured`",
 }
 """fields of `GraderMetrics` that are stored as several numbers, by the names in the file"""
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -36,7 +36,16 @@ RATES = {
     "output_mtok": "output",
     "cache_read_mtok": "cache_read",
     "cache_write_mtok": "cache_write",
+    "cache_write_1h_mtok": "cache_write_1h",
+    "input_audio_mtok": "input_audio",
+    "output_audio_mtok": "output_audio",
+    "web_searches_kcount": "web_search",
 }
+TIERS = ("flex", "priority", "fast")
+SAME_FOR_AUDIO = ("google",)
+"""providers whose price lists have one price for texts and sounds, unless they name another"""
+ALSO_NAMED = {"openai": ["|", ["^", "ft:gpt-"], ["^", "chatgpt-"]]}
+"""names that belong to a provider, beside those that the package knows"""
 CLAUSES = {"equals": "=", "starts_with": "^", "ends_with": "$", "contains": "~", "regex": "/", "or_": "|", "and_": "&"}
 
 
@@ -78,10 +87,14 @@ def lines(provider: Any, date: datetime.date) -> list[str]:
             continue  # embeddings, speech and images
         if provider.id == "openai" and "gpt-oss" in model.id:
             continue  # open weights, which OpenAI itself does not serve
-        for variant in model.price_variants or ():
-            if variant.when == {"processing": "batch"} and is_current(variant.constraint, date):
+        if provider.id in SAME_FOR_AUDIO:
+            row["rates"] = {"input_audio": row["rates"]["input"], "output_audio": row["rates"]["output"]} | row["rates"]
+        current = [variant for variant in model.price_variants or () if is_current(variant.constraint, date)]
+        for variant in reversed(current):  # the first of those that apply counts
+            if variant.when == {"processing": "batch"}:
                 row["batch"] = rates(variant.prices)
-                break
+            elif (tier := variant.when.get("service_tier")) in TIERS:
+                row.setdefault("tiers", {})[tier] = rates(variant.prices)
         rows.append(json.dumps(row, ensure_ascii=False))
     return rows
 
@@ -98,6 +111,7 @@ def main() -> None:
         f"genai-prices {version('genai-prices')} by Pydantic, MIT licence, https://github.com/pydantic/genai-prices"
     )
     names = {PREFIXES[each]: clause(by_id[each].model_match) for each in OWN}
+    names |= {PREFIXES[each]: ["|", names[PREFIXES[each]], more] for each, more in ALSO_NAMED.items()}
     facts = {"date": str(date), "source": source, "names": names}
     head = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in facts.items()) + '"providers": {\n'
     sys.stdout.write("{\n" + head + ",\n".join(blocks) + "\n}}\n")

@@ -81,6 +81,7 @@ class TestPublicNames:
             "Run",
             "RunView",
             "Sample",
+            "SetVerdict",
             "Target",
             "TargetBlock",
             "Turn",

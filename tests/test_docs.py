@@ -104,7 +104,7 @@ def test_examples_of_files_have_the_fields_of_their_tables() -> None:
     examples = re.findall(
         r"```json\n([^`]*)```\n\n<!-- fields: .+? -->\n(.*?)<!-- end -->", FORMATS.read_text(), re.DOTALL
     )
-    assert len(examples) == 6
+    assert len(examples) == 8
     for example, table in examples:
         fields = set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) | {"sum"}
         assert json.loads(example).keys() <= fields

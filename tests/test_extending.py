@@ -21,11 +21,13 @@ from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.submit import submit
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
+from holdfast.data.dataset import Sample
 from holdfast.errors import ConfigError, UsageError
 from holdfast.formats.providers import resolve_eval
+from holdfast.graders.types import Case
 from tests.support.running import ROOT
 from tests.support.running import holdfast as run_command
-from tests.support.specs import command, identities, load, who, write_spec
+from tests.support.specs import command, identities, load, output_of, who, write_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +88,12 @@ class TestGraders:
             load(tmp_path, graders=[{"type": "politeness", "word": ["hello"]}])
         with pytest.raises(ConfigError, match=r"graders\[0\].at_least: should be a whole number, not 'two'"):
             load(tmp_path, graders=[{"type": "politeness", "at_least": "two"}])
+
+    def test_a_template_is_refused_unless_the_block_reads_it(self, installed: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"eval.yaml:\d+: graders\[0\].words\[0\]: is no template"):
+            load(tmp_path, graders=[{"type": "politeness", "words": ["{{ word }}"]}])
+        row = Sample("a", {"word": "please", "n": 2}, "sha256:0", "here")
+        assert Case(row, output_of("x")).fill_in(("{{ word }}!", "{{ n }}")) == ["please!", 2]
 
     def test_an_unknown_name_lists_the_closest_and_the_plugins(self, installed: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as raised:

@@ -17,6 +17,7 @@ The public names, imported on first use so that `holdfast --version` stays fast:
 For plug-ins (docs/extending.md):
 
 `InstantGrader`, `WaitingGrader`, `GraderBlock`, `Case`  a grader, its keys in the eval file, and what it judges
+`SetVerdict`     what a grader returns that looks at all outputs of a run together
 `Target`, `TargetBlock`, `Turn`                          a target, its keys in the eval file, and what it answers
 `RunView`        a run as an exporter reads it
 `Format`, `Document`, `Override`                         a format of eval files, and what it translates
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from holdfast.formats import Format as Format
     from holdfast.graders.types import Case as Case
     from holdfast.graders.types import InstantGrader as InstantGrader
+    from holdfast.graders.types import SetVerdict as SetVerdict
     from holdfast.graders.types import Verdict as Verdict
     from holdfast.graders.types import WaitingGrader as WaitingGrader
     from holdfast.report.run_view import RunView as RunView
@@ -76,6 +78,7 @@ _HOMES = {
     "Run": "holdfast.export.result",
     "RunView": "holdfast.report.run_view",
     "Sample": "holdfast.data.dataset",
+    "SetVerdict": "holdfast.graders.types",
     "Target": "holdfast.targets.types",
     "TargetBlock": "holdfast.spec.target_schema",
     "Turn": "holdfast.targets.types",
@@ -106,6 +109,7 @@ __all__ = [
     "Run",
     "RunView",
     "Sample",
+    "SetVerdict",
     "Target",
     "TargetBlock",
     "Turn",

@@ -83,8 +83,9 @@ async def evaluate_async(
 ) -> Run:
     """Run an eval like `evaluate`, without blocking the caller's event loop.
 
-    The run has a thread and an event loop to itself. Cancelling the call stops the run as Ctrl-C does: requests in
-    flight are cancelled, everything that finished is on disk when the cancellation arrives, and the same call resumes.
+    The run has a thread and an event loop to itself. Cancelling the call stops the run as a second Ctrl-C does:
+    requests in flight are cancelled, everything that finished is on disk when the cancellation arrives, and the same
+    call resumes.
     """
     options = _options(runs_dir, fresh, retry_failed, accept_errors, skip_graders)
     call = _Call.read(eval_file, target, graders, fields, options, workers, display)
@@ -116,6 +117,7 @@ def _options(
         accept_errors=accept_errors,
         skip_graders=skip_graders,
         command="the same call of holdfast.evaluate",
+        abandon_hint="; interrupt again to abandon them",
     )
 
 
@@ -270,7 +272,11 @@ def _run_beside_event_loop(call: _Call) -> Run | None:
     with ThreadPoolExecutor(1, "holdfast-evaluate") as pool:
         run = pool.submit(call.run)
         try:
-            return run.result()
-        except BaseException:  # Ctrl-C in a notebook is raised here; leaving the block waits for the run to end
+            try:
+                return run.result()
+            except KeyboardInterrupt:  # by Ctrl-C in a notebook, or its stop button
+                call.options.finishing.set()
+                return run.result()
+        except KeyboardInterrupt:  # leaving the block waits for the run to end
             call.options.cancelled.set()
             raise

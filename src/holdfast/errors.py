@@ -4,6 +4,7 @@ HoldfastError
 ├── UsageError            exit 2: the command, a file or the data are wrong; nothing was done
 │   ├── ConfigError       something in the eval file, with its line
 │   ├── DataError         something in the dataset, with file and line
+│   ├── NoSuchRun         a name that no run on this machine has
 │   ├── QueryError        a filter of trials, with the position of the mistake
 │   ├── ManifestError     a run directory whose manifest.json cannot be read
 │   ├── ResultsError      a run directory whose metrics.json or results.json cannot be read
@@ -96,6 +97,10 @@ class QueryError(UsageError):
         super().__init__(message, remedy=remedy)
         self.position = position
         """of the character in the filter where the mistake is, from 0"""
+
+
+class NoSuchRun(UsageError):
+    """No run on this machine has that name."""
 
 
 class ManifestError(UsageError):

@@ -265,6 +265,7 @@ def test_a_file_selects_rows_of_its_benchmark(tmp_path: Path) -> None:
         ("prompt: hi", [], "eval.yaml:2: prompt: `prompt` cannot be combined with `benchmark`"),
         ("samples: [{q: 1}]", [], "eval.yaml:2: samples: `samples` cannot be combined with `benchmark`"),
         ("dataset: {path: a.jsonl}", [], "eval.yaml:2: dataset.path: `dataset.path` cannot be combined with"),
+        ("dataset: a.jsonl", [], "eval.yaml:2: dataset.path: `dataset.path` cannot be combined with"),
         ("trials: 1", [(("prompt",), "hi")], "prompt: `prompt` cannot be combined with `benchmark`"),
         ("trials: 1", [(("dataset",), {"path": "a"})], "dataset.path: `dataset.path` cannot be combined with"),
     ],

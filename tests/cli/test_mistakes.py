@@ -48,7 +48,7 @@ def test_a_folder_stands_for_its_eval_file(type_in: Any, tmp_path: Path, mock: S
     write_eval(tmp_path, mock.base_url, rows=2, name="eval")
     assert type_in("eval", ".").code == 0
     assert type_in("eval").code == 0
-    assert type_in("eval", "prompt=x", "--dry-run").code == 0
+    assert type_in("eval", "prompt={{ question }}?", "--dry-run").code == 0
 
 
 def test_a_folder_without_an_eval_file_names_what_it_has(type_in: Any, tmp_path: Path) -> None:
@@ -104,6 +104,9 @@ def test_starting_from_scratch_leaves_nothing_to_retry(type_in: Any, tmp_path: P
         ({"model": "m", "url": "http://x"}, "did you mean 'base_url'?"),
         ({"model": "m", "modle": "x"}, "did you mean 'model'?"),
         ({"model": "m", "params": {"temperature": float("nan")}}, "target.params.temperature: NaN and infinity"),
+        ({"model": "m", "params": {"n": 2}}, "target.params: `n` asks for several answers, of which one would count"),
+        ({"model": "m", "params": {"best_of": 3}}, "`best_of` asks for several answers"),
+        ({"model": "m", "params": {"generationConfig": {"candidateCount": 2}}}, "write `trials:` instead"),
     ],
 )
 def test_a_key_in_the_wrong_place_is_answered_with_the_right_one(

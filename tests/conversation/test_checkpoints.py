@@ -228,6 +228,16 @@ def test_a_stop_checkpoint_turned_into_one_that_continues_asks_only_for_the_miss
     assert statuses(done.run, "bad") == {**ALL_PASSED, "checkpoint@2/polite": "failed"}
 
 
+def test_a_row_corrected_for_a_stop_checkpoint_asks_only_for_the_turns_that_it_had_stopped(lab: Lab) -> None:
+    lab.rows = [{**row, "rude": "!"} for row in lab.rows]
+    lab.spec["checkpoints"][0]["graders"] = [polite(not_contains=["{{ rude }}"])]
+    assert statuses(lab.eval().run, "bad") == STOPPED
+    lab.rows = [{**row, "rude": "?"} for row in lab.rows]
+    done = lab.eval()
+    assert done.asked == 2, "of the conversation that went on, nothing"
+    assert statuses(done.run, "bad") == statuses(done.run, "good") == ALL_PASSED
+
+
 def test_editing_the_graders_of_a_checkpoint_that_continues_asks_nothing(lab: Lab) -> None:
     lab.spec["checkpoints"][0]["on_failure"] = "continue"
     lab.eval()
@@ -264,6 +274,7 @@ def test_a_checkpoint_behind_the_end_of_a_shorter_conversation_is_not_reached_an
 def test_a_reply_is_on_disk_while_its_checkpoint_is_graded(lab: Lab) -> None:
     """The grader takes the process with it: the reply was on disk before."""
     del lab.spec["follow_ups"]
+    lab.spec["same_prompt"] = True
     lab.spec["checkpoints"] = lab.spec["checkpoints"][:1]
     use_grader(
         lab,
@@ -278,6 +289,7 @@ def test_a_reply_is_on_disk_while_its_checkpoint_is_graded(lab: Lab) -> None:
 
 def test_a_stop_after_the_only_turn_cuts_nothing_short_and_editing_it_asks_nothing(lab: Lab) -> None:
     del lab.spec["follow_ups"]
+    lab.spec["same_prompt"] = True
     lab.spec["checkpoints"] = [{"after_turn": 1, "on_failure": "stop", "graders": [polite(not_contains=["hello"])]}]
     assert lab.eval().asked == 2
     lab.spec["checkpoints"][0]["graders"] = [polite()]

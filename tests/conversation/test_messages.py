@@ -116,6 +116,19 @@ class TestFiles:
             digest = output["messages"][0]["content"][1]["digest"]
             assert (second.path / "files" / digest[7:9] / digest[9:]).exists()
 
+    @pytest.mark.parametrize(("kind", "asked"), [("image", 0), ("file", 1)])
+    def test_a_renamed_one_asks_again_only_where_the_model_learns_the_name(
+        self, folder: Path, served: Judges, kind: str, asked: int
+    ) -> None:
+        (folder / "tiger.png").write_bytes(CAT)
+        for messages in ([{"role": "user", "content": ["What?", {kind: "{{ picture }}"}]}], "talk"):
+            served.bodies.clear()
+            for name in ("cat.png", "tiger.png"):
+                talk = [{"role": "user", "content": [{"type": kind, kind: name}]}]
+                spec = spec_of(served, samples=[{"id": "a", "picture": name, "talk": talk}], messages=messages)
+                assert holdfast.evaluate(**spec, runs_dir=folder / "runs").finished
+            assert len(served.bodies) == 1 + asked
+
     def test_the_plan_says_that_a_row_has_changed(
         self, folder: Path, served: Judges, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

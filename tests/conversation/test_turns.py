@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.conversation.simulated_user import Malformed, read_decision
 from holdfast.engine.replay import Replay
 from holdfast.store.records import Usage
-from holdfast.targets.types import Reading
+from holdfast.targets.types import Reading, Reply
 from tests.support.breaking import assert_same_numbers, journal_files, kept
+from tests.support.judges import judges
 from tests.support.lab import Lab
 from tests.support.running import Server, lines, module_server, server, start, wait_for
 from tests.support.specs import command, write_spec
@@ -121,6 +124,9 @@ def test_invalid_follow_ups_of_a_row_are_an_error_of_its_trial_only(lab: Lab, wr
 
 # A simulated user
 
+PLAYED = {"python": "user.py:user", "max_followups": 2}
+DIRECTED = {"model": "m", "instructions": "be brief", "max_followups": 2}
+
 
 def use_responder(lab: Lab, body: str, **keys: Any) -> None:
     (lab.folder / "user.py").write_text(f"def user(messages, sample, turn):\n    {body}\n")
@@ -216,17 +222,91 @@ def test_a_model_that_plays_the_user_sees_answers_and_not_the_steps_on_the_way(
     assert list(user.stats()["asked"]) == [first, second]
 
 
+STOPS = [
+    *(
+        'So be it. {"action": "stop", "reason": "done"}',
+        '```json\n{"action": "stop"}\n```',
+        "STOP",
+        "DONE.",
+        "**STOP**",
+    ),
+    *("[STOP]", "###STOP###", "Thank you, that is all.\nSTOP", "Bye! ###STOP###", "<think>reply?</think>STOP"),
+]
+REPLIES = [
+    *((text, text) for text in ("My number is 4711.", "Please do not stop.", "Done.", "Use {braces}, or [brackets]")),
+    *((f"{speaker} It is 4711.", "It is 4711.") for speaker in ("[user]\n", "User:", "<think>I should stop</think>")),
+    ('Well: {"action": "reply", "message": "My number\nis 4711."}', "My number\nis 4711."),
+    ('```json\n{"action": "reply", "message": "STOP"}\n```', "STOP"),
+]
+MALFORMED = [
+    ("", "gave no decision: ''"),
+    ('{"action": "reply", "message": "go', "gave no decision: '{"),
+    ('{"message": "go on"}', "gave no decision: '{"),
+    ('{"action": "reply", "message": " "}', "a reply needs a `message`"),
+    ('{"action": "wait"}', "`action` is 'wait', not reply, stop or abstain"),
+    ('{"action": "stop"} {"action": "reply", "message": "no"}', "gave several decisions"),
+    ("<think>I could say", "gave no decision"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), [*((text, None) for text in STOPS), *REPLIES])
+def test_a_plain_text_is_what_the_user_says_and_a_lone_stop_ends_the_conversation(
+    text: str, message: str | None
+) -> None:
+    assert read_decision(Reply(text=text)) == message
+
+
+@pytest.mark.parametrize(("text", "message"), MALFORMED)
+def test_a_reply_that_is_no_decision_is_not_said(text: str, message: str) -> None:
+    with pytest.raises(Malformed, match=re.escape(message)):
+        read_decision(Reply(text=text))
+
+
+def test_a_model_that_plays_the_user_in_plain_text(lab: Lab, user: Server) -> None:
+    model_user(lab, user, "My number is 4711.", max_followups=1)
+    lab.rows = lab.rows[:1]
+    assert contents_of(lab.eval().run) == {"a": echoed("hello", "My number is 4711.")} and user.requests == 1
+
+
 def test_a_model_that_plays_the_user_may_stop(lab: Lab, user: Server) -> None:
-    model_user(lab, user, 'So be it. {"action": "stop", "reason": "done"}')
+    model_user(lab, user, "STOP")
     assert contents_of(lab.eval().run) == {"a": echoed("hello"), "b": echoed("good day")}
+
+
+def test_a_decision_in_no_form_is_shown_to_the_model_once(lab: Lab) -> None:
+    def answer(body: Any) -> str:
+        return '{"action": "reply", "message": "go on"}' if len(body["messages"]) > 2 else '{"action": "rep'
+
+    with judges(answer) as model:
+        lab.spec["responder"] = {**DIRECTED, "max_followups": 1, "base_url": model.base_url}
+        lab.rows = lab.rows[:1]
+        done = lab.eval()
+        assert contents_of(done.run) == {"a": echoed("hello", "go on")}
+        first, second = model.bodies
+        assert second["messages"][:2] == first["messages"]
+        assert second["messages"][2] == {"role": "assistant", "content": '{"action": "rep'}
+        assert "gave no decision" in second["messages"][3]["content"]
+        assert '{"action": "stop", "reason"' in second["messages"][3]["content"]
+        assert [output["usage"]["requests"] for output in kept(done.run)] == [4], "both were paid for"
+
+
+def test_a_model_that_never_decides_is_asked_twice_and_no_more(lab: Lab) -> None:
+    cut = {"message": {"role": "assistant", "content": "My number is"}, "finish_reason": "length"}
+    with judges(lambda _: cut) as model:
+        lab.spec["responder"] = {**DIRECTED, "base_url": model.base_url}
+        lab.rows = lab.rows[:1]
+        run = lab.eval(check=3).run
+        assert len(model.bodies) == 2
+        (error,) = lines(run / "errors.jsonl")
+        assert "the simulated user's reply was cut off at its token limit" in error["message"]
+        assert error["usage"]["requests"] == 2
 
 
 @pytest.mark.parametrize(
     ("decision", "kind", "message"),
     [
         ({"action": "abstain", "reason": "not my part"}, "agent", "abstained: not my part"),
-        ("what a nice day", "bad_reply", "gave no decision"),
-        ({"action": "reply", "message": " "}, "bad_reply", "gave no decision"),
+        ({"action": "reply", "message": " "}, "bad_reply", "a reply needs a `message`"),
     ],
 )
 def test_a_model_that_cannot_play_the_user_is_an_error_and_not_a_wrong_answer(
@@ -239,10 +319,6 @@ def test_a_model_that_cannot_play_the_user_is_an_error_and_not_a_wrong_answer(
     errors = lines(run / "errors.jsonl")
     assert {error["sample"] for error in errors} == {"a", "b"}
     assert all(error["kind"] == kind and message in error["message"] for error in errors)
-
-
-PLAYED = {"python": "user.py:user", "max_followups": 2}
-DIRECTED = {"model": "m", "instructions": "be brief", "max_followups": 2}
 
 
 @pytest.mark.parametrize(

@@ -200,3 +200,12 @@ def test_the_conversation_of_another_program() -> None:
         {"role": "user", "content": [image]},
     ]
     assert DIALECT.conversation({"input": "hello"}) == [USER]
+
+
+def test_an_item_that_is_none_is_an_error_of_the_attempt() -> None:
+    reader = DIALECT.reader()
+    reader.feed({"type": "response.output_text.delta", "output_index": 0, "delta": "4"})
+    reader.feed({"type": "response.output_item.done", "output_index": 0, "item": None})
+    reader.feed({"type": "response.completed", "response": {"object": "response", "status": "completed", "output": []}})
+    with pytest.raises(AttemptError):
+        reader.finish()

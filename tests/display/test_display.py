@@ -487,7 +487,7 @@ def test_accepted_errors_are_reported_also_for_a_finished_run(failing: Any) -> N
 
 @pytest.mark.parametrize(
     ("more", "reason", "code"),
-    [((), "errors", 3), (("--accept-errors",), "finished", 0), (("--accept-errors", "gate.brief=2"), "gate", 1)],
+    [((), "errors", 3), (("--accept-errors",), "finished", 0), (("--accept-errors", "gate.coverage=1"), "gate", 1)],
 )
 def test_json_ends_with_how_it_ended(failing: Any, more: Any, reason: str, code: int) -> None:
     done = run_command("eval", failing, "--display", "json", *more, cwd=failing.parent, check=code)

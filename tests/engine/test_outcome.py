@@ -15,6 +15,7 @@ from holdfast.plan.progress import Progress
 from holdfast.report.failures import Alike
 from holdfast.report.summary import facts, with_raised_limit
 from holdfast.spec.schema import Limits
+from holdfast.store.answers import Answers
 from holdfast.store.index import Spent
 from holdfast.store.metrics import Metrics, RunTiming
 from holdfast.store.records import NO_USAGE, Usage
@@ -40,6 +41,7 @@ def numbers(
         trials=1,
         total=10,
         outputs=10,
+        answers=Answers(whole=10),
         graded=0,
         coverage=1.0,
         score=None,
@@ -80,7 +82,7 @@ class TestFacts:
             (Spent(tokens=800, cost=0.0053), "total $0.0066, of which this run paid $0.0053; the rest was reused"),
             (Spent(), "total $0.0066, of which this run paid $0.00; the rest was reused"),
             (Spent(cost=0.0071), "total $0.0066, of which this run paid $0.0071, attempts that failed included"),
-            (Spent(tokens=700, unpriced=3), "of the 1,000 tokens this run used 700 itself; the rest was reused"),
+            (Spent(cost=0.0053, unpriced=3), "this run paid at least $0.0053: what 3 of its requests cost is unknown"),
         ],
     )
     def test_reused_costs_are_marked(self, spent: Spent, shown: str) -> None:

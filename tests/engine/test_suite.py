@@ -12,7 +12,17 @@ import pytest
 
 from tests.support.lab import rows
 from tests.support.lazy import LazyModule
-from tests.support.running import Server, holdfast, lines, metrics, module_server, start, wait_for, write_eval
+from tests.support.running import (
+    Server,
+    ask_to_stop,
+    holdfast,
+    lines,
+    metrics,
+    module_server,
+    start,
+    wait_for,
+    write_eval,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,6 +173,21 @@ def test_ctrl_c_stops_the_suite_and_names_the_command_that_resumes_it(folder: Pa
     assert process.returncode == 130
     assert f"Resume with:\n  holdfast eval {folder / 'suite.yaml'}" in out
     assert "not started" in table(out)["second"] and provider.requests < 2 * ROWS + 1
+
+
+def test_ctrl_c_starts_no_further_run_even_if_what_is_in_flight_completes_one(folder: Path, provider: Server) -> None:
+    provider.control(holds_after=ROWS - 1)
+    suite = write_suite(folder)
+    process = start("eval", suite, cwd=folder)
+    wait_for(lambda: provider.requests == ROWS, "the last request of the first cell")
+    ask_to_stop(process)
+    provider.control(holds_after=-1)
+    out, _ = process.communicate()
+    assert process.returncode == 130
+    assert provider.requests == ROWS and len(list(folder.glob("runs/*/*/metrics.json"))) == 1
+    assert f"Resume with:\n  holdfast eval {suite}" in out
+    holdfast("eval", suite, cwd=folder)
+    assert provider.requests == 4 * ROWS
 
 
 def test_one_budget_for_all_cells_and_processes(folder: Path, provider: Server) -> None:

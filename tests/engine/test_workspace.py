@@ -267,7 +267,7 @@ def test_workspaces_are_reused_with_their_outputs(lab: Lab) -> None:
 
 
 def test_equal_files_of_many_trials_are_stored_once(lab: Lab) -> None:
-    lab.rows = [{"id": str(number), "question": "q", "expected": "x"} for number in range(10)]
+    lab.rows = [{"id": str(number), "question": f"q{number}", "expected": "x"} for number in range(10)]
     lab.spec["target"] = {"command": ["sh", "-c", "printf same > a; printf same > b"]}
     run = lab.eval().run
     assert len([path for path in (run / "files").rglob("*") if path.is_file()]) == 1

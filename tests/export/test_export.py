@@ -314,6 +314,41 @@ def _answered(table: list[dict[str, Any]]) -> int:
     return sum(bool(row["stop"]) for row in table)
 
 
+UNSURE = """
+import holdfast
+
+def grade(output, sample):
+    if sample["id"] == "s1":
+        raise ValueError("no idea")
+    return holdfast.Verdict(None if sample["id"] == "s2" else 1.0)
+"""
+
+
+def test_no_export_gives_a_score_to_what_has_none(tmp_path: Path, provider: Server) -> None:
+    """s0 is graded, the grader of s1 fails and that of s2 skips, and s3 has no output."""
+    (tmp_path / "g.py").write_text(UNSURE)
+    target = "def reply(prompt, context):\n    if context.sample_id == 's3': raise OSError('away')\n    return prompt\n"
+    (tmp_path / "agent.py").write_text(target)
+    lab = Lab(tmp_path, provider, rows=rows(4))
+    lab.spec |= {"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}}
+    lab.spec["graders"] = [{"type": "python", "name": "n", "function": "g.py:grade"}]
+    run = lab.eval(check=3).run
+    files = {name: export(lab, name, run) for name in (*FORMATS, "lm-eval", "junit")}
+    with (files["csv"] / "trials.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["score"] for row in table] == [row["n.score"] for row in table] == ["1.0", "", "", ""]
+    assert [row["status"] for row in table] == ["passed", "error", "skipped", "error"]
+    typed = parquet.read_table(files["parquet"] / "trials.parquet").to_pylist()
+    assert [row["n.score"] for row in typed] == [1.0, None, None, None]
+    assert [line["n"] for line in lines(files["flexeval"] / "outputs.jsonl")] == [1.0, None, None]
+    assert [line["score"] for line in lines(files["samples"] / "samples.jsonl")] == [1.0, None, None]
+    items = json.loads((files["nat"] / "n_output.json").read_text())["eval_output_items"]
+    assert [item["score"] for item in items] == [1.0, None, None]
+    (samples,) = files["lm-eval"].rglob("samples_*.jsonl")
+    assert [line["n"] for line in lines(samples)] == [1.0, None, None]
+    assert 'tests="4" failures="0" errors="2" skipped="1"' in (files["junit"] / "junit.xml").read_text()
+
+
 class TestWhatIsNotAsItShouldBe:
     @pytest.mark.parametrize("format_name", FORMATS)
     def test_an_unfinished_run_is_exported_so_far_with_a_notice(

@@ -70,7 +70,7 @@ class TestComparing:
         assert (row.first, row.second, row.difference.mean, row.verdict) == (1.0, 0.0, 1.0, "higher")
         assert len(comparison.flips) == 6
         assert repr(comparison).startswith("<Comparison of ") and repr(comparison).endswith(": loud +1.000>")
-        assert "loud: 1.000 and 0.000, difference +1.000 (–), p = 0.0312: higher" in str(comparison)
+        assert "loud: 1.000 and 0.000, difference +1.000 (+0.090 – +1.000), p = 0.0312: higher" in str(comparison)
         assert "<td>loud</td><td>1.000</td><td>0.000</td><td>+1.000</td>" in table_of(comparison)
         with pytest.raises(KeyError):
             comparison["other"]
@@ -90,7 +90,9 @@ class TestGating:
         assert str(passed).splitlines()[:2] == ["ok    golden sample s1 passes", "ok    loud is 1 (minimum 0.9)"]
         failed = holdfast.gate(quiet.path, loud.path, minima={"score": 0.5})
         assert not failed and [check.what for check in failed.checks if not check.passed] == ["min score", "loud"]
-        assert repr(failed).startswith("<gate failed: score is 0 (minimum 0.5); loud 1 → 0")
+        assert repr(failed).startswith(
+            "<gate failed: score is 0 (minimum 0.5); loud worse: 1.000 → 0.000, −100.0 points"
+        )
         assert "<td>FAIL</td><td>min score</td><td>score is 0 (minimum 0.5)</td>" in table_of(failed)
 
     def test_golden_rows_must_pass_by_default(self, evaluate: Any) -> None:

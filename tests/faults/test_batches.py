@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,34 @@ def test_every_process_is_killed_at_another_step_until_the_run_is_finished(api: 
         run(eval_file)
         assert server.billed == ONCE
         assert_each_once(run_dir(tmp_path), ROWS)
+
+
+@pytest.mark.parametrize("how", ["waiting", "submitting"])
+def test_ctrl_c_stops_at_once_while_a_batch_is_waited_for(how: str, tmp_path: Path) -> None:
+    """A submission that is under way is completed: it is known to the next process."""
+    with batch_server("chat") as server:
+        server.holds = True
+        eval_file = write_batch_eval(tmp_path, server)
+        process = start("eval", eval_file, cwd=tmp_path, env=ACCOUNT)
+
+        def log() -> str:
+            return "".join(path.read_text() for path in tmp_path.glob("runs/e/*/run.log"))
+
+        def stop() -> None:
+            process.send_signal(signal.SIGINT)
+            wait_for(lambda: " stopping\n" in log(), "the run to know")
+
+        if how == "submitting":
+            server.during["submit"] = stop
+        else:
+            wait_for(lambda: "submitted batch" in log(), "the batch")
+            stop()
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 130, (out, err)
+        assert "in flight" not in err and "submitted batch batch_1" in err
+        server.release()
+        assert "batch_1 was submitted before" not in run(eval_file).stderr, "nobody has to find it"
+        assert len(server.batches) == 1 and server.billed == ONCE
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -619,3 +648,54 @@ def test_a_run_with_a_file_that_is_not_answered_does_not_go_on_without_it(tmp_pa
 def test_files_that_nobody_could_answer_are_refused(target: dict[str, Any], problem: str, tmp_path: Path) -> None:
     eval_file = write_eval(tmp_path, "", rows=ROWS, target={"model": "org/m", **target})
     assert problem in run(eval_file, check=2).stderr
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_results_that_arrive_in_part_are_fetched_again_and_not_paid_for_again(tmp_path: Path, api: str) -> None:
+    with batch_server(api) as server:
+        server.cuts = 2
+        shown = run(write_batch_eval(tmp_path, server)).stderr
+        assert server.billed == ONCE and len(server.batches) == 1
+    assert "have arrived; they are fetched again" in shown
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_what_was_paid_for_and_never_arrived_is_no_part_of_a_known_cost(tmp_path: Path) -> None:
+    with batch_server() as server:
+        server.cuts = 3
+        eval_file = write_batch_eval(tmp_path, server, prices={"m": {"input": 1, "output": 1}})
+        shown = run(eval_file).stdout
+        again = server.billed.total() - ROWS
+        assert again and len(server.batches) == 2
+    assert f"this run paid at least $0.0001: what {again} of its requests cost is unknown" in shown
+    assert {error["usage"]["cost"] for error in lines(run_dir(tmp_path) / "errors.jsonl")} == {None}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_byte_order_mark_before_results_is_no_part_of_them(tmp_path: Path, api: str) -> None:
+    with batch_server(api) as server:
+        server.mark = b"\xef\xbb\xbf"
+        run(write_batch_eval(tmp_path, server))
+        assert server.billed == ONCE
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same", "different"])
+@pytest.mark.parametrize("api", APIS)
+def test_two_answers_under_one_id_count_only_if_they_are_the_same(tmp_path: Path, api: str, same: bool) -> None:
+    with batch_server(api) as server:
+
+        def repeat() -> None:
+            results = server.batches[0].results
+            text = json.dumps(results[0])
+            results.append(json.loads(text if same else text.replace('"question ', '"another question ')))
+
+        server.during["results"] = repeat
+        run(write_batch_eval(tmp_path, server))
+        last = f"question {ROWS - 1}"
+        assert server.billed == (ONCE if same else ONCE + Counter({last: 1}))
+    outputs = {output["sample"]: output["output"] for output in kept(run_dir(tmp_path))}
+    assert sorted(outputs.values()) == sorted(ONCE)
+    errors = lines(run_dir(tmp_path) / "errors.jsonl")
+    assert [error["kind"] for error in errors] == ([] if same else ["bad_reply"])
+    assert same or "different answers to this request" in errors[0]["message"]

@@ -71,7 +71,7 @@ def test_a_second_process_reports_who_holds_the_run_and_exits(
     repair = holdfast("repair", run_dir(tmp_path), cwd=tmp_path, check=4)
     assert f"process {holder.pid} on {HERE}" in repair.stderr
     assert provider.requests == CONCURRENCY
-    assert end(holder, signal.SIGINT) == 130
+    assert end(holder, signal.SIGTERM) == 143
 
 
 def test_fresh_does_not_take_the_run_from_under_a_live_process(
@@ -80,7 +80,7 @@ def test_fresh_does_not_take_the_run_from_under_a_live_process(
     holder = busy(provider, eval_file)
     holdfast("eval", eval_file, "--fresh", cwd=tmp_path, check=4)
     assert run_dir(tmp_path).exists() and not (run_dir(tmp_path).parent / "archived").exists()
-    assert end(holder, signal.SIGINT) == 130
+    assert end(holder, signal.SIGTERM) == 143
 
 
 @pytest.mark.parametrize(("arguments", "env"), [(["--wait"], {}), ([], {"HOLDFAST_LOCK_TIMEOUT": "60"})])
@@ -123,7 +123,7 @@ def test_waiting_for_a_run_times_out(tmp_path: Path, provider: Server, eval_file
     holdfast("eval", eval_file, cwd=tmp_path, env={"HOLDFAST_LOCK_TIMEOUT": "0.3"}, check=4)
     wrong = holdfast("eval", eval_file, cwd=tmp_path, env={"HOLDFAST_LOCK_TIMEOUT": "soon"}, check=2)
     assert "invalid HOLDFAST_LOCK_TIMEOUT 'soon'" in wrong.stderr
-    assert end(holder, signal.SIGINT) == 130
+    assert end(holder, signal.SIGTERM) == 143
 
 
 def test_many_processes_at_once_ask_for_each_sample_once(tmp_path: Path, provider: Server, eval_file: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_live_process_on_another_machine_keeps_the_run(tmp_path: Path, provide
     second = holdfast("eval", eval_file, cwd=tmp_path, check=4)
     assert f"process {holder.pid} on {ELSEWHERE}, since" in second.stderr
     assert provider.requests == CONCURRENCY
-    assert end(holder, signal.SIGINT) == 130
+    assert end(holder, signal.SIGTERM) == 143
 
 
 @needs_root

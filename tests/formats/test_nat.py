@@ -18,7 +18,7 @@ from holdfast.formats.nat.stream import usage_of
 from holdfast.formats.nat.trace import messages_of
 from holdfast.spec.document import read_document
 from holdfast.spec.schema import SCHEMA_VERSION
-from tests.support.nat import nat_project
+from tests.support.nat import install_components, nat_project
 from tests.support.running import PATIENCE, holdfast, lines, metrics, run_dir, wait_for
 from tests.support.specs import command
 
@@ -67,6 +67,8 @@ def test_a_configuration_runs_as_it_is_and_reruns_only_what_a_change_concerns(
     nat: Nat, tmp_path: Path, plan: Callable[[Path], str]
 ) -> None:
     config = nat_project(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "other_output.json").write_text("of an earlier `nat eval`")
     done = nat("eval", config, cwd=tmp_path)
     assert events(tmp_path) == ["open", "call", "call", "close"], "rows of another kind are left out"
     assert "config.yml:11: eval.general.output.cleanup: nothing is deleted" in done.stdout + done.stderr
@@ -87,6 +89,12 @@ def test_a_configuration_runs_as_it_is_and_reruns_only_what_a_change_concerns(
     written = json.loads((tmp_path / "out" / "workflow_output.json").read_text())
     assert [row["generated_answer"] for row in written] == ["the answer is 49", "the answer is 9"]
     assert "sk-test" not in (run / "manifest.json").read_text()
+    assert "sk-test" not in (tmp_path / "out" / "config_effective.yml").read_text()
+    files = {path.name for path in (tmp_path / "out").glob("*_output.json*")}
+    assert files == {
+        *("workflow_output.json", "workflow_output.jsonl", "contains_output.json"),
+        "other_output.json.bak",
+    }, "files of different runs are not mixed"
 
     assert "2 finished" in plan(config)
     edit(config, llms__judge__base_url="http://127.0.0.1:10/v1", llms__judge__api_key="sk-other")
@@ -103,7 +111,8 @@ def test_a_configuration_runs_as_it_is_and_reruns_only_what_a_change_concerns(
 
 def test_an_evaluators_error_is_never_a_score_and_other_scales_are_declared(nat: Nat, tmp_path: Path) -> None:
     nat_project(tmp_path)
-    moods = {"raises": {}, "reports": {}, "hides": {}, "4.0": {"range": [0, 5]}, "16.5": {"measure": True}, "7.0": {}}
+    moods: dict[str, dict[str, Any]] = {"raises": {}, "reports": {}, "hides": {}, "7.0": {}, "nan": {}}
+    moods |= {"4.0": {"range": [0, 5]}, "6.0": {"range": [0, 5]}, "16.5": {"measure": True}, "8.0": {"measure": False}}
     spec = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "moods",
@@ -133,14 +142,61 @@ def test_an_evaluators_error_is_never_a_score_and_other_scales_are_declared(nat:
         "raises": ("error", None),
         "reports": ("error", None),
         "hides": ("error", None),
+        "nan": ("error", None),
         "4.0": ("passed", 0.8),
+        "6.0": ("error", None),
         "16.5": ("skipped", None),
-        "7.0": ("error", None),
+        "8.0": ("error", None),
+        "7.0": ("skipped", None),
     }
     errors = {line["where"]: line["message"] for line in lines(run / "errors.jsonl")}
     assert errors["raises"].endswith("ConnectionError: the judge is down")
-    assert "7 is not between 0 and 1" in errors["7.0"]
+    assert "8.0 is not between 0 and 1: give the grader its `range: [lowest, highest]`" in errors["8.0"]
+    assert "6.0 is not between 0 and 5: correct its `range`" in errors["6.0"]
+    assert "grader `7.0` has no score: some of its values are labels, or are not between 0 and 1" in done.stdout
     assert grades["16.5"]["details"] == {"value": 16.5, "reasoning": "as it was told"}
+
+
+def test_a_part_of_the_object_that_a_workflow_returns_may_be_the_answer(nat: Nat, tmp_path: Path) -> None:
+    install_components(tmp_path, "kinds")
+    (tmp_path / "config.yml").write_text("workflow: {_type: gives, kind: object}")
+    spec = {
+        "schemaVersion": SCHEMA_VERSION,
+        "name": "parts",
+        "samples": [{"id": "a", "question": "why", "expected": 3}],
+        "target": {"nat": "config.yml", "result_json_path": "$.n"},
+        "prompt": "{{ question }}",
+        "graders": [
+            {"type": "nat", "name": "sees", "evaluator": {"_type": "sees"}},
+            {"type": "nat", "name": "templates", "evaluator": {"_type": "sees"}, "expected": "{{ [expected, 'b'] }}"},
+            {"type": "exact", "expected": "3"},
+        ],
+    }
+    (tmp_path / "parts.yaml").write_text(json.dumps(spec))
+    nat("eval", "parts.yaml", cwd=tmp_path)
+    run = run_dir(tmp_path, "parts")
+    (output,) = lines(run / "outputs.jsonl")
+    assert (output["output"], output["value"]) == ("3", 3)
+    grades = {line["grader"]: line for line in lines(run / "grades.jsonl")}
+    seen = {name: grades[name]["details"]["reasoning"] for name in ("sees", "templates")}
+    assert (seen["sees"]["output"], seen["sees"]["expected"]) == ("3", "3")
+    assert seen["templates"]["expected"] == "[3, 'b']"
+    assert grades["exact"]["status"] == "passed"
+    done = nat("eval", "parts.yaml", "target.result_json_path=$[", cwd=tmp_path, check=2)
+    assert "target.result_json_path: '$[' is not a JSONPath" in done.stderr
+
+
+def test_without_the_profiler_its_files_are_left_out_and_the_package_is_named(nat: Nat, tmp_path: Path) -> None:
+    config = nat_project(tmp_path)
+    edit(config, eval__general__profiler={"base_metrics": True})
+    code = (
+        "import sys; sys.modules['nat.plugins.profiler'] = None\n"  # as if it were not installed
+        "from pathlib import Path; from holdfast.formats import load_any\n"
+        "from holdfast.spec.document import read_document\n"
+        "print(*load_any(read_document(Path('config.yml'))).notices, sep='\\n')\n"
+    )
+    done = nat.python("-c", code, cwd=tmp_path)
+    assert "config.yml:" in done.stdout and "pip install nvidia-nat-profiler" in done.stdout, done.stderr
 
 
 def test_a_workflow_is_closed_after_a_signal(nat: Nat, tmp_path: Path) -> None:
@@ -150,11 +206,11 @@ def test_a_workflow_is_closed_after_a_signal(nat: Nat, tmp_path: Path) -> None:
     process = nat.start("eval", config, cwd=tmp_path)
     try:
         wait_for(lambda: "call" in events(tmp_path), "a call in flight", patience=5 * PATIENCE)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 143
     assert events(tmp_path) == ["open", "call", "close"]
     assert "Traceback" not in err and "never awaited" not in err and "was destroyed" not in err
 
@@ -180,16 +236,10 @@ def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
         ({"eval__general__dataset___type": "xls"}, "eval.general.dataset._type: not supported: xls: Excel files"),
         ({"eval__general__dataset___type": "custom"}, "eval.general.dataset._type: not supported: custom: a custom"),
         ({"eval__general__dataset__s3": {"bucket": "b"}}, "eval.general.dataset.s3: not supported: nothing is downl"),
-        ({"eval__general__dataset__structure": {"disable": True}}, "structure.disable: not supported: rows without"),
-        ({"eval__general__profiler": {"base_metrics": True}}, "eval.general.profiler: not supported: the profiler is"),
         ({"eval__general__output__s3": {"bucket": "b"}}, "eval.general.output.s3: not supported: nothing is uploaded"),
         ({"eval__general__output__custom_scripts": {"a": {}}}, "eval.general.output.custom_scripts: not supported"),
         ({"eval__general__per_input_user_id": False}, "per_input_user_id: not supported: each trial runs as a user"),
-        (
-            {"eval__general__dataset__structure": {"trajectory_key": "steps"}},
-            "structure.trajectory_key: not supported: the column is called intermediate_steps",
-        ),
-        ({"eval__general__concurrency": 3}, "eval.general.concurrency: unknown key (did you mean 'max_concurrency'?)"),
+        ({"eval__general__dataset__structure": {"question": "q"}}, "dataset.structure.question: unknown key"),
         ({"functionz": {}}, "functionz: unknown key (did you mean 'functions'?)"),
         ({"eval": None}, "eval: is missing; to evaluate the workflow with other data, write an eval file"),
         ({"base": "gone.yml"}, "gone.yml: no such file"),
@@ -209,15 +259,25 @@ def test_what_is_not_supported_is_refused_by_name_with_the_reason(
 
 def test_what_is_refused_can_be_left_out_on_the_command_line(tmp_path: Path) -> None:
     config = nat_project(tmp_path)
-    edit(config, eval__general__profiler={"base_metrics": True})
-    spec = load_any(read_document(config), [(("eval", "general", "profiler"), None)])
+    edit(config, eval__general__output__custom_scripts={"a": {"script": "a.py"}})
+    spec = load_any(read_document(config), [(("eval", "general", "output", "custom_scripts"), None)])
     assert spec.limits.concurrency == 3
+
+
+def test_keys_that_nat_ignores_are_ignored_and_named(tmp_path: Path) -> None:
+    config = nat_project(tmp_path)
+    edit(config, eval__general__verbose=True, eval__general__concurrency=3, eval__output={}, eval__general__output__a=1)
+    notices = "\n".join(load_any(read_document(config)).notices)
+    assert "eval.general.verbose: NAT has no such key: no effect" in notices
+    assert "eval.general.concurrency: NAT has no such key (did you mean 'max_concurrency'?): no effect" in notices
+    assert "eval.output: NAT has no such key" in notices and "eval.general.output.a: NAT has no such key" in notices
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "csv"])
 def test_rows_are_those_that_the_configuration_selects_under_its_own_names(kind: str, tmp_path: Path) -> None:
     config = nat_project(tmp_path)
     rows = [{"key": f"k{number}", "ask": f"what is {number}", "truth": number, "level": number} for number in range(4)]
+    rows.append({"key": "k4", "ask": " ", "truth": 4, "level": 3})  # NAT leaves out rows without a question
     texts = {
         "json": json.dumps(rows),
         "jsonl": "\n".join(map(json.dumps, rows)),
@@ -238,7 +298,8 @@ def test_rows_are_those_that_the_configuration_selects_under_its_own_names(kind:
     spec = load_any(read_document(config))
     assert [sample.id for sample in Dataset(spec)] == ["k1", "k3"]
     assert spec.prompt == "{{ ask }}"
-    assert spec.graders[0].model_dump()["expected"] == "{{ truth }}"
+    block = {key: dataset[key] for key in ("_type", "id_key", "structure")}
+    assert spec.graders[0].model_dump()["dataset"] == block
 
 
 def test_a_configuration_may_extend_another_and_take_texts_from_files(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.formats.waza.statistics import SUITE_NUMBERS, suite_statistics, task_stats
+from holdfast.formats.waza.statistics import SuiteNumbers, task_stats
 from tests.support.lab import Lab
 from tests.support.running import ROOT, Server, holdfast, run_dir, server
 from tests.support.waza import EVAL, tree
@@ -124,8 +124,11 @@ def test_a_run_that_is_not_finished_has_errors_and_no_scores_for_what_is_missing
     results = exported(run_dir(tmp_path))
     assert results["metadata"]["holdfast"]["finished"] is False
     task = tasks(results)["s0"]
-    assert task["status"] == "failed" and task["stats"]["error_runs"] == 1
+    assert task["status"] == "error" and task["stats"]["error_runs"] == 1
     assert task["runs"][0]["validations"] == {} and "server: " in task["runs"][0]["error_msg"]
+    nothing = {"success_rate", "aggregate_score", "weighted_score", "min_score", "max_score"}
+    assert {results["summary"][name] for name in nothing} == {None}
+    assert (results["summary"]["errors"], results["metadata"]["holdfast"]["coverage"]) == (2, 0.0)
     provider.control(fail={})
     lab.eval()
     holdfast("export", run_dir(tmp_path), "--to", "waza", cwd=tmp_path)
@@ -137,6 +140,47 @@ def test_a_run_that_is_not_finished_has_errors_and_no_scores_for_what_is_missing
     }
     assert {name: outcome["status"] for name, outcome in tasks(results).items()} == {"s0": "passed", "s1": "failed"}
     assert results["config"]["engine_type"] == "model" and results["skill"] == ""
+
+
+CHECKS = """
+def starts(output, sample):
+    if sample["id"] == "s2":
+        raise RuntimeError("no idea")
+    return float(output.startswith("question"))
+"""
+
+
+def test_numbers_of_an_unfinished_run_are_those_of_the_screen(tmp_path: Path, provider: Server) -> None:
+    """One trial of s1 has no output, and of s2 no verdict; the others have passed or failed."""
+    lab = Lab(tmp_path, provider)
+    (tmp_path / "check.py").write_text(CHECKS)
+    (tmp_path / "agent.py").write_text(
+        "def reply(prompt, context):\n"
+        "    if context.sample_id == 's1' and context.trial == 2: raise OSError('away')\n"
+        "    return prompt\n"
+    )
+    lab.rows = lab.rows[:4]
+    lab.spec |= {
+        "target": {"python": "agent.py:reply"},
+        "limits": {"retries": 0},
+        "trials": 2,
+        "graders": [{"type": "exact"}, {"type": "python", "function": "check.py:starts", "name": "starts"}],
+    }
+    lab.write()
+    done = holdfast("eval", lab.eval_file.name, "--export", "waza", "--display", "json", cwd=tmp_path, check=3)
+    so_far = json.loads(done.stderr.splitlines()[-1])["so_far"]
+    results = exported(run_dir(tmp_path))
+    by_id, summary = tasks(results), results["summary"]
+    assert [by_id[name]["status"] for name in sorted(by_id)] == ["passed", "failed", "error", "failed"]
+    assert [by_id[name]["stats"]["avg_score"] for name in sorted(by_id)] == [1.0, 0.5, None, 0.5]
+    assert [by_id[name]["stats"]["pass_rate"] for name in sorted(by_id)] == [1.0, 0.0, None, 0.0]
+    assert [run["status"] for run in by_id["s1"]["runs"]] == ["failed", "error"]
+    assert by_id["s1"]["stats"]["avg_duration_ms"] == by_id["s1"]["runs"][0]["duration_ms"]
+    assert (summary["succeeded"], summary["failed"], summary["errors"]) == (1, 2, 1)
+    assert summary["success_rate"] == pytest.approx(1 / 3)
+    assert summary["aggregate_score"] == pytest.approx((1.0 + 0.5 + 0.5) / 3)
+    assert results["metadata"]["holdfast"]["coverage"] == so_far["coverage"] == 5 / 8
+    assert summary["duration_ms"] == sum(run["duration_ms"] or 0 for task in by_id.values() for run in task["runs"])
 
 
 AGENT = """
@@ -183,6 +227,7 @@ def test_a_checkpoint_whose_grader_could_not_judge_is_an_error(tmp_path: Path, p
     (checkpoint,) = run["checkpoints"]
     assert checkpoint["status"] == "error"
     assert checkpoint["validations"]["_checkpoint_error"]["type"] == "checkpoint_error"
+    assert checkpoint["validations"]["_checkpoint_error"]["score"] is None
     assert "no idea" in checkpoint["validations"]["_checkpoint_error"]["feedback"]
 
 
@@ -256,14 +301,15 @@ def test_several_trials_have_intervals_and_a_reliability_curve(kitchen: dict[str
 
 
 def test_the_numbers_are_those_of_wazas_own_example() -> None:
-    def stats(passed: int) -> dict[str, Any]:
+    numbers, stats = SuiteNumbers(), []
+    for passed in (5, 4, 2):
         runs = [{"status": "passed" if n < passed else "failed", "duration_ms": 1} for n in range(5)]
-        return task_stats([{**run, "_score": float(run["status"] == "passed"), "_plain": None} for run in runs])
-
-    suite = [stats(5), stats(4), stats(2)]
-    assert suite[1]["pass_rate_ci"]["lower"] == pytest.approx(0.3755, abs=1e-4)
-    assert suite[1]["pass_rate_ci"]["upper"] == pytest.approx(0.9638, abs=1e-4)
-    statistics = suite_statistics({name: [stats[name] for stats in suite] for name in SUITE_NUMBERS}, 1)
+        runs = [{**run, "_score": float(run["status"] == "passed"), "_plain": None} for run in runs]
+        stats.append(task_stats(runs))
+        numbers.add(runs, stats[-1])
+    assert stats[1]["pass_rate_ci"]["lower"] == pytest.approx(0.3755, abs=1e-4)
+    assert stats[1]["pass_rate_ci"]["upper"] == pytest.approx(0.9638, abs=1e-4)
+    statistics = numbers.statistics(1, 3)
     assert statistics is not None
     assert statistics["pass_hat_k"] == pytest.approx([0.7333, 0.5667, 0.4667, 0.4, 0.3333], abs=1e-4)
     assert statistics["success_rate_ci"]["lower"] == pytest.approx(0.0615, abs=1e-4)

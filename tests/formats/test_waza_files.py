@@ -234,11 +234,11 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ),
         (
             "id: x\ninputs: {prompt: x}\ngraders:\n  - type: text\n    config:\n      keywords: [a]\n",
-            "tasks/a.yaml:4: graders[0]: checks nothing",
+            "tasks/a.yaml:6: graders[0].config.keywords: unknown parameter of 'text', which checks nothing else",
         ),
         (
             "id: x\ninputs: {prompt: x}\ngraders:\n  - type: text\n    config:\n      contain: [a]\n",
-            "tasks/a.yaml:6: graders[0].config.contain: unknown key (did you mean 'contains'?)",
+            "tasks/a.yaml:6: graders[0].config.contain: unknown parameter of 'text', which checks nothing else (did",
         ),
         (
             "id: x\ninputs: {prompt: x}\ngraders:\n  - type: regex\n    config:\n      must_match: ['(']\n",
@@ -529,7 +529,8 @@ def test_a_model_gets_the_skill_and_its_text_is_in_the_key(tmp_path: Path, provi
         eval_yaml=EVAL.replace("executor: mock", "executor: mock, skill_directories: [skills]"),
         tasks_b_yaml="id: two\ninputs: {prompt: x}\ninstruction_files: [more_md.md]\n",
     )
-    (tmp_path / "more_md.md").write_text("Be {{ brief }}.")
+    (tmp_path / "fixtures").mkdir()
+    (tmp_path / "fixtures" / "more_md.md").write_text("Be {{ brief }}.")
     skill = tmp_path / "skills" / "s" / "SKILL.md"
     skill.parent.mkdir(parents=True)
     skill.write_text("---\nname: s\ndescription: d\n---\nCook {{ well }}.\n")
@@ -772,7 +773,7 @@ def test_a_hook_that_may_fail_is_reported_and_exit_codes_define_failure(tmp_path
     allowed = "{command: [sh, note.sh, bad-but], exit_codes: [0, 7], error_on_fail: true}"
     path = hooked(tmp_path, before_run=_note("bad"), before_task=allowed)
     done = run_command("eval", path, cwd=tmp_path)
-    assert "hooks.before_run: sh ended with 7: oh no" in done.stderr and "before_task" not in done.stderr
+    assert "hooks.before_run: sh ended with 7: oh no" in done.stderr and "before_task: sh" not in done.stderr
 
 
 def test_native_evals_have_hooks_too(tmp_path: Path, provider: Server) -> None:

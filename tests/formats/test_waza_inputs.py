@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast import evaluate
+from holdfast.data.dataset import Sample
 from holdfast.graders.build import build_graders
+from holdfast.graders.types import Case
 from holdfast.plan.identity import identify
 from holdfast.spec.agent_schema import ScriptedTool
 from holdfast.targets.scripted import scripted_tool
 from holdfast.targets.tools import ToolContext
 from tests.support.breaking import kept
 from tests.support.running import holdfast, run_dir, server
+from tests.support.specs import output_of
 from tests.support.waza import EVAL, TASK, load, notices, refused, rows, tree
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.spec.load import Eval
+
+WAZA = Path(__file__).parents[1] / "fixtures" / "waza"
 
 SKILL = "---\nname: s\ndescription: Bakes sourdough bread.\n---\n"
 GRADERS = """\
@@ -72,7 +77,9 @@ def test_files_are_found_from_the_evals_folder_the_project_or_the_working_direct
         identities.append(keys(spec))
         assert json.dumps(spec.document.data).count(str(tmp_path)) == 0  # where they were found is on no record
     assert identities[0] == identities[1] == identities[2]
-    assert identities[0]["judge"]["rubric"] == "Is it {{ '{' }}{ kind }}?"  # waza's rubrics are no templates
+    assert (
+        identities[0]["judge"]["rubric"] == "{% raw %}Is it {{ kind }}?{% endraw %}"
+    )  # waza's rubrics are no templates
 
 
 def test_keys_are_those_of_graders_that_name_the_files(tmp_path: Path) -> None:
@@ -170,15 +177,94 @@ hooks:
     assert (tmp_path / "noted").read_text().strip() == str(tmp_path)
 
 
-def test_instructions_tasks_and_tables_are_found_alike(tmp_path: Path) -> None:
+def test_tasks_and_tables_are_found_alike(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
-    eval_yaml = EVAL.replace("executor: mock", "executor: mock, instruction_files: [docs/more.md]")
-    path = tree(tmp_path / "e", eval_yaml=eval_yaml.replace("tasks/*.yaml", "shared/t.yaml"))
-    put(tmp_path, {"docs/more.md": "Be brief.", "shared/t.yaml": TASK})
-    assert rows(load(path, "target.model=m"))["one"]["system"] == "Be brief."
+    path = tree(tmp_path / "e", eval_yaml=EVAL.replace("tasks/*.yaml", "shared/t.yaml"))
+    put(tmp_path, {"shared/t.yaml": TASK})
+    assert list(rows(load(path))) == ["one"]
     table = tree(tmp_path / "t", eval_yaml=EVAL.replace('tasks: ["tasks/*.yaml"]', "tasks_from: shared/t.csv"))
     put(tmp_path, {"shared/t.csv": "id,prompt\na,hello\n"})
     assert rows(load(table))["a"]["prompt"] == "hello"
+
+
+# Fixtures and instructions
+
+
+def test_fixtures_are_found_in_the_evals_folder_and_instructions_in_the_fixtures() -> None:
+    about, tides = "Write a report.\n", "Metres, please.\n"
+    for target in ("target.mock=waza", "target.model=m", 'target.command=["true"]'):
+        tasks = rows(load(WAZA / "harbour" / "eval.yaml", target))
+        assert tasks["boats"]["files"] == {"boats.txt": "gull\ntern\n", "AGENTS.md": about}
+        files = {"high.txt": "3.1\n", "low.txt": "0.4\n", "AGENTS.md": about, "tides.md": tides}
+        assert tasks["tides"]["files"] == files
+    asked = rows(load(WAZA / "harbour" / "eval.yaml", "target.model=m"))
+    assert asked["boats"]["system"] == "Write a report."
+    assert asked["tides"]["system"] == "Write a report.\n\nMetres, please."
+
+
+def test_a_scenario_runs_with_its_fixtures_and_instructions_in_the_workspace(tmp_path: Path) -> None:
+    shutil.copytree(WAZA / "harbour", tmp_path / "harbour")
+    agent = '[sh, -c, "(ls; cat AGENTS.md) > report.txt"]'
+    done = holdfast("eval", "harbour/eval.yaml", f"target.command={agent}", "--export", "waza", cwd=tmp_path)
+    metrics = json.loads((run_dir(tmp_path, "harbour-log") / "metrics.json").read_text())
+    assert metrics["passed"] == 1.0 and metrics["coverage"] == 1.0
+    assert "requirements: is for waza's own reports" in done.stderr
+    results = json.loads((run_dir(tmp_path, "harbour-log") / "export" / "waza" / "results.json").read_text())
+    assert (results["summary"]["succeeded"], results["skill"]) == (2, "")
+
+
+WRONG_FIXTURES = {
+    "no/such/dir": "no such file or folder: 'no/such/dir'; looked in {0} (the eval's folder), {0}/fixtures",
+    "../a.txt": "must be the path of a file or folder below the eval's folder, not '../a.txt'",
+    "/etc/hostname": "must be the path of a file or folder below the eval's folder, not '/etc/hostname'",
+    "'.'": "must be the path of a file or folder below the eval's folder, not '.'",
+    "''": "must be the path of a file or folder below the eval's folder, not ''",
+    "[a]": "must be the path of a file or folder below the eval's folder, not ['a']",
+}
+
+
+@pytest.mark.parametrize("fixture", WRONG_FIXTURES)
+def test_a_fixture_that_cannot_be_read_is_an_error(fixture: str, tmp_path: Path) -> None:
+    task = f"id: one\ninputs:\n  prompt: Look.\n  context: {{fixture: {fixture}}}\n"
+    problem = refused(tree(tmp_path, tasks_a_yaml=task))
+    assert f"tasks/a.yaml:4: inputs.context.fixture: {WRONG_FIXTURES[fixture].format(tmp_path)}" in problem
+
+
+def test_a_fixture_that_is_only_below_fixtures_is_found_and_named(tmp_path: Path) -> None:
+    path = tree(tmp_path, tasks_a_yaml="id: one\ninputs: {prompt: Look., context: {fixture: a.txt}}\n")
+    put(tmp_path, {"fixtures/a.txt": "below"})
+    spec = load(path)
+    assert rows(spec)["one"]["files"] == {"a.txt": "below"}
+    assert "waza looks in the eval's folder" in notices(spec)
+
+
+def test_instructions_that_are_not_among_the_fixtures_are_an_error_with_every_target(tmp_path: Path) -> None:
+    eval_yaml = EVAL.replace("executor: mock", "executor: mock, instruction_files: [more.md]")
+    path = tree(tmp_path, eval_yaml=eval_yaml, tasks_b_yaml=TASK.replace("one", "two"))
+    put(tmp_path, {"more.md": "Be brief."})
+    for overrides in ([], ["target.model=m"]):
+        problem = refused(path, *overrides)
+        looked = f"no such file: 'more.md'; looked in {tmp_path}/fixtures, where fixtures are"
+        assert problem.count(f"eval.yaml:3: config.instruction_files: {looked}") == 1
+    put(tmp_path, {"context/more.md": "Be brief."})
+    task = f"{TASK}context_dir: context\n"
+    files = rows(load(tree(tmp_path, eval_yaml=eval_yaml, tasks_a_yaml=task, tasks_b_yaml="id: x\nenabled: false\n")))
+    assert files["one"]["files"] == {"more.md": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("grader", "message"),
+    [
+        ("type: tool_calls, required: [search]", "unknown parameter of 'tool_calls', which checks nothing else"),
+        ("type: tool_calls, config: {required: [search]}", "(did you mean 'required_tools'?)"),
+        ("type: text, expectations: [x]", "(it has contains, "),
+    ],
+)
+def test_an_unknown_parameter_of_a_grader_that_checks_nothing_else_is_named(
+    grader: str, message: str, tmp_path: Path
+) -> None:
+    problem = refused(tree(tmp_path, tasks_a_yaml=f"{TASK}graders:\n  - {{{grader}, name: g}}\n"))
+    assert "tasks/a.yaml:5: graders[0]." in problem and message in problem and "give at least" not in problem
 
 
 # Empty prompts
@@ -483,15 +569,14 @@ def test_mocked_commands_are_rejected_for_targets_that_run_none(tmp_path: Path, 
 AGENT = "---\nname: a\ntools: {tools}\n---\nReview code.\n"
 
 
-@pytest.mark.parametrize(("tools", "patterns"), [("[bash, my-tool]", ("^bash$", r"^my\-tool$")), ("[]", ("^$",))])
-def test_the_tools_of_an_agent_file_are_the_only_ones_allowed(
-    tmp_path: Path, tools: str, patterns: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("tools", "patterns"), [("[bash, my-tool]", ["(?i)^bash$", r"(?i)^my\-tool$"]), ("[]", [])])
+def test_the_tools_of_an_agent_file_are_the_only_ones_allowed(tmp_path: Path, tools: str, patterns: list[str]) -> None:
     path = tree(tmp_path, eval_yaml=EVAL.replace("executor: mock", "executor: mock, skill_directories: [agents]"))
     put(tmp_path, {"agents/a.agent.md": AGENT.replace("{tools}", tools)})
     spec = load(path)
-    grader = spec.graders[-1]
-    assert (grader.name, grader.allow_only) == ("agent_tools_implicit", patterns)  # type: ignore[attr-defined]
+    grader: Any = spec.graders[-1]
+    assert (grader.name, grader.restricts) == ("agent_tools_implicit", True)
+    assert [name.pattern for name in grader.allow_only] == patterns
     assert "allows these tools only" in notices(spec)
     assert rows(load(path, "target.model=m"))["one"]["system"] == "Review code."
     own = "graders: [{type: tool_constraint, name: own, config: {reject_tools: [{tool: rm}]}}]"
@@ -501,14 +586,41 @@ def test_the_tools_of_an_agent_file_are_the_only_ones_allowed(
 
 @pytest.mark.parametrize(
     ("written", "patterns"),
-    [("[]", ("^$",)), ("[{tool: bash}, edit]", ("^bash$", "^edit$"))],
+    [("[]", []), ("[{tool: bash}, edit]", ["(?i)^bash$", "(?i)^edit$"])],
 )
 def test_allow_only_has_whole_names_and_an_empty_list_allows_no_tool(
-    tmp_path: Path, written: str, patterns: tuple[str, ...]
+    tmp_path: Path, written: str, patterns: list[str]
 ) -> None:
     grader = f"{{type: tool_constraint, name: c, config: {{allow_only: {written}}}}}"
-    spec = load(tree(tmp_path, tasks_a_yaml=f"{TASK}graders:\n  - {grader}\n"))
-    assert spec.graders[-1].allow_only == patterns  # type: ignore[attr-defined]
+    block: Any = load(tree(tmp_path, tasks_a_yaml=f"{TASK}graders:\n  - {grader}\n")).graders[-1]
+    assert block.restricts and [name.pattern for name in block.allow_only] == patterns
+
+
+AS_WAZA = """\
+graders:
+  - {type: action_sequence, name: order, config: {expected_actions: [a, b], matching_mode: exact_match}}
+  - {type: tool_calls, name: calls, config: {expect: [{tool: READ}, {tool: read_}], required_tools: ["{{ x }}"]}}
+  - {type: tool_constraint, name: rules, config: {reject_tools: [{tool: bash|sh, command_pattern: "RM {{"}]}}
+  - {type: text, name: braces, config: {regex_match: ['\\{{2} x', "{{ .Vars.x }}"], contains: ["{% raw %}"]}}
+  - {type: code, name: code, config: {assertions: ["'{{ x }}' not in output"]}}
+"""
+
+
+def test_graders_mean_what_they_mean_in_waza(tmp_path: Path) -> None:
+    spec = load(tree(tmp_path, tasks_a_yaml=TASK + AS_WAZA))
+    calls = [{"id": name, "function": {"name": name}} for name in ("b", "a", "read_file")]
+    messages = [{"role": "assistant", "tool_calls": calls}]
+    output = output_of("{{ x {{ .Vars.x }} {% raw %}", messages=messages)
+    case = Case(Sample("one", {"x": "b"}, "sha256:0", "here"), output)
+    graders: list[Any] = build_graders(spec)[-5:]
+    assert [grader.check(case).score for grader in graders[:4]] == [
+        pytest.approx(0.8),  # F1, although the order is wrong
+        pytest.approx(2 / 3),  # names are patterns that ignore case, and one call meets both; `{{ x }}` was not called
+        1,
+        1,
+    ]
+    assert graders[2].block.reject_tools[0].tool.pattern == "(?i)bash|sh"
+    assert graders[4].block.assertions == ("'{{ x }}' not in output",)
 
 
 # The rest

@@ -13,7 +13,6 @@ import holdfast
 from holdfast.engine.options import Options
 from holdfast.engine.session import preview_run
 from holdfast.errors import ConfigError
-from holdfast.plan.identity import identify
 from holdfast.report.compare import changed_graders, differences, read_scores
 from holdfast.report.run_view import RunView
 from tests.support.running import holdfast as command
@@ -48,6 +47,7 @@ def scores(folder: Path, code: Any, row: Any, function: str = "check", **block: 
         name="e",
         samples=row if isinstance(row, list) else [row],
         prompt="x",
+        same_prompt=True,
         target={"python": f"{folder}/echo.py:reply"},
         graders=[{"type": "python", "function": f"{folder}/checks.py:{function}", **block}],
         runs_dir=folder / "runs",
@@ -162,6 +162,7 @@ class TestMissingValues:
         keys: dict[str, Any] = {
             "name": "e",
             "prompt": "x",
+            "same_prompt": True,
             "target": {"python": f"{folder}/echo.py:reply"},
             "runs_dir": folder / "runs",
         }
@@ -175,6 +176,7 @@ class TestMissingValues:
         keys: dict[str, Any] = {
             "name": "e",
             "prompt": "x",
+            "same_prompt": True,
             "target": {"python": f"{folder}/agent.py:reply"},
             "runs_dir": folder / "runs",
         }
@@ -189,6 +191,7 @@ class TestMissingValues:
         keys: dict[str, Any] = {
             "name": "e",
             "prompt": "x",
+            "same_prompt": True,
             "target": {"python": f"{folder}/echo.py:reply"},
             "runs_dir": folder / "runs",
         }
@@ -196,40 +199,6 @@ class TestMissingValues:
         assert run.results()[0]["output"] == "more"
         with pytest.raises(ConfigError, match="asks for wish"):
             holdfast.evaluate(samples=[{"w": "more"}], responder=responder, **keys)
-
-
-class TestEarlierGrades:
-    """Verdicts from when a missing value was None are not reused; all others are."""
-
-    @pytest.mark.parametrize(
-        ("code", "row", "block", "revised"),
-        [
-            ("def check(output, ground_truth): ...", {"ground_truth": "E"}, {}, True),
-            ("def check(output, ground_truth): ...", {"ground_truth": "E", "expected": "F"}, {}, True),
-            ("def check(output, expected): ...", {"ideal": "E"}, {}, True),
-            ("def check(output, expected=None): ...", {"q": "E"}, {}, True),
-            ("def check(**all): ...", {"target": "E"}, {}, True),
-            ("def check(output, metadata=None): ...", {"expected": "E"}, {}, True),
-            ("def a(output, expected): ...\ncheck = a", {"target": "E"}, {}, True),
-            ("def check(output, expected): ...", {"expected": "E", "ground_truth": "F"}, {}, False),
-            ("def check(output, ground_truth): ...", {"answer": "E"}, {}, False),
-            ("def check(output, ground_truth): ...", {"ground_truth": "E"}, {"expected": "x"}, False),
-            ("def check(output, ground_truth): ...", {"ground_truth": "E"}, {"params": {"ground_truth": "x"}}, False),
-            ("def check(output, sample): ...", {"ground_truth": "E"}, {}, False),
-            ("def a(output): ...\ncheck = a", {"target": "E"}, {}, False),
-            ("def check(**all): ...", {"expected": "E"}, {}, False),
-        ],
-    )
-    def test_the_key_changes_only_where_a_function_sees_another_value(
-        self, folder: Path, code: str, row: Any, block: Any, revised: bool
-    ) -> None:
-        (folder / "checks.py").write_text(code + "\n")
-        graders = [{"type": "python", "function": "checks.py:check", **block}]
-        identity = identify(load(folder, samples=[row], prompt="x", graders=graders))
-        assert identity.contents.graders["python"].get("revision") == (1 if revised else None)
-        assert bool(identity.survey.panels.panel_at(0).reread) == revised and "reread" not in identity.fingerprints
-        (slot,) = identity.work.slots
-        assert slot.identified(reread=revised)[0] == identity.fingerprints["graders"]["python"], "as it always was"
 
 
 PLAIN = [{"id": f"p{number}", "answer": "x"} for number in range(4)]
@@ -264,6 +233,7 @@ def early(output, expected, sample):
         keys = {
             "samples": rows,
             "prompt": "x",
+            "same_prompt": True,
             "target": {"python": "echo.py:reply"},
             "graders": [{"type": "python", "function": "checks.py:check"}],
             **keys,
@@ -282,13 +252,6 @@ def early(output, expected, sample):
 @pytest.fixture
 def grading(folder: Path) -> Any:
     return Grading(folder)
-
-
-@pytest.fixture
-def by_run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Give the verdicts on all rows the key of rows with other values, as earlier versions did where there was one."""
-    monkeypatch.setattr("holdfast.graders.python.PythonCheck.stale", lambda *_: lambda _: True)
-    return monkeypatch
 
 
 STOPS = {
@@ -322,33 +285,6 @@ class TestOneOtherRow:
         second = read_scores(RunView(grading.rundir))
         assert changed_graders(first, second) == {}
         assert differences(first, second) == ["dataset (samples are paired by id)"]
-
-
-class TestVerdictsOfEarlierVersions:
-    """One such row once changed the keys of the verdicts on all rows of its run."""
-
-    @pytest.mark.parametrize("keys", [{}, STOPS], ids=["at the end", "at a checkpoint"])
-    def test_verdicts_of_earlier_versions_count_and_are_lent(self, grading: Any, by_run: Any, keys: Any) -> None:
-        grading.evaluate([*PLAIN, *OTHERS], **keys)
-        begun = grading.rundir
-        by_run.undo()
-        assert grading.evaluate([*PLAIN, *OTHERS], **keys) == (0, 0, []) and grading.rundir.path == begun.path
-        begun.metrics.unlink()
-        assert grading.evaluate([*PLAIN, *OTHERS], **keys) == (0, 0, []), "nor where the report is made again"
-        assert grading.evaluate(PLAIN, **keys) == (0, 0, [])
-        new = {"id": "new", "answer": "x"}
-        assert grading.evaluate([*PLAIN, *OTHERS, new], **keys)[0] == 1
-        assert {line.split()[1] for line in (grading.folder / "asked").read_text().splitlines()} == {"new"}
-
-    def test_verdicts_on_rows_that_are_read_differently_now_do_not_count(
-        self, grading: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with monkeypatch.context() as before:
-            before.setattr("holdfast.graders.python.PythonCheck.stale", lambda *_: None)
-            grading.evaluate([*PLAIN, *OTHERS], **STOPS)
-        run, grade, asked = grading.evaluate([*PLAIN, *OTHERS], **STOPS)
-        assert (run, grade) == (1, 3), "what such a verdict has ended is said again"
-        assert asked == sorted(["early o0", "early o1", "early o2", "early o3", "check o0", "check o2", "check o3"])
 
 
 class TestContradictions:

@@ -210,16 +210,17 @@ class TestThroughTheCommand:
 
         assert [output("a", "one"), output("a", "two"), output("b", "two")] == ["aone", "atwo", "btwo"]
 
-    def test_an_import_that_nothing_shows_is_named(self, tmp_path: Path) -> None:
+    def test_an_import_that_nothing_shows_is_noticed_when_it_happens(self, tmp_path: Path) -> None:
         """An installed package may import a user's module by an entry point."""
         (tmp_path / "hidden.py").write_text("WORD = 'x'\n")
         (tmp_path / "agent.py").write_text("__builtins__['__import__']('hidden')\ndef reply(prompt): return 'x'\n")
         write_spec(tmp_path, samples=[{"id": "a"}], prompt="x", target={"python": "agent.py:reply"}, graders=None)
-        done = command("eval", "eval.yaml", cwd=tmp_path)
-        assert (
-            "agent.py imports" in done.stderr
-            and "hidden.py in a way that reading its code does not show" in done.stderr
-        )
+        command("eval", "eval.yaml", cwd=tmp_path)
+        (tmp_path / "hidden.py").write_text("WORD = 'x'  # as before\n")
+        assert "1 finished" in command("eval", "eval.yaml", "--dry-run", cwd=tmp_path).stdout
+        (tmp_path / "hidden.py").write_text("WORD = 'y'\n")
+        planned = command("eval", "eval.yaml", "--dry-run", cwd=tmp_path).stdout
+        assert "1 to run (hidden.py changed, which agent.py read)" in planned
 
 
 PACKAGE = {"pkg/__init__.py", "pkg/__main__.py", "pkg/inner.py", "beside.py"}

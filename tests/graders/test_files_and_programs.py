@@ -167,8 +167,8 @@ class TestProgram:
             (shell("echo no; exit 125"), "no"),
             (shell("exit 139"), "exit code 139"),
             (code("True", "[None for _ in iter(int, 1)]", timeout=5), "timed out after 5 s"),
-            (code("__import__('os').abort()"), "killed by SIGABRT"),
-            (code("__import__('os')._exit(0)", "True"), "exit code 0 before all assertions"),
+            (code("__import__('os').abort()"), "__import__('os').abort() (killed by SIGABRT)"),
+            (code("__import__('os')._exit(0)"), "__import__('os')._exit(0) (exit code 0 without a verdict)"),
         ],
         ids=str,
     )
@@ -530,6 +530,46 @@ def test_the_isolation_is_summarized_in_one_line() -> None:
     assert Isolation().summary.startswith("files outside their workspace can be changed; ")
 
 
+EVERY_LIST = "for each in gc.get_objects():\n    if type(each) is list: each.append([True, ''])"
+CHEATING = 'import builtins, gc, json, os, signal, sys\nRESULTS = \'[[true, ""], [true, ""]]\'\n'
+CHEATS = {
+    "writes results to every descriptor": "for fd in range(64):\n"
+    "    try: os.write(fd, RESULTS.encode())\n"
+    "    except OSError: pass\n"
+    "os._exit(0)",
+    "writes a verdict to every descriptor": "for fd in range(64):\n"
+    "    try: os.write(fd, b'1')\n"
+    "    except OSError: pass\n"
+    "os._exit(0)",
+    "prints results": "print(RESULTS); print(RESULTS, file=sys.__stdout__); sys.stdout.flush()",
+    "opens its standard output": "open('/proc/self/fd/1', 'w').write(RESULTS)",
+    "appends to lists in frames": "frame = sys._getframe()\n"
+    "while frame:\n"
+    "    for each in list(frame.f_locals.values()):\n"
+    "        if isinstance(each, list): each.append([True, ''])\n"
+    "    frame = frame.f_back",
+    "appends to every list": EVERY_LIST,
+    "replaces built-ins": "builtins.bool = builtins.eval = builtins.type = lambda *_: True",
+    "replaces what writes": "os.write = json.dumps = json.dump = os._exit = lambda *_, **__: 0",
+    "ends": "os._exit(0)",
+    "leaves": "sys.exit(0)",
+    "interrupts": "raise KeyboardInterrupt",
+    "becomes another program": "os.execv('/bin/true', ['true'])",
+    "closes its descriptors": "os.closerange(0, 64)",
+    "leaves at exit": "import atexit; atexit.register(os._exit, 0); sys.exit(0)",
+    "raises what has no text": "class Odd(Exception):\n    def __str__(self): raise self\nraise Odd",
+    "terminates itself": "os.kill(os.getpid(), signal.SIGTERM)",
+    "terminates its parent": "os.kill(os.getppid(), signal.SIGTERM)",
+    "terminates its group": "os.kill(0, signal.SIGTERM)",
+    "has another process terminate its parent": "os.system(f'kill -HUP {os.getppid()}')",
+    "kills its parent": "os.kill(os.getppid(), signal.SIGKILL)",
+    "writes to its parent's memory": "open(f'/proc/{os.getppid()}/mem', 'r+b')",
+    "writes to its parent's output": "open(f'/proc/{os.getppid()}/fd/1', 'a').write(RESULTS); os._exit(0)",
+    "forks": "os.fork()",
+}
+"""what code under test may do instead of being right"""
+
+
 class TestCode:
     @pytest.mark.parametrize(
         ("assertion", "holds"),
@@ -559,6 +599,47 @@ class TestCode:
     def test_assertions_share_nothing(self, tmp_path: Path) -> None:
         block = {"type": "code", "assertions": ["messages.clear() is None", "len(messages) == 2"]}
         assert verdict_of(tmp_path, block).score == 1
+
+    @pytest.mark.parametrize("cheat", CHEATS, ids=CHEATS)
+    def test_code_under_test_cannot_write_its_own_verdict(self, tmp_path: Path, cheat: str) -> None:
+        output = f"{CHEATING}{CHEATS[cheat]}\nadd = lambda one, other: 6"
+        verdict = verdict_of(tmp_path, code("len(output) > 1", "exec(output) or add(2, 3) == 5"), output)
+        assert verdict.score == (0 if cheat == "kills its parent" else 0.5), "it fails, and it alone"
+
+    @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="there is no /proc")
+    def test_nor_can_it_look_into_the_process_that_writes_the_verdict(self, tmp_path: Path) -> None:
+        looks = "[os.listdir(f'/proc/{os.getppid()}/fd')] if look == 'fd' else open(f'/proc/{os.getppid()}/mem', 'rb')"
+        output = f"import os\ndef may(look):\n    try: return {looks}\n    except OSError: pass\n"
+        assert verdict_of(
+            tmp_path, code("exec(output) or not may('fd')", "exec(output) or not may('mem')"), output
+        ).score
+        assert verdict_of(tmp_path, code("__import__('os').listdir('/proc/self/fd')")).score == 1, "but into its own"
+
+    def test_code_under_test_that_is_right_passes_although_it_prints_and_starts_processes(self, tmp_path: Path) -> None:
+        output = (
+            "import os, subprocess\n"
+            "def add(one, other):\n"
+            "    print('[[false, \"\"]]')\n"
+            "    subprocess.Popen(['sleep', '1000'])\n"
+            "    return int(subprocess.check_output(['echo', str(one + other)]))\n"
+        )
+        assert verdict_of(tmp_path, code("exec(output) or add(2, 3) == 5"), output).score == 1
+
+    @pytest.mark.skipif(shutil.which("node") is None, reason="node is not here")
+    @pytest.mark.parametrize(
+        "cheat",
+        [
+            "for (let fd = 1; fd < 64; fd++) try { fs.writeSync(fd, '[[true,\"\"]]') } catch {}; process.exit(0)",
+            "JSON.stringify = () => 'true'; Boolean = () => true; process.exit = () => 0; fs.writeSync = () => 0",
+            "Array.prototype.map = () => [[true, '']]; process.stdout.write('[[true, \"\"]]')",
+            "process.exit(0)",
+            "throw {toString: () => { throw 1 }}",
+        ],
+    )
+    def test_nor_can_javascript(self, tmp_path: Path, cheat: str) -> None:
+        block = {**code("new Function('fs', output)(require('fs')) === 5"), "language": "javascript"}
+        assert verdict_of(tmp_path, block, f"{cheat}; return 6").score == 0
+        assert verdict_of(tmp_path, block, "console.log('[[false]]'); return 5").score == 1
 
     @pytest.mark.skipif(shutil.which("node") is None, reason="node is not here")
     def test_javascript(self, tmp_path: Path) -> None:

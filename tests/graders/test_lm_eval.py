@@ -26,7 +26,10 @@ def test_the_metrics_of_all_tasks_share_two_processes(tmp_path: Path, monkeypatc
     (tmp_path / "agent.py").write_text("def reply(prompt):\n    return 'It is #### 4'\n")
     run = holdfast.evaluate(
         name="sums",
-        samples=[{"id": str(number), "doc": {"question": "2 + 2?", "answer": f"#### {number}"}} for number in range(6)],
+        samples=[
+            {"id": str(number), "doc": {"question": f"{number}: 2 + 2?", "answer": f"#### {number}"}}
+            for number in range(6)
+        ],
         prompt="{{ doc.question }}",
         target={"python": f"{tmp_path}/agent.py:reply"},
         graders=[

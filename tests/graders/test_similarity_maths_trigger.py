@@ -111,6 +111,10 @@ class TestMath:
     def test_words_are_no_mathematics_and_so_an_error(self, expected: str) -> None:
         assert "is not mathematics" in worker.compare(expected, "$1$")["error"]
 
+    def test_reasoning_is_not_looked_at(self, tmp_path: Path) -> None:
+        verdict = grade(tmp_path, {"type": "math"}, r"<think>\boxed{3}</think> It is 4.", expected="4")
+        assert not isinstance(verdict, AttemptError) and verdict.score == 1
+
     def test_an_answer_without_any_is_wrong(self) -> None:
         result = worker.compare("5", "I do not know")
         assert (result["equal"], result["found"], result["reason"]) == (
@@ -409,7 +413,7 @@ def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path: Path) -> No
     run = holdfast.evaluate(
         name="mixed",
         samples=[{"id": "a", "expected": "hi"}],
-        prompt="hello",
+        prompt="hello {{ id }}",
         target={"command": ["echo", "hi"]},
         graders=[
             {"type": "python", "function": str(tmp_path / "bad.py:bad")},
@@ -432,7 +436,7 @@ def test_a_row_that_where_cannot_evaluate_is_an_error_of_that_grade_only(tmp_pat
     run = holdfast.evaluate(
         name="choosy",
         samples=[{"id": "a", "level": 5}, {"id": "b", "level": "hard"}, {"id": "c", "level": 1}],
-        prompt="hello",
+        prompt="hello {{ id }}",
         target={"command": ["echo", "hi"]},
         graders=[{"type": "text", "contains": "hi", "where": "level > 3"}, {"type": "exact", "expected": "hi"}],
         runs_dir=tmp_path / "runs",

@@ -37,7 +37,12 @@ class TestOneAnswer:
             ({"type": "rouge", "variant": "rouge2"}, "sat the cat", "the cat sat", 0.5),
             ({"type": "rouge", "stem": True}, "cats sit", "cat sits", 1),
             ({"type": "rouge", "tokenize": "characters"}, "東京", "東京都庁", 2 / 3),
+            ({"type": "rouge", "tokenize": "whitespace"}, "東京 は 雨", "東京 は 晴れ", 2 / 3),
+            ({"type": "rouge", "tokenize": "whitespace"}, "The cat", "the cat", 0.5),
+            ({"type": "rouge", "tokenize": "whitespace", "ignore_case": True}, "The cat", "the cat", 1),
             ({"type": "char_f1"}, "abcd", ["abcd", "ABCD"], 1),
+            ({"type": "char_f1"}, " abc\n", "abc", 1),
+            ({"type": "char_f1", "strip": False}, " abc\n", "abc", 0.75),
             ({"type": "char_f1"}, "efgh", ["efGH"], 0.5),
             ({"type": "wer"}, "the cat sat", "the cat sat down", 0.75),
             ({"type": "wer"}, "a b c d e f", "x", 0),
@@ -48,6 +53,24 @@ class TestOneAnswer:
         verdict = grade(tmp_path, block, answer, expected=expected)
         assert not isinstance(verdict, AttemptError), verdict
         assert verdict.score == pytest.approx(score)
+
+    def test_japanese_words_are_those_of_sacrebleu(self, tmp_path: Path) -> None:
+        pytest.importorskip("MeCab", reason="pip install 'sacrebleu[ja]'")
+        block = {"type": "rouge", "variant": "rouge1", "tokenize": "ja-mecab"}
+        # 東京 都庁 に 行く, and 東京 に 住む
+        assert grade(tmp_path, block, "東京都庁に行く", expected="東京に住む").score == pytest.approx(4 / 7)
+
+    def test_japanese_words_without_the_packages_name_what_to_install(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+        with pytest.raises(ConfigError, match="ja-mecab") as caught:
+            build_graders(load(tmp_path, graders=[{"type": "rouge", "tokenize": "ja-mecab"}]))
+        assert caught.value.remedy == "pip install 'sacrebleu[ja]'"
+
+    def test_stems_are_for_words(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="stem is for `tokenize: words`"):
+            load(tmp_path, graders=[{"type": "rouge", "tokenize": "whitespace", "stem": True}])
 
     def test_sentence_scores_are_the_librarys(self, tmp_path: Path) -> None:
         for answer, references in zip(SAID, REFERENCES, strict=True):

@@ -26,7 +26,7 @@ provider = module_server(tool_calls=2)
 GRADERS = [
     {"type": "tool_calls", "name": "used", "min_calls": 1},
     {"type": "behavior", "name": "none", "max_tool_calls": 0},
-    {"type": "tool_constraint", "name": "forbidden", "reject_tools": [{"tool": "^calc$"}]},
+    {"type": "tool_constraint", "name": "forbidden", "reject_tools": [{"tool": "calc"}]},
     {"type": "action_sequence", "name": "order", "expected_actions": ["calc"], "matching_mode": "in_order_match"},
     {"type": "skill_invocation", "name": "skill", "forbidden_skills": ["calc"]},
     {"type": "code", "name": "code", "assertions": ["len(tool_calls) < 9"]},

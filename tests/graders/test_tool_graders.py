@@ -117,12 +117,15 @@ class TestSequences:
             ("any_order_match", "", False, 0),
         ],
     )
-    def test_the_score_is_f1_and_the_mode_decides_whether_it_passes(
+    def test_what_does_not_match_scores_nothing_and_has_f1_as_a_detail(
         self, tmp_path: Path, mode: str, got: str, passed: bool, score: float | int
     ) -> None:
         block = {"type": "action_sequence", "expected_actions": ["a", "b"], "matching_mode": mode}
         verdict = verdict_of(tmp_path, block, *map(call, got.split()))
-        assert (verdict.passed, verdict.score) == (passed, pytest.approx(score))
+        assert (verdict.passed, verdict.score) == (passed, pytest.approx(score if passed else 0))
+        assert verdict.details["f1"] == pytest.approx(score)
+        partial = verdict_of(tmp_path, {**block, "partial": True}, *map(call, got.split()))
+        assert (partial.passed, partial.score) == (passed, pytest.approx(score))
 
     def test_reports_keep_to_the_mode_unless_a_threshold_is_given(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").write_text(
@@ -151,7 +154,7 @@ class TestSequences:
         first = run()
         assert statuses(first) == {"more": "passed", "wrong": "failed"}
         assert first.metrics.graders["action_sequence"].threshold is None
-        assert statuses(run(threshold=0.9)) == {"more": "failed", "wrong": "passed"}
+        assert statuses(run(threshold=0.9)) == {"more": "failed", "wrong": "failed"}
         assert statuses(run()) == {"more": "passed", "wrong": "failed"}, "the grader's own word is kept"
         assert len(lines(first.path / "grades.jsonl")) == 2, "nothing was graded again"
         running("grade", first.path, "--again", cwd=tmp_path)
@@ -163,7 +166,7 @@ class TestSequences:
         assert 0 <= score <= 1
         assert score == f1(sorted(expected), got[::-1])
         assert (score == 1) == (Counter(expected) == Counter(got))
-        assert (score == 0) == (not Counter(expected) & Counter(got))
+        assert (score == 0) == (not Counter(expected) & Counter(got) and bool(expected or got))
 
     @given(st.lists(st.sampled_from("abc"), min_size=1), st.lists(st.sampled_from("abcd")))
     def test_a_stricter_mode_never_allows_what_a_looser_one_refuses(self, expected: Any, got: Any) -> None:
@@ -175,8 +178,15 @@ class TestSequences:
         [
             ({"required_skills": ["a"], "mode": "any_order"}, "a", True, 1),
             ({"required_skills": ["a"], "mode": "any_order"}, "a x", True, 2 / 3),
-            ({"required_skills": ["a"], "mode": "any_order", "allow_extra": False}, "a x", False, 2 / 3 * 0.7),
-            ({"required_skills": ["a", "b"], "mode": "in_order"}, "b a", False, 1),
+            ({"required_skills": ["a"], "mode": "any_order", "allow_extra": False}, "a x", False, 0),
+            (
+                {"required_skills": ["a"], "mode": "any_order", "allow_extra": False, "partial": True},
+                "a x",
+                False,
+                2 / 3 * 0.7,
+            ),
+            ({"required_skills": ["a", "b"], "mode": "in_order"}, "b a", False, 0),
+            ({"required_skills": ["a", "b"], "mode": "in_order", "partial": True}, "b a", False, 1),
             ({"required_skills": ["a"], "forbidden_skills": ["b"], "mode": "in_order"}, "a b", False, 0),
             ({"forbidden_skills": ["b"]}, "a", True, 1),
             ({"forbidden_skills": ["b"]}, "", True, 1),
@@ -194,6 +204,12 @@ MATCHES = [
     ({"equals": None}, None, True),
     ({"equals": {"a": [1, 2]}}, {"a": [1, 2]}, True),
     ({"equals": {"a": [1, 2]}}, {"a": [2, 1]}, False),
+    ({"equals": "4711"}, 4711, False),
+    ({"equals": "cafe\u0301"}, "caf\u00e9", True),
+    ("4711", "4711", True),
+    ([1, "a"], [1.0, "a"], True),
+    (None, None, True),
+    (None, "x", False),
     ({"regex": "^auth"}, "authenticate", True),
     ({"regex": "^auth"}, "Auth", False),
     ({"regex": r"\[1,2\]"}, [1, 2], True),
@@ -223,7 +239,13 @@ class TestToolCalls:
             ({"min_calls": 3}, 0),
             ({"max_calls": 2, "min_calls": 0}, 1),
             ({"max_calls": 1, "min_calls": 2}, None),
-            ({"expect": [{"tool": "READ"}, {"tool": "^ea"}]}, 0.5),
+            ({"expect": [{"tool": "read"}, {"tool": "READ"}]}, 0.5),
+            ({"expect": [{"tool": "rea"}, {"tool": {"pattern": "^rea"}}]}, 0.5),
+            ({"required_tools": ["rea", {"pattern": "^rea"}], "forbidden_tools": {"pattern": "(?i)^R"}}, 1 / 3),
+            ({"expect": [{"tool": "read"}, {"tool": "read"}]}, 0.5),
+            ({"expect": [{"tool": "read"}, {"tool": "read"}], "distinct": False}, 1),
+            ({"expect": [{"tool": {"pattern": "r"}}, {"tool": "read"}]}, 1),
+            ({"expect": [{"tool": {"pattern": "r"}}, {"tool": "read"}, {"tool": {"pattern": "run"}}]}, 2 / 3),
             ({"expect": [{"tool": "read", "args": {"path": {"contains": "a"}, "no": {"equals": 1}}}]}, 0),
         ],
         ids=str,
@@ -235,6 +257,23 @@ class TestToolCalls:
                 verdict_of(tmp_path, {"type": "tool_calls", **block}, *calls)
         else:
             assert verdict_of(tmp_path, {"type": "tool_calls", **block}, *calls).score == score
+
+    @pytest.mark.parametrize(
+        ("calls", "feedback"),
+        [
+            ([], "no call of order with id = \"4711\" and note containing 'x'"),
+            ([call("order", id="4712", note="axb")], "note containing 'x'; called with id = \"4712\""),
+            ([call("order", note="y")], 'called with no id, note = "y"'),
+            ([call("order", id=n, note="x") for n in range(5)], "id = 0 / id = 1 / id = 2 and 2 more"),
+            ([call("order", id="4" * 200, note="x")], f'called with id = "{"4" * 79}…'),
+        ],
+        ids=str,
+    )
+    def test_the_feedback_names_the_values_wanted_and_the_values_seen(
+        self, tmp_path: Path, calls: Any, feedback: str
+    ) -> None:
+        expected = {"tool": "order", "args": {"id": "4711", "note": {"contains": "x"}}}
+        assert feedback in verdict_of(tmp_path, {"type": "tool_calls", "expect": [expected]}, *calls).feedback
 
     def test_one_call_has_to_fit_in_all_its_arguments(self, tmp_path: Path) -> None:
         rule = {"tool": "f", "args": {"a": {"equals": 1}, "b": {"equals": 2}}}
@@ -249,13 +288,16 @@ class TestToolConstraint:
         [
             ({"expect_tools": [{"tool": "bash", "command_pattern": "npm (test|run)"}]}, 1),
             ({"expect_tools": [{"tool": "bash", "command_pattern": "^test"}]}, 0),
-            ({"reject_tools": [{"tool": ".*", "command_pattern": "rm -rf"}]}, 1),
-            ({"reject_tools": [{"tool": "bash", "command_pattern": "NPM"}]}, 0),
+            ({"reject_tools": [{"tool": {"pattern": ".*"}, "command_pattern": "rm -rf"}]}, 1),
+            ({"reject_tools": [{"tool": "bash", "command_pattern": "NPM"}]}, 1),
+            ({"reject_tools": [{"tool": "bash", "command_pattern": "(?i)NPM"}]}, 0),
             ({"expect_tools": [{"tool": "edit", "path_pattern": r"\.py$"}]}, 1),
-            ({"expect_tools": [{"tool": "skill", "skill_pattern": "^pdf$"}]}, 1),
+            ({"expect_tools": [{"tool": "Skill", "skill_pattern": "^pdf$"}]}, 1),
             ({"expect_tools": [{"tool": "edit", "args": {"lines": {"range": {"lte": 3}}}}]}, 1),
-            ({"allow_only": ["bash", "edit", "skill"]}, 1),
-            ({"allow_only": ["^ba"], "expect_tools": [{"tool": "bash"}]}, 0.5),
+            ({"allow_only": ["bash", "edit", "Skill"]}, 1),
+            ({"allow_only": ["bas", "edit", "Skill"]}, 0),
+            ({"allow_only": ["bash", "edit", "skill"]}, 0),
+            ({"allow_only": [{"pattern": "^ba"}], "expect_tools": [{"tool": "bash"}]}, 0.5),
         ],
         ids=str,
     )
@@ -284,11 +326,19 @@ REFUSED = [
     ({"type": "tool_calls", "min_calls": 0}, "checks nothing"),
     ({"type": "tool_calls", "required": ["a"]}, "did you mean 'required_tools'"),
     ({"type": "tool_calls", "expect": [{"tool": ""}]}, "at least 1 character"),
-    ({"type": "tool_calls", "expect": [{"tool": "("}]}, "not a regular expression"),
+    ({"type": "tool_calls", "expect": [{"tool": {"pattern": "("}}]}, "not a regular expression"),
+    (
+        {"type": "tool_calls", "expect": [{"tool": "bash|sh"}]},
+        "is not the name of a tool, and names are compared whole",
+    ),
+    ({"type": "tool_constraint", "allow_only": ["^ba"]}, "write {pattern: …}"),
+    ({"type": "behavior", "forbidden_tools": [{"patern": "x"}]}, "did you mean 'pattern'"),
     ({"type": "tool_calls", "expect": [{"tol": "x"}]}, "did you mean 'tool'"),
     ({"type": "tool_calls", "expect": [{"tool": "x", "args": {"a": {}}}]}, "exactly one of equals, regex"),
     ({"type": "tool_calls", "expect": [{"tool": "x", "args": {"a": {"equals": 1, "regex": "x"}}}]}, "exactly one of"),
     ({"type": "tool_calls", "expect": [{"tool": "x", "args": {"a": {"range": {}}}}]}, "checks nothing"),
+    ({"type": "tool_calls", "expect": [{"tool": "x", "args": {"a": {"contain": "x"}}}]}, "did you mean 'contains'"),
+    ({"type": "tool_calls", "expect": [{"tool": "x", "args": {"a": {"city": "x"}}}]}, "is written as {equals: …}"),
     ({"type": "tool_calls", "expect": [{"tool": "x", "args": {"a": {"contains": ""}}}]}, "at least 1 character"),
     (
         {"type": "tool_calls", "expect": [{"tool": "x", "args": {"a": {"json_schema": {"type": 3}}}}]},

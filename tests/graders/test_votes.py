@@ -37,7 +37,7 @@ def spec_of(served: Judges, rows: int = 2, **judge: Any) -> dict[str, Any]:
     return {
         "name": "voted",
         "samples": [{"id": str(number)} for number in range(rows)],
-        "prompt": "hello",
+        "prompt": "hello {{ id }}",
         "target": {"command": ["echo", "said"]},
         "graders": [block],
     }

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 SAMPLES, TRIALS = 3, 2
 
 
-def row(number: int) -> dict[str, Any]:
-    return {"id": f"s{number}", "q": f"{number}", "expected": "1", "hard": number % 3 == 2}
+def row(number: int, label: str = "1") -> dict[str, Any]:
+    return {"id": f"s{number}", "q": f"{number}", "expected": label, "hard": number % 3 == 2}
 
 
 def make_run(folder: Path, rows: Any = None, **keys: Any) -> tuple[RunIdentity, RunDir]:
@@ -57,13 +57,14 @@ def append(rundir: RunDir, name: str, record: Any) -> None:
 
 def output(identity: RunIdentity, number: int, digest: int = 0) -> Any:
     position, trial = divmod(number, TRIALS)
-    key = identity.work.key("sha256:" + identity.survey.digest_at(position).hex(), trial + 1, typed=False)
-    return output_of("x", key=key, digest=f"sha256:{digest:032x}", timing=Timing(1.0, 1.0))
+    key = identity.work.key("sha256:" + identity.survey.asked_at(position).hex(), trial + 1)
+    row = identity.survey.row_text(position)
+    return output_of("x", key=key, digest=f"sha256:{digest:032x}", timing=Timing(1.0, 1.0), row=row)
 
 
 def grade(identity: RunIdentity, number: int, grader: int, status: Any, digest: int = 0) -> Any:
     of = output(identity, number, digest)
-    key = identity.work.slots[grader].keys(of.key, _moment(of))[0]
+    key = identity.work.slots[grader].key(of.key, _moment(of), of.row)
     return Grade(of.key, key, "s", 1, "abc"[grader], "exact", None, status, 1.0, 1.0, "", None, 0.0, None, 2.0)
 
 
@@ -159,9 +160,25 @@ def plan_counts(identity: RunIdentity, rundir: RunDir, known: bytes) -> Any:
 
 
 @settings(max_examples=80, deadline=None)
-@given(graders, graders, st.booleans(), edits, st.lists(records, max_size=6), st.booleans(), st.booleans())
+@given(
+    graders,
+    graders,
+    st.booleans(),
+    edits,
+    st.lists(records, max_size=6),
+    st.booleans(),
+    st.booleans(),
+    st.sets(st.integers(0, SAMPLES)),
+)
 def test_a_borrower_knows_what_looking_up_all_keys_tells(
-    lent: list[int], own: list[int], elsewhere: bool, changes: Any, added: Any, cached: bool, judged: bool
+    lent: list[int],
+    own: list[int],
+    elsewhere: bool,
+    changes: Any,
+    added: Any,
+    cached: bool,
+    judged: bool,
+    relabelled: set[int],
 ) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOLDFAST_INDEX_BYTES", "1")
@@ -185,7 +202,7 @@ def test_a_borrower_knows_what_looking_up_all_keys_tells(
         numbers = list(range(SAMPLES))
         for start, count, inserted in changes:
             numbers[start : start + count] = inserted
-        rows = [row(number) for number in dict.fromkeys(numbers)] or [row(8)]
+        rows = [row(number, "2" if number in relabelled else "1") for number in dict.fromkeys(numbers)] or [row(8)]
         borrower, _ = make_run(Path(name), rows, graders=[GRADERS[number] for number in own])
         if judged:
             append(rundir, "grades", grade(borrower, 0, len(own) - 1, "passed"))
@@ -197,6 +214,7 @@ def test_a_borrower_knows_what_looking_up_all_keys_tells(
             expected = look_up(borrower.survey, borrower.work, index)
             assert (inherited.usable, inherited.missing) == (expected.usable, expected.missing)
             assert sorted(inherited.unwanted) == sorted(expected.unwanted)
+            assert inherited.relabelled == expected.relabelled
             assert plan_counts(borrower, rundir, inherited.known) == plan_counts(borrower, rundir, b"")
 
 

@@ -17,6 +17,8 @@ from holdfast.data.dataset import Dataset
 from holdfast.plan.keys import generation_key, grade_key, run_id
 from holdfast.spec.document import Document
 from holdfast.spec.load import build_eval
+from holdfast.spec.template import normal_form, template
+from holdfast.store.refs import Moment
 from holdfast.targets.build import target_identity
 from tests.support.specs import EVAL, ROWS, load, who, write_rows
 
@@ -96,8 +98,10 @@ class TestKeyFunctions:
         keys = {generation_key(digest(row), trial, digest(work)) for row, trial, work in (one, other)}
         assert len(keys) == 2
 
-    @given(*[st.tuples(*[st.sampled_from(["x", "y"])] * 3, st.none() | st.integers(1, 2))] * 2)
-    def test_a_grade_key_tells_generation_output_grader_and_turn_apart(self, one: Any, other: Any) -> None:
+    @given(
+        *[st.tuples(*[st.sampled_from("xy")] * 3, st.none() | st.integers(1, 2), st.sampled_from(["x", "y", None]))] * 2
+    )
+    def test_a_grade_key_tells_generation_output_grader_turn_and_row_apart(self, one: Any, other: Any) -> None:
         assert (grade_key(*one) == grade_key(*other)) == (one == other)
 
     @given(st.text(), values, st.text(), values)
@@ -111,9 +115,19 @@ class TestKeyFunctions:
 
 def generation_keys(identity: Any) -> Any:
     return [
-        identity.work.key(sample.digest, trial, typed=sample.typed)
+        identity.work.key(sample.asked, trial)
         for sample in identity.dataset
         for trial in range(1, identity.work.trials + 1)
+    ]
+
+
+def grade_keys(identity: Any) -> Any:
+    """Return the keys of all verdicts on one output, row by row."""
+    moment = Moment(digest("an output"), None, 1.0)
+    return [
+        slot.key(identity.work.key(sample.asked, 1), moment, sample.row)
+        for sample in identity.dataset
+        for slot in identity.work.slots
     ]
 
 
@@ -140,7 +154,7 @@ class TestWhatAGenerationKeyReactsTo:
             {"target": {**MODEL, "api": "completions"}},
             {"target": {**MODEL, "version": "2"}},
             {"target": {**MODEL, "identity": "url"}},
-            {"samples": [{**row, "note": "new"} for row in ROWS]},
+            {"samples": [{**row, "question": row["question"] + "?"} for row in ROWS]},
         ],
         ids=["prompt", "system", "model", "params", "api", "version", "identity", "row"],
     )
@@ -152,7 +166,7 @@ class TestWhatAGenerationKeyReactsTo:
         assert changed.id != base.id
 
     def test_a_changed_row_changes_its_own_key_alone(self, tmp_path: Path, base: Any) -> None:
-        changed = who(tmp_path / "changed", samples=[ROWS[0], {**ROWS[1], "expected": "five"}])
+        changed = who(tmp_path / "changed", samples=[ROWS[0], {**ROWS[1], "question": "five?"}])
         assert generation_keys(changed)[0] == generation_keys(base)[0]
         assert generation_keys(changed)[1] != generation_keys(base)[1]
 
@@ -185,7 +199,7 @@ class TestWhatAGenerationKeyReactsTo:
     ) -> None:
         folder = tmp_path_factory.getbasetemp() / "rows"
         keys = [
-            generation_keys(who(folder, samples=[row], prompt="hello", graders=[{"type": "exact", "expected": "x"}]))
+            grade_keys(who(folder, samples=[row], prompt="hello", graders=[{"type": "exact", "expected": "x"}]))
             for row in (one, dict(reversed(one.items())), other)
         ]
         assert keys[0] == keys[1]
@@ -213,14 +227,7 @@ class TestKeysOfOneRow:
         def keys(rows: Any) -> Any:
             named = [{"id": str(number), **row} for number, row in enumerate(rows)]
             identity = who(folder, samples=named, prompt="hello", graders=graders, target=target)
-            grades = [
-                [
-                    slot.identified(reread=number in identity.survey.panels.panel_at(position).reread)[0]
-                    for position in range(len(rows))
-                ]
-                for number, slot in enumerate(identity.work.slots)
-            ]
-            return list(zip(generation_keys(identity), *grades, strict=True))
+            return list(zip(generation_keys(identity), *([iter(grade_keys(identity))] * 2), strict=True))
 
         assert keys([*some, *more])[: len(some)] == keys(some)
 
@@ -487,7 +494,7 @@ class TestPathsAreInNoKey:
 def test_a_sample_is_digested_alike_by_survey_and_stream(tmp_path: Path) -> None:
     spec = load(tmp_path)
     survey = Dataset(spec).survey()
-    assert [survey.digest_at(number).hex() for number in range(2)] == [
+    assert [survey.row_at(number).hex() for number in range(2)] == [
         s.digest.removeprefix("sha256:") for s in Dataset(spec)
     ]
 
@@ -504,3 +511,76 @@ def test_files_of_another_eval_are_not_in_a_targets_key(tmp_path: Path) -> None:
     alone = target_identity(build_eval(Document({**common, "target": plain}), tmp_path))
     target_identity(build_eval(Document({**common, "target": state}), tmp_path))
     assert target_identity(build_eval(Document({**common, "target": plain}), tmp_path)) == alone
+
+
+spaces = st.text(" \n", max_size=3)
+words = st.sampled_from(
+    [
+        ("a",),
+        ("b", ".", "c"),
+        ("a", "|", "upper"),
+        ("'x  y'", "~", "a"),
+        ("a", "if", "a", "else", "1.5"),
+        ("a", "[", "0", "]"),
+    ]
+)
+pieces = st.one_of(
+    st.sampled_from(["text", " ", "\n", "a }} b", "{# a note #}", "{% raw %}{{ a }}{% endraw %}"]),
+    st.tuples(st.sampled_from(["", "-"]), words, st.sampled_from(["", "-"])),
+)
+
+
+class TestSpellingOfTemplates:
+    @given(st.lists(pieces, max_size=5), st.data())
+    def test_spaces_inside_of_braces_are_in_no_key_and_all_else_that_is_sent_is(self, parts: Any, data: Any) -> None:
+        def spelled(gap: Any) -> str:
+            return "".join(
+                part
+                if isinstance(part, str)
+                else "{{" + part[0] + gap() + f" {gap()}".join(part[1]) + gap() + part[2] + "}}"
+                for part in parts
+            )
+
+        one, other = spelled(lambda: " "), spelled(lambda: data.draw(spaces))
+        assert normal_form(one) == normal_form(other)
+        fields = {"a": "A", "b": {"c": "C"}}
+        assert template(normal_form(one)).render(fields) == template(one).render(fields)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("{{ a }} b", "{{ a }}  b"),
+            ("{{ a }}\n", "{{ a }}"),
+            ("{{ 'x y' }}", "{{ 'x  y' }}"),
+            ("{{ a }}", "{% raw %}{{ a }}{% endraw %}"),
+            ("{{ a -}} b", "{{ a }} b"),
+        ],
+    )
+    def test_what_renders_differently_has_another_key(self, one: str, other: str) -> None:
+        assert normal_form(one) != normal_form(other)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ({"prompt": "{{ question }}"}, {"prompt": "{{question}}"}),
+            ({"prompt": "{{ question | upper }}"}, {"prompt": "{{question|upper}}"}),
+            ({"system": "{% if question %}x{% endif %}"}, {"system": "{%if question  %}x{%endif%}"}),
+            ({"follow_ups": ["{{ question }}"]}, {"follow_ups": ["{{question}}"]}),
+            ({"history": "[ ]"}, {"history": "[]"}),
+            ({"target": {**MODEL, "params_from": "{'a': 1}"}}, {"target": {**MODEL, "params_from": "{ 'a' : 1 }"}}),
+            (
+                {"target": {"http": "http://h", "request": {"q": "{{ prompt }}"}}},
+                {"target": {"http": "http://h", "request": {"q": "{{prompt}}"}}},
+            ),
+            ({"graders": [{"type": "exact"}]}, {"graders": [{"type": "exact", "expected": "{{expected}}"}]}),
+            (
+                {"graders": [{"type": "exact", "where": "question == 'x'"}]},
+                {"graders": [{"type": "exact", "where": "question=='x'"}]},
+            ),
+        ],
+        ids=["prompt", "filter", "statement", "follow-up", "expression", "params", "request", "grader", "where"],
+    )
+    def test_an_eval_that_is_only_spelled_differently_is_the_same_run(
+        self, tmp_path: Path, one: Any, other: Any
+    ) -> None:
+        assert who(tmp_path / "one", **one).id == who(tmp_path / "other", **other).id

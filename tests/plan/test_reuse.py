@@ -143,7 +143,7 @@ class TestRows:
         [
             (lambda old: old + rows(2, ids="id" in old[0], start=90), 2),
             (lambda old: rows(1, ids="id" in old[0], start=91) + old, 1),
-            (lambda old: [{**old[0], "question": "edited"}, old[1], {**old[2], "expected": "edited"}, *old[3:]], 2),
+            (lambda old: [{**old[0], "question": "edited"}, old[1], {**old[2], "question": "too"}, *old[3:]], 2),
             (lambda old: old[::-1], 0),
             (lambda old: old[1:], 0),
             (lambda old: old, 0),
@@ -161,6 +161,46 @@ class TestRows:
         assert metrics(again.run)["outputs"] == len(lab.rows), "and the report is over all of them"
         order = [entry["output"] for entry in json.loads((again.run / "results.json").read_text())["trials"]]
         assert order == [row["question"] for row in lab.rows], "in the dataset's order"
+
+    @pytest.mark.parametrize(
+        ("change", "graded"),
+        [
+            (lambda row: {**row, "expected": "corrected"}, {"correct": 1, "length": 1}),
+            (lambda row: {**row, "note": "seen"}, {"correct": 1, "length": 1}),
+            (lambda row: {"expected": row["expected"], "question": row["question"], "id": row["id"]}, {}),
+        ],
+        ids=["expected", "a field that nobody names", "order of fields"],
+    )
+    def test_fields_that_only_graders_read_are_graded_again_and_call_nobody(
+        self, ran: Lab, change: Any, graded: dict[str, int]
+    ) -> None:
+        before, ran.rows[2] = only_run(ran), change(ran.rows[2])
+        plan = ran.eval("--dry-run").out
+        assert ("1 row changed in fields that only graders read" in plan) == bool(graded)
+        again = ran.eval()
+        assert (again.work, again.judged) == ((0, graded), 0), "the judge sees neither field"
+        assert ran.eval().work == (0, {}), "and once is enough"
+        if graded:
+            remove(before)
+        assert ran.eval().work == (0, {}), "the run has all that it needs"
+
+    def test_a_corrected_label_counts_in_the_numbers_and_the_earlier_run_keeps_its_own(self, ran: Lab) -> None:
+        first = only_run(ran)
+        before = metrics(first)["metrics"]["correct"]["score"]
+        wrong = next(row for row in ran.rows if row["expected"] != row["question"])
+        wrong["expected"] = wrong["question"]
+        again = ran.eval()
+        assert metrics(again.run)["metrics"]["correct"]["score"] == pytest.approx(before + 1 / ROWS)
+        assert metrics(first)["metrics"]["correct"]["score"] == before
+        shown = holdfast("show", first, wrong["id"], "--json", cwd=ran.folder).stdout
+        assert wrong["question"] in shown and '"failed"' in shown
+
+    def test_a_field_that_the_judge_reads_asks_the_judge_again(self, lab: Lab) -> None:
+        lab.spec["graders"][2]["rubric"] = "as right as {{ expected }}"
+        lab.eval()
+        lab.rows[0]["expected"] = "corrected"
+        again = lab.eval()
+        assert (again.asked, again.judged) == (0, 1)
 
     def test_a_row_whose_id_changes_is_another_row(self, ran: Lab) -> None:
         ran.rows[0]["id"] = "renamed"

@@ -399,3 +399,43 @@ def test_a_lent_index_that_is_damaged_is_not_used(folder: Folder) -> None:
     assert index_of(index) == expected
     run.load(repair=True)
     assert run.load(repair=False).origin and not lent.exists(), "cached again, as a whole"
+
+
+@pytest.mark.parametrize("index_bytes", [None, "1000000"], ids=["index read", "index cached"])
+def test_rows_that_change_for_graders_alone_are_copied_and_ask_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_bytes: str | None
+) -> None:
+    if index_bytes is not None:
+        monkeypatch.setenv("HOLDFAST_INDEX_BYTES", index_bytes)
+    folder = Folder(tmp_path)
+    script = tmp_path / "answer.sh"
+    script.write_text('#!/bin/sh\necho "$1" >> asked\nprintf "%s %09000d" "$1" 0\n')
+    script.chmod(0o755)
+    keys = {
+        "target": {"command": ["./answer.sh", "{{ prompt }}"], "proxy": False},
+        "graders": [{"type": "text", "name": "right", "contains": "{{ label }}"}],
+    }
+
+    def write(**labels: str) -> None:
+        folder.write(questions(), **keys)
+        rows = [{**row, "label": labels.get(row["id"], "question")} for row in lines(tmp_path / "rows.jsonl")]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write()
+    folder.eval()
+    assert folder.asked() == ROWS
+    write(s3="answer", s70="answer")
+    plan = folder.eval("--dry-run")
+    assert f"{ROWS - 2} reused, 2 to grade (2 rows changed in fields that only graders read)" in plan
+    folder.eval()
+    assert folder.asked() == 0
+    borrower = folder.runs[-1]
+    assert_shared(borrower)
+    assert [line["sample"] for line in lines(borrower / "outputs.jsonl")] == ["s3", "s70"]
+    assert metrics(borrower)["metrics"]["right"]["failed"] == 2
+    shutil.rmtree(folder.runs[0])
+    assert "to run" not in folder.eval("--dry-run") and folder.asked() == 0
+    trials = {trial.output.sample: trial for trial in RunView(RunDir(borrower)).trials()}
+    assert (
+        len(trials) == ROWS and trials["s3"].grades[0].status == "failed" and trials["s3"].fields["label"] == "answer"
+    )

@@ -201,6 +201,7 @@ class TestTable:
 def many_values(count: int, graders: int) -> Metrics:
     """Numbers of a run with so many values of a field, whose names are long."""
     from holdfast.report.tally import Tally, UsageTally
+    from holdfast.store.answers import Answers
     from holdfast.store.metrics import RunTiming, ValueMetrics
 
     tally = Tally(1)
@@ -217,6 +218,7 @@ def many_values(count: int, graders: int) -> Metrics:
         trials=1,
         total=count,
         outputs=count,
+        answers=Answers(whole=count),
         graded=count,
         coverage=1.0,
         score=0.0,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.errors import ConfigError
-from holdfast.report.paired import cluster_sums, gaps, paired_difference
+from holdfast.report.paired import cluster_parts, gaps, paired_difference
 from holdfast.report.tally import Tally
 from tests.support.lazy import LazyModule
 from tests.support.running import lines
@@ -62,7 +62,8 @@ def test_a_paired_difference_over_clusters_of_one_is_the_plain_one(rows: list[tu
     assert plain is not None and alone is not None
     assert alone.stderr == pytest.approx(plain.stderr) and alone.mean == plain.mean
     clusters = {str(number): str(cluster) for number, (cluster, _) in enumerate(rows)}
-    assert sum(cluster_sums(gaps(first, second), clusters)) == pytest.approx(sum(gaps(first, second).values()))
+    sums, sizes = zip(*cluster_parts(gaps(first, second), clusters), strict=True)
+    assert sum(sums) == pytest.approx(sum(gaps(first, second).values())) and sum(sizes) == len(first)
 
 
 def answer(question: str) -> str:

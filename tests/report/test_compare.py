@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import random
+import re
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from holdfast.report.paired import gaps, holm, mcnemar, paired_difference, sign_flip
+from holdfast.pages.environment import environment
+from holdfast.report.compare import ScoredRun, compare_metric, compare_scores, read_scores
+from holdfast.report.paired import (
+    LEAST_P,
+    LEVEL,
+    gaps,
+    holm,
+    mcnemar,
+    mcnemar_less,
+    paired_difference,
+    sign_flip,
+    sign_flip_less,
+)
+from holdfast.report.pairs import metric_pair
+from holdfast.report.run_view import RunView
+from holdfast.store.rundir import RunDir
 from tests.support.lazy import LazyModule
 from tests.support.patterns import CORRECT, POINTS, answered, finished_run
 from tests.support.running import lines
@@ -49,20 +70,62 @@ def test_sign_flip_is_scipys_permutation_test(seed: int) -> None:
     assert sign_flip(differences) == pytest.approx(permuted(differences), abs=1e-12)
 
 
-def test_sign_flip_draws_for_more_samples_and_is_close_and_the_same_every_time() -> None:
-    chance = random.Random(3)
-    differences = [chance.gauss(0.4, 1) for _ in range(17)]
-    exact = permuted(differences)
-    assert 0.01 < exact < 0.5, "a p-value that could be missed"
-    assert sign_flip(differences) == pytest.approx(exact, abs=0.02)
+def signed_sums(sizes: list[int]) -> dict[int, int]:
+    """Return how many combinations of signs give each sum."""
+    sums = Counter({0: 1})
+    for size in sizes:
+        sums = Counter(
+            {total: sums[total - size] + sums[total + size] for total in {t + s * size for t in sums for s in (1, -1)}}
+        )
+    return sums
+
+
+@pytest.mark.parametrize(("steps", "count"), [(1, 15), (1, 300), (2, 40), (4, 120), (10, 60), (12, 30)])
+@pytest.mark.parametrize("shift", [0.0, 0.25])
+def test_sign_flip_is_exact_for_scores_that_come_in_steps(steps: int, count: int, shift: float) -> None:
+    chance = random.Random(steps * count)
+    units = [round(steps * max(-1.0, min(1.0, chance.gauss(shift, 0.5)))) for _ in range(count)]
+    differences = [unit / steps for unit in units]
+    sums, observed = signed_sums(units), sum(units)
+    two_sided = sum(ways for total, ways in sums.items() if abs(total) >= abs(observed))
+    lower = sum(ways for total, ways in sums.items() if total <= observed)
+    assert sign_flip(differences) == pytest.approx(two_sided / 2**count, abs=1e-11)
+    assert sign_flip_less(differences) == pytest.approx(lower / 2**count, abs=1e-11)
+    opposite = sign_flip_less([-gap for gap in differences])
+    equal = sums[observed] / 2**count
+    assert sign_flip_less(differences) + opposite == pytest.approx(1 + equal, abs=1e-11)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sign_flip_of_other_scores_is_close_and_the_same_every_time(seed: int) -> None:
+    chance = random.Random(seed)
+    differences = [chance.gauss(0.3, 1) ** (1 + 2 * (seed % 2)) for _ in range(17)]
+    assert sign_flip(differences) == pytest.approx(permuted(differences), rel=0.03)
     assert sign_flip(differences) == sign_flip(differences)
+    small = [gap * 1e-5 for gap in differences]
+    assert sign_flip(small) == pytest.approx(sign_flip(differences), rel=1e-6), "the scale makes no difference"
 
 
-def test_sign_flip_is_the_normal_limit_for_very_many_samples() -> None:
+def test_sign_flip_has_the_normal_limit() -> None:
     chance = random.Random(5)
     differences = [chance.gauss(0.02, 1) for _ in range(6_000)]
     z = sum(differences) / np.sqrt(np.square(differences).sum())
-    assert sign_flip(differences) == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-6)
+    assert sign_flip(differences) == pytest.approx(2 * stats.norm.sf(abs(z)), rel=0.01)
+
+
+def test_a_p_value_is_never_0_and_one_at_the_limit_is_shown_as_a_bound() -> None:
+    for differences in ([1.0] * 2_000, [0.3, 0.31, 0.7] * 700, [-0.001] * 10_000):
+        assert sign_flip(differences) == LEAST_P
+    assert mcnemar(0, 3_000) == mcnemar_less(0, 3_000) == LEAST_P
+    row = compare_metric("m", {f"{n}": [1.0] for n in range(99)}, {f"{n}": [0.5] for n in range(99)})
+    assert row is not None and row.p_text == "< 1e-12"
+
+
+def test_tests_of_very_many_samples_take_no_draws() -> None:
+    """A million flips, and a hundred thousand scores: enumerating or drawing would not end."""
+    assert 0.8 < mcnemar(499_900, 500_100) < 0.9
+    chance = random.Random(1)
+    assert sign_flip([chance.gauss(0.01, 0.5) for _ in range(100_000)]) < 1e-6
 
 
 def test_no_difference_at_all_is_no_evidence() -> None:
@@ -96,6 +159,11 @@ def test_the_paired_interval_is_numpys_with_trials_averaged_first() -> None:
     assert (difference.mean, difference.low, difference.high) == pytest.approx((differences.mean(), low, high))
     power = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
     assert difference.detectable == pytest.approx(power * stats.sem(differences))
+    corrected = difference.corrected(sign_flip(list(differences)), 3)
+    ends = stats.t.interval(1 - 0.05 / 3, 19, differences.mean(), stats.sem(differences))
+    assert (corrected.low, corrected.high) == pytest.approx(ends)
+    power = stats.norm.ppf(1 - 0.025 / 3) + stats.norm.ppf(0.8)
+    assert corrected.detectable == pytest.approx(power * stats.sem(differences))
 
 
 def test_an_interval_ends_where_scores_do() -> None:
@@ -134,6 +202,51 @@ def weak(place: Path) -> Path:
 def near(place: Path) -> Path:
     """Samples s0 to s15 and 6 others: of the shared ones, 15 right."""
     return finished_run(place / "near", answered(15, 1) | {f"new{number}": "no" for number in range(6)})
+
+
+scores = st.sampled_from([0.0, 1.0]) | st.sampled_from([0.0, 0.3, 0.5, 1.0]) | st.floats(0, 1)
+pairs = st.lists(
+    st.tuples(st.lists(scores, min_size=1, max_size=2), scores, st.integers(0, 3)), min_size=1, max_size=40
+)
+
+
+def ends(text: str) -> tuple[float, ...]:
+    """Return the ends of an interval as a reader sees them."""
+    return tuple(float(end) for end in re.findall(r"[+-][\d.]+(?:e-\d+)?", text))
+
+
+@given(pairs, st.booleans(), st.sampled_from([1, 1, 3, 20]))
+@settings(max_examples=300)
+def test_an_interval_never_contradicts_its_verdict(strong: Path, rows: Any, clustered: bool, lift: int) -> None:
+    """In the terminal, as JSON, and on pages: 0 is outside exactly if the first is called higher or lower."""
+    run = read_scores(RunView(RunDir(strong)))
+    groups = {f"s{number}": f"{group}" for number, (_, _, group) in enumerate(rows)}
+
+    def scored(side: int) -> ScoredRun:
+        values = {name: row[side] if side == 0 else [row[side] / lift] for name, row in zip(groups, rows, strict=True)}
+        keys = {name: [name] for name in groups}
+        clusters = {name: group for name, group in groups.items() if group != "3"} if clustered else {}
+        by = {"group": groups}
+        return replace(run, scores={"correct": values}, passes={"correct": values}, keys=keys, by=by, clusters=clusters)
+
+    comparison = compare_scores(scored(0), scored(1))
+    (breakdown,) = comparison.by
+    together = [row for listed in breakdown.values.values() for row in listed]
+    shown_on_pages: Any = environment().get_template("comparison.html").module
+    for row, comparisons in [*((row, 1) for row in comparison.metrics), *((row, len(together)) for row in together)]:
+        pair = metric_pair(row)
+        assert pair.comparisons == comparisons and pair.adjusted == min(1.0, pair.p_value * comparisons)
+        differs = pair.verdict in ("higher", "lower")
+        assert differs == (pair.adjusted < LEVEL)
+        page = str(shown_on_pages.difference(pair))
+        assert row.interval in page and (row.p_text in html.unescape(page))
+        if pair.low is None or pair.high is None:
+            assert not differs and pair.difference == 0
+            continue
+        assert pair.low <= pair.difference <= pair.high
+        for low, high in ((pair.low, pair.high), ends(row.interval)):
+            assert (low > 0 or high < 0) == differs
+            assert (low > 0) == (pair.verdict == "higher")
 
 
 @pytest.fixture
@@ -286,9 +399,9 @@ def test_several_metrics_are_corrected_and_scores_are_flipped_by_sample(compare:
     assert rows["points"]["p_value"] == pytest.approx(permuted(list(means[0] - means[1])))
     assert rows["points"]["difference"] == pytest.approx((means[0] - means[1]).mean())
     assert rows["even"]["test"] == "sign-flip permutation"  # two trials of a sample are not two samples
-    adjusted = holm([row["p_value"] for row in rows.values()])
-    assert [row["adjusted"] for row in rows.values()] == pytest.approx(adjusted)
-    assert adjusted != [row["p_value"] for row in rows.values()]
+    for row in rows.values():
+        assert row["adjusted"] == pytest.approx(min(1.0, 3 * row["p_value"])) and row["comparisons"] == 3
+    assert "corrected for 3 comparisons (Bonferroni)" in compare(first, second).out
 
 
 def test_what_cannot_be_compared_is_refused(compare: Any, strong: Path, tmp_path: Path) -> None:

@@ -29,8 +29,14 @@ def base(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def worse(place: Path) -> Path:
-    """A run over the samples of `base` with 6 right answers: 25 % lower."""
-    return finished_run(place / "worse", answered(6, 4))
+    """A run over the samples of `base` with 2 right answers: 75 % lower, which is more than chance."""
+    return finished_run(place / "worse", answered(2, 8))
+
+
+@pytest.fixture(scope="module")
+def lower(place: Path) -> Path:
+    """A run over the samples of `base` with 6 right answers, which 10 samples do not show to be worse."""
+    return finished_run(place / "lower", answered(6, 4))
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +71,67 @@ def test_a_run_that_is_no_worse_passes(gate: Any, base: Path, worse: Path) -> No
 def test_a_run_that_is_worse_is_a_regression(gate: Any, base: Path, worse: Path) -> None:
     ended = gate(worse, "--baseline", base)
     assert ended.code == 1
+    assert ended.out.splitlines() == [
+        "FAIL  correct  worse: 0.800 → 0.200, −60.0 points (−85.7 – −14.3), p 0.0156",
+        "gate failed",
+    ]
+
+
+def test_too_few_samples_cannot_tell_and_the_gate_says_how_many_would_do(gate: Any, base: Path, lower: Path) -> None:
+    ended = gate(lower, "--baseline", base)
+    assert ended.code == 0
+    assert ended.out.splitlines() == [
+        "warn  correct  cannot tell: 0.800 → 0.600, −20.0 points (−47.2 – +13.9)",
+        "               10 samples show a loss of 41.4 points at best; 2 points need 4,294",
+        "gate passed",
+    ]
+    assert gate(lower, "--baseline", base, "--inconclusive", "fail").code == 1
+    assert gate(lower, "--baseline", base, "--max-drop", "50").code == 0
+    assert gate(lower, "--baseline", base, "--max-drop", "50", "--inconclusive", "fail").code == 0
+    # With less confidence, the same difference is a loss.
+    assert gate(lower, "--baseline", base, "--confidence", "0.7").code == 1
+
+
+def test_the_same_outputs_are_not_worse_however_few_they_are(gate: Any, base: Path) -> None:
+    ended = gate(base, "--baseline", base, "--inconclusive", "fail")
+    assert ended.out.splitlines() == [
+        "ok    correct  not worse: 0.800 → 0.800, the same outputs of 10 samples",
+        "gate passed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-drop", "0.5"], "0.5 is ambiguous: write 0.5pt or 50pt"),
+        (["--max-drop", "-1"], "'-1' is not a difference: write 2pt for 2 points, or 0.02"),
+        (["--max-drop", "2%"], "'2%' is not a difference"),
+        (["--max-drop", "2", "--max-regression-pct", "2"], "exclude each other"),
+        (["--confidence", "95"], "confidence 95 is not between 0.5 and 1"),
+        (["--inconclusive", "maybe"], "--inconclusive"),
+    ],
+)
+def test_wrong_settings_are_usage_errors(gate: Any, base: Path, options: list[str], message: str) -> None:
+    ended = gate(base, "--baseline", base, *options)
+    assert ended.code == 2 and message in ended.err and ended.out == ""
+
+
+def test_settings_of_a_baseline_need_one(gate: Any, base: Path) -> None:
+    for option in ("--max-drop", "--max-regression-pct"):
+        ended = gate(base, "--min", "correct=0.5", option, "2")
+        assert ended.code == 2 and "need --baseline" in ended.err
+
+
+def test_a_percentage_says_that_it_tests_nothing(gate: Any, base: Path, lower: Path) -> None:
+    ended = gate(lower, "--baseline", base, "--max-regression-pct", "0")
+    assert ended.code == 1
     assert "FAIL  correct 0.8 → 0.6, 25.0 % lower (allowed: 0 %)" in ended.out.splitlines()
-    assert ended.out.endswith("gate failed\n")
+    assert "tests nothing: the same system measured twice would fail in about 36 % of cases" in " ".join(
+        ended.err.split()
+    )
 
 
-@pytest.mark.parametrize(("allowed", "code"), [("24.99", 1), ("25", 0), ("25.01", 0), ("0", 1), ("100", 0)])
+@pytest.mark.parametrize(("allowed", "code"), [("74.99", 1), ("75", 0), ("75.01", 0), ("0", 1), ("100", 0)])
 def test_a_metric_may_fall_by_as_much_as_is_allowed_and_no_more(
     gate: Any, base: Path, worse: Path, allowed: str, code: int
 ) -> None:
@@ -90,15 +152,16 @@ def test_a_baseline_of_zero_cannot_be_fallen_below(gate: Any, base: Path, tmp_pa
 
 def test_every_metric_is_checked_and_so_is_passing_all_of_them(gate: Any, tmp_path: Path) -> None:
     graders = [*CORRECT, {"type": "text", "name": "short", "regex_match": ["^.{0,3}$"]}]
-    first = finished_run(tmp_path / "first", {"a": "yes", "b": "yes"}, graders=graders)
-    second = finished_run(tmp_path / "second", {"a": "yes", "b": "yes indeed"}, graders=graders)
+    names = [f"s{number}" for number in range(12)]
+    first = finished_run(tmp_path / "first", dict.fromkeys(names, "yes"), graders=graders)
+    second = finished_run(tmp_path / "second", dict.fromkeys(names, "yes indeed") | {"s0": "yes"}, graders=graders)
     results = checks(gate, second, "--baseline", first)
     assert {name: passed for name, (passed, _) in results.items()} == {
         "correct": False,
         "short": False,
         "passed": False,
     }
-    assert "passed 1 → 0.5" in results["passed"][1]
+    assert "passed worse: 1.000 → 0.083" in results["passed"][1] and "(Holm)" in results["passed"][1]
 
 
 def test_checkpoints_are_metrics_like_any_other(gate: Any, tmp_path: Path) -> None:
@@ -109,7 +172,7 @@ def test_checkpoints_are_metrics_like_any_other(gate: Any, tmp_path: Path) -> No
     }
     first = finished_run(tmp_path / "first", {"a": "yes", "b": "yes"}, **keys)
     second = finished_run(tmp_path / "second", {"a": "yes", "b": "no"}, **keys)
-    results = checks(gate, second, "--baseline", first)
+    results = checks(gate, second, "--baseline", first, "--max-regression-pct", "0")
     assert results["checkpoint@1/kind"][0] is False and results["end"][0] is True
     assert "checkpoint@1/kind 1 → 0.5" in results["checkpoint@1/kind"][1]
     for minimum, code in (("0.5", 0), ("0.51", 1)):
@@ -148,8 +211,10 @@ def test_accepted_errors_do_not_hide_what_has_become_worse(gate: Any, base: Path
     run = finished_run(tmp_path / "errors", answers, flags=("--accept-errors",), limits={"retries": 0})
     results = checks(gate, run, "--baseline", base)
     assert results["correct"][0] is True
-    assert results["coverage"] == (False, "coverage 1 → 0.8, 20.0 % lower (allowed: 0 %)")
+    assert results["coverage"] == (False, "coverage 1 → 0.8, 20 points lower (allowed: 2 points)")
     assert gate(run, "--baseline", base, "--max-regression-pct", "20").code == 0
+    allowed = gate(run, "--baseline", base, "--max-drop", "20")
+    assert allowed.code == 0 and "warn  coverage 1 → 0.8, 20 points lower (allowed: 20 points)" in allowed.out
     assert "coverage" not in checks(gate, base, "--baseline", run)
 
 
@@ -207,7 +272,7 @@ def test_an_invalid_minimum_is_a_usage_error(gate: Any, base: Path, minimum: str
 
 
 def test_an_unknown_metric_is_answered_with_the_known_ones(gate: Any, base: Path) -> None:
-    assert "This run has: correct, score, passed, coverage." in gate(base, "--min", "corect=0.5").err
+    assert "This run has: correct, score, passed, coverage, whole, graded." in gate(base, "--min", "corect=0.5").err
 
 
 # Golden samples
@@ -321,12 +386,20 @@ def test_markdown_is_a_table(gate: Any, base: Path, worse: Path) -> None:
     ended = gate(worse, "--baseline", base, "--golden", "s0", "--format", "markdown")
     assert ended.code == 1
     assert ended.out.splitlines() == [
-        "**Gate failed**",
+        "<!-- holdfast:e -->",
+        f"### ❌ e: gate failed (baseline `agent.py:reply {base.name.rpartition('-')[2]}`)",
+        "",
+        "| | metric | baseline | this run | difference | verdict |",
+        "|---|---|---|---|---|---|",
+        "| ❌ | correct | 80.0 % | 20.0 % | −60.0 (−85.7 – −14.3) | **worse** |",
         "",
         "| | check | |",
         "|---|---|---|",
-        "| ✓ | golden s0 | golden sample s0 passes |",
-        "| ✗ | correct | correct 0.8 → 0.6, 25.0 % lower (allowed: 0 %) |",
+        "| ✅ | golden s0 | golden sample s0 passes |",
+        "",
+        "`correct`: 6 samples fell, 0 rose.",
+        "",
+        "A system that did not change is red in at most 5 % of gates.",
     ]
 
 
@@ -334,7 +407,7 @@ def test_github_gets_an_annotation_for_each_failure(gate: Any, base: Path, worse
     ended = gate(worse, "--baseline", base, "--golden", "s0", "--format", "github")
     assert ended.code == 1
     failure, summary = ended.out.splitlines()
-    assert failure.startswith("::error title=holdfast gate::correct 0.8 → 0.6, 25.0")
+    assert failure.startswith("::error title=holdfast gate::correct worse: 0.800 → 0.200, −60.0 points")
     assert summary == "::notice title=holdfast gate::gate failed, 2 checks"
     passed = gate(base, "--baseline", base, "--format", "github")
     assert passed.code == 0 and passed.out == "::notice title=holdfast gate::gate passed, 1 check\n"
@@ -357,7 +430,7 @@ def test_names_with_special_characters_break_no_format(gate: Any, tmp_path: Path
     name = "a|b\n::c%"
     run = finished_run(tmp_path / "odd", {name: "no"})
     markdown = gate(run, "--golden", name, "--format", "markdown").out.splitlines()
-    assert len(markdown) == 5 and markdown[-1].replace("\\|", "").count("|") == 4
+    assert len(markdown) == 6 and markdown[-1].replace("\\|", "").count("|") == 4
     github = gate(run, "--golden", name, "--format", "github").out.splitlines()
     assert len(github) == 2 and "a|b%0A::c%25" in github[0]
 

@@ -89,10 +89,11 @@ class TestCoverage:
         assert (numbers.graders["t"].score, numbers.graders["t"].n) == (0.5, 2)
         assert (numbers.score, numbers.overall.n) == (1.0, 1)
 
-    def test_a_skipped_output_is_covered_but_not_scored(self, evaluate: Any) -> None:
+    def test_a_skipped_output_is_neither_covered_nor_scored(self, evaluate: Any) -> None:
         run = evaluate("a", "b", graders=["undecided"])
         numbers = run.metrics
-        assert run.finished and numbers.coverage == 1
+        assert run.finished and (numbers.coverage, numbers.graded) == (0.5, 1)
+        assert numbers.notices == ["undecided skipped 1 of 2 trials: they have no verdict and no score"]
         assert (numbers.graders["undecided"].skipped, numbers.graders["undecided"].n, numbers.score) == (
             1,
             1,

@@ -42,7 +42,7 @@ samples = st.lists(st.lists(scores, min_size=1, max_size=2), max_size=30)
 def test_counted_scores_give_the_numbers_of_listed_ones(rows: Any, most: int) -> None:
     def summary(limit: int) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tally, "_MOST_PAIRS", limit)
+            patch.setattr(tally, "_MOST_MEANS", limit)
             verdicts = Tally(2)
             for row in rows:
                 verdicts.add([("passed" if score else "failed", score) for score in row])

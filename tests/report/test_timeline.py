@@ -99,6 +99,7 @@ class TestOneTrial:
             "    return {'score': 1.0, 'feedback': words}\n"
         )
         lab.spec["graders"].append({"type": "python", "name": "mood", "function": "mood.py:mood"})
+        lab.spec["files"] = ["!words.txt"]
         (tmp_path / "words.txt").write_text("fine")
         run = lab.eval().run
         (tmp_path / "words.txt").write_text("better")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ from holdfast.report.stats import quantile
 from holdfast.report.tally import UsageTally
 from holdfast.report.verdicts import Judged, JudgedOutput, judge_output
 from holdfast.spec.load import load_eval
+from holdfast.store.answers import ANSWER_CLASSES
 from holdfast.store.index import read_output, read_output_head
 from holdfast.store.lines import LineRef
 from holdfast.store.metrics import Results
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from holdfast.plan.identity import RunIdentity
-    from holdfast.store.metrics import GraderMetrics, ValueMetrics
     from holdfast.store.records import GradeStatus
     from holdfast.store.rundir import RunDir
 
@@ -123,12 +124,11 @@ def append(path: Path, data: bytes) -> None:
 
 def make_output(identity: RunIdentity, position: int, trial: int, usages: Sequence[Usage], rng: Random) -> Output:
     survey, usage = identity.survey, rng.choice(usages)
-    sample = "sha256:" + survey.digest_at(position).hex()
+    asked, row = "sha256:" + survey.asked_at(position).hex(), survey.row_text(position)
     text = rng.choice(["yes", 'say "no"\n\t\\', "über\x00\x7f \U0001f600", "x" * rng.randrange(20_000)])
     messages = [{"role": "assistant", "content": text}]
-    keys = identity.work.keys_of(sample, trial, typed=survey.is_typed(position))
     return Output(
-        key=rng.choice([*keys, generation_key(sample, trial, identity.work.digest)]),  # the last may count for no row
+        key=identity.work.key(asked, trial),
         sample=f"s{position}",
         trial=trial,
         attempt=1,
@@ -136,10 +136,12 @@ def make_output(identity: RunIdentity, position: int, trial: int, usages: Sequen
         output=text,
         turns=1,
         stop="stop",
+        answer=rng.choice(ANSWER_CLASSES),
         usage=usage,
         timing=Timing(1e9 + position, rng.random() * 9),
         digest="not a digest" if rng.random() < 0.02 else digest([messages, position]),
         marks=[Mark(1, digest([position]), usage=usage, seconds=0.5)] if rng.random() < 0.5 else UNSET,
+        row=row if survey.asked else UNSET,
     )
 
 
@@ -150,7 +152,8 @@ def make_grades(
     assert head is not None
     for number in panel.graders:
         slot, block = identity.work.slots[number], grader_places(identity.spec)[number].block
-        for key in identity.work.grade_keys(output.key, head.ref(LineRef(Path(), 0, 0)), number, panel):
+        key = identity.work.grade_key(output.key, head.ref(LineRef(Path(), 0, 0)), number)
+        if key is not None:
             score, status = rng.choice(SCORES), rng.choice(STATUSES)
             yield Grade(
                 key=output.key,
@@ -176,10 +179,9 @@ class Numbers(NamedTuple):
     """Results and numbers that were computed trial by trial."""
 
     results: bytes
-    graders: dict[str, GraderMetrics]
-    ungraded: dict[str, int]
-    overall: GraderMetrics | None
-    by: dict[str, dict[str, ValueMetrics]]
+    whole: RowsTally
+    by: dict[str, dict[str, RowsTally]]
+    answers: Counter[str]
     usage: Usage
     judge_usage: Usage
     seconds: float
@@ -192,13 +194,12 @@ def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
     whole = RowsTally(places, spec.trials)
     by = {name: {value: RowsTally(places, spec.trials) for value in groupings[name].values} for name in spec.by}
     usage, judges, seconds = UsageTally(), UsageTally(), []
-    entries = []
+    entries, answers = [], Counter[str]()
     for position in range(survey.count):
         values = {name: groupings[name].values[groupings[name].number_at(position)] for name in groupings}
         panel, judged, outputs = survey.panels.panel_at(position), [], 0
         for trial in range(1, spec.trials + 1):
-            sample, typed = "sha256:" + survey.digest_at(position).hex(), survey.is_typed(position)
-            key = identity.work.key(sample, trial, index.outputs, *index.begun, typed=typed)
+            key = identity.work.key("sha256:" + survey.asked_at(position).hex(), trial)
             ref, each = index.outputs.get(key), JudgedOutput({}, "error", None)
             if ref is not None:
                 outputs += 1
@@ -216,6 +217,7 @@ def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
                 "key": key,
                 "status": each.status,
                 "score": each.score,
+                "answer": None if ref is None else read_output(ref).answer,
                 "output": None if ref is None else read_output(ref).output,
                 "grades": {places[n].name: {"status": v.status, "score": v.score} for n, v in verdicts.items()},
             }
@@ -224,6 +226,7 @@ def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
             if spec.cluster is not None:
                 entry["cluster"] = values[spec.cluster]
             entries.append(msgspec.json.encode(entry))
+            answers[entry["answer"] or "errors"] += 1
         cluster = None if spec.cluster is None else groupings[spec.cluster].number_at(position)
         row = Row(panel, judged, outputs, cluster)
         for tally in [whole, *[by[name][values[name]] for name in spec.by]]:
@@ -231,10 +234,9 @@ def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
     head = msgspec.json.encode({"schemaVersion": SCHEMA_VERSION, "run": identity.id, "eval": spec.name})
     return Numbers(
         head[:-1] + b',"trials":[\n' + b",\n".join(entries) + b"\n]}\n",
-        {place.name: whole.grader_metrics(number) for number, place in enumerate(places)},
-        {place.name: whole.looked_at[number] - whole.decided(number) for number, place in enumerate(places)},
-        whole.overall.summary() if places else None,
-        {name: {value: tally.value_metrics() for value, tally in tallies.items()} for name, tallies in by.items()},
+        whole,
+        by,
+        answers,
         usage.summary(),
         judges.summary(),
         quantile(sorted(seconds), 0.5),
@@ -243,8 +245,8 @@ def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
 
 LIMITS = (
     {},
-    {"trials._BATCH": 7, "trials._MOST_JUDGED": 4, "tally._MOST_PAIRS": 2},
-    {"trials._BATCH": 16, "trials._BATCH_BYTES": 1 << 14, "metrics._MOST_EQUAL": 4, "tally._MOST_PAIRS": 2},
+    {"trials._BATCH": 7, "trials._MOST_JUDGED": 4, "tally._MOST_MEANS": 2},
+    {"trials._BATCH": 16, "trials._BATCH_BYTES": 1 << 14, "metrics._MOST_EQUAL": 4, "tally._MOST_MEANS": 2},
     {"trials._BATCH_BYTES": 1, "metrics._MOST_EQUAL": 0, "texts._GAP": 0},
 )
 
@@ -262,18 +264,28 @@ def test_a_report_equals_one_that_is_made_trial_by_trial(
     report = write_report(identity, rundir, rundir.load(repair=False))
     assert rundir.results.read_bytes() == expected.results
     so_far = report_so_far(identity, rundir.load(repair=False))
-    for computed in (report, so_far):
-        assert list(computed.graders) == list(expected.graders)
-        for name, block in expected.graders.items():
-            assert computed.graders[name].to_dict().items() >= block.to_dict().items()
-        assert computed.by == expected.by
+    whole, places = expected.whole, grader_places(identity.spec)
+    for computed, unfinished in ((report, False), (so_far, True)):
+        assert list(computed.graders) == [place.name for place in places]
+        for number, block in enumerate(computed.graders.values()):
+            assert block.to_dict().items() >= whole.grader_metrics(number, so_far=unfinished).to_dict().items()
+        assert computed.by == {
+            name: {value: tally.value_metrics(so_far=unfinished) for value, tally in tallies.items()}
+            for name, tallies in expected.by.items()
+        }
         assert (computed.usage, computed.judge_usage) == (expected.usage, expected.judge_usage)
         assert computed.timing.trial_seconds_p50 == pytest.approx(expected.seconds)
-    assert report.overall == expected.overall
-    assert {name: block.ungraded for name, block in so_far.graders.items()} == expected.ungraded
+    assert report.overall == (whole.overall_metrics(so_far=False) if places else None)
+    for number, block in enumerate(so_far.graders.values()):
+        assert block.ungraded == whole.looked_at[number] - whole.decided(number)
+    for block in [*report.graders.values(), *([report.overall] if report.overall else [])]:
+        assert block.passed + block.failed + block.skipped + block.errors == report.total
+    answers = report.to_dict()["answers"]
+    assert sum(answers.values()) == report.total == so_far.answers.total
+    assert {name: count for name, count in answers.items() if count} == expected.answers
     decoded = msgspec.json.decode(rundir.results.read_bytes(), type=Results)
     assert report.outputs == sum(trial.output is not None for trial in decoded.trials)
-    assert report.graded == (sum(trial.status != "error" for trial in decoded.trials) if report.graders else 0)
+    assert report.graded == sum(trial.status in ("passed", "failed") for trial in decoded.trials)
 
 
 def test_a_damaged_output_stops_the_report_and_is_named(tmp_path: Path) -> None:
@@ -303,7 +315,7 @@ def test_equal_rows_count_as_often_as_they_are_added(tmp_path: Path) -> None:
     together.add(far)
     for each in (near, near, near, far):
         apart.add(each)
-    assert together.value_metrics() == apart.value_metrics()
+    assert together.value_metrics(so_far=False) == apart.value_metrics(so_far=False)
     assert together.looked_at == apart.looked_at == [4, 4]
 
 
@@ -313,5 +325,9 @@ def test_keys_of_many_trials_are_those_of_each() -> None:
     work, grader = digest("work"), digest("grader")
     expected = [generation_key(sample, trial, work) for sample in digests for trial in (1, 2, 3)]
     assert ["sha256:" + key.hex() for key in generation_digests(b"".join(raw), 3, work)] == expected
-    grades = [grade_key(key, output, grader) for key, output in zip(expected, digests, strict=False)]
-    assert ["sha256:" + key.hex() for key in grade_digests(expected[:5], raw, grader)] == grades
+    for rows in (None, [each[:8] for each in raw]):
+        grades = [
+            grade_key(key, output, grader, row=None if rows is None else output[7:23])
+            for key, output in zip(expected, digests, strict=False)
+        ]
+        assert ["sha256:" + key.hex() for key in grade_digests(expected[:5], raw, grader, rows)] == grades

@@ -76,7 +76,7 @@ graders:
      params: {temperature: 1}}
 limits: {concurrency: auto, turn_timeout: 90s, trial_timeout: 1h30m, retries: 2,
          max_cost: 20, token_budget: 1000, max_time: 2h}
-gate: {correct: 0.8, score: 0.5, passed: 0.1}
+gate: {correct: 0.8, score: 0.5, passed: 0.1, baseline: 17ff, max_drop: 3pt, confidence: 0.9, inconclusive: fail}
 prices: {judge: {input: 1, output: 2}}
 """
 
@@ -170,7 +170,9 @@ class TestWhatIsRead:
         limits = spec.limits
         assert (limits.concurrency, limits.turn_timeout, limits.trial_timeout) == ("auto", 90, 5400)
         assert (limits.retries, limits.max_cost, limits.token_budget, limits.max_time) == (2, 20, 1000, 7200)
-        assert spec.gate == {"correct": 0.8, "score": 0.5, "passed": 0.1}
+        assert spec.gate is not None and spec.gate.minima == {"correct": 0.8, "score": 0.5, "passed": 0.1}
+        assert (spec.gate.baseline, spec.gate.max_drop, spec.gate.confidence) == ("17ff", 0.03, 0.9)
+        assert spec.gate.inconclusive == "fail"
         assert (spec.prices["judge"].input, spec.prices["judge"].output) == (1, 2)
 
     @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ class TestWhatIsRead:
 
     def test_omitted_keys_have_the_documented_defaults(self, tmp_path: Path) -> None:
         spec = load(tmp_path)
-        assert (spec.trials, spec.system, spec.gate, spec.limits.retries) == (1, None, {}, 5)
+        assert (spec.trials, spec.system, spec.gate, spec.limits.retries) == (1, None, None, 5)
         assert (spec.limits.turn_timeout, spec.limits.trial_timeout, spec.limits.concurrency) == (120, 600, None)
         assert (spec.target.api_key_env, spec.target.api, spec.target.params) == (None, None, {})
         assert (spec.graders[0].name, spec.graders[0].weight) == ("exact", 1)
@@ -321,6 +323,16 @@ class TestWhatIsRefused:
             ("{model: m}", "{model: m, tools: [{pyton: f}]}", 3, ["target.tools[0].pyton", "did you mean 'python'"]),
             ("name: e", "name: e\ngate: {exat: 0.5}", 2, ["gate.exat: no grader of this name", "did you mean 'exact'"]),
             ("name: e", "name: e\ngate: {exact: high}", 2, ["gate.exact", "'high'"]),
+            ("name: e", "name: e\ngate: {exact: 80}", 2, ["gate.exact: should be less than or equal to 1, not 80"]),
+            (
+                "name: e",
+                "name: e\ngate: {baseline: 12345678}",
+                2,
+                ["gate.baseline: YAML reads the id of this run"],
+            ),
+            ("name: e", "name: e\ngate: {max_drop: 0.5}", 2, ["gate.max_drop: 0.5 is ambiguous: write 0.5pt or 50pt"]),
+            ("name: e", "name: e\ngate: {confidence: 95}", 2, ["gate.confidence: should be less than 1, not 95"]),
+            ("name: e", "name: e\ngate: {inconclusive: x}", 2, ["gate.inconclusive: should be 'pass' or 'fail'"]),
             ("name: e", "name: e\nprices: {m: {input: 1}}", 2, ["prices.m.output: is missing"]),
             ("name: e", "name: e\nschemaVersion: '2.0'", 2, ["schemaVersion", "reads version 1.4, not 2.0"]),
             (
@@ -499,7 +511,8 @@ class TestOverrides:
             ("graders.mine.contains=[x, y]", lambda s: s.graders[1].contains, ["x", "y"]),
             ("graders.mine.weight=0.5", lambda s: s.graders[1].weight, 0.5),
             ("graders=[{type: number}]", lambda s: [g.type for g in s.graders], ["number"]),
-            ("gate.exact=0.9", lambda s: s.gate, {"exact": 0.9}),
+            ("gate.exact=0.9", lambda s: s.gate.minima, {"exact": 0.9}),
+            ("gate.baseline=5e031122", lambda s: s.gate.baseline, "5e031122"),
             ("system=", lambda s: s.system, None),
             ("samples.0.question=new=question", lambda s: s.samples[0]["question"], "new=question"),
             ("target.version=2024-01-02", lambda s: s.target.version, "2024-01-02"),

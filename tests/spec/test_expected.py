@@ -11,7 +11,7 @@ from holdfast.errors import AttemptError, ConfigError
 from holdfast.report.run_view import RunView
 from holdfast.store.rundir import RunDir
 from tests.support.running import lines
-from tests.support.specs import grade, load, who
+from tests.support.specs import grade, load
 
 CITIES = ["Paris", "City of Paris"]
 
@@ -125,73 +125,6 @@ class TestFeedback:
         assert words in grade(tmp_path, block, "Rome", expected=CITIES, bad="Rome").feedback
 
 
-ROWS = [
-    {"id": "list", "expected": ["said", "x"]},
-    {"id": "text", "expected": "said"},
-    {"id": "null", "expected": None},
-    {"id": "number", "expected": 5},
-]
-
-
-def evaluate(folder: Path, rows: Any = ROWS, **keys: Any) -> Any:
-    keys = {"graders": [{"type": "exact"}], "accept_errors": True, **keys}
-    target = {"command": ["echo", "said"]}
-    return holdfast.evaluate(name="e", samples=rows, prompt="p", target=target, runs_dir=folder / "runs", **keys)
-
-
-def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare and name grades as before lists had a meaning."""
-    monkeypatch.setattr("holdfast.spec.grader_schema.GraderBlock.reads_as_before", lambda *_: True)
-    monkeypatch.setattr("holdfast.graders.expected.alternatives", lambda _, fields, **__: [str(fields["expected"])])
-
-
-class TestEarlierVerdicts:
-    def test_only_verdicts_based_on_a_repr_are_graded_again(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with monkeypatch.context() as patch:
-            as_before(patch)
-            before = evaluate(tmp_path)
-        assert [entry["score"] for entry in lines(before.path / "grades.jsonl")] == [0, 1, 0, 0]
-        assert [len(trial.grades) for trial in RunView(RunDir(before.path)).trials()] == [1, 1, 1, 1]
-        now = evaluate(tmp_path)
-        assert now.path != before.path and all("source" in entry for entry in lines(now.path / "outputs.jsonl"))
-        grades = {entry["sample"]: (entry["score"], "source" in entry) for entry in lines(now.path / "grades.jsonl")}
-        assert grades == {"list": (1, False), "null": (None, False), "text": (1, True), "number": (0, True)}
-        assert now.metrics.graders["exact"].passed == 2 and now.metrics.graders["exact"].errors == 1
-        shown = {trial.output.sample: trial.grades[0].score for trial in RunView(RunDir(now.path)).trials()}
-        assert shown == {"list": 1, "text": 1, "null": None, "number": 0}
-
-    def test_plain_rows_have_the_keys_they_always_had(self, tmp_path: Path) -> None:
-        identity = who(tmp_path, samples=ROWS, prompt="p")
-        assert [sorted(identity.survey.panels.panel_at(n).reread) for n in range(4)] == [[0], [], [0], []]
-
-    @pytest.mark.parametrize(
-        ("block", "row", "stale"),
-        [
-            ({"type": "exact", "expected": "{{ a }}, {{ b }}"}, {"a": "1", "b": 2}, False),
-            ({"type": "exact", "expected": "{{ a[0] }}"}, {"a": ["x"]}, False),
-            ({"type": "exact", "expected": "{{ a.split(',') }}"}, {"a": "x,y"}, True),
-            ({"type": "exact", "expected": "{{ a|upper }}"}, {"a": "x"}, False),
-            ({"type": "exact", "expected": "fixed"}, {"a": ["x"]}, False),
-            ({"type": "exact"}, {"expected": True}, True),
-            ({"type": "exact"}, {"expected": "Caf\u00e9"}, False),
-            ({"type": "exact"}, {"expected": "Cafe\u0301"}, True),
-            ({"type": "text", "contains": ["a", "{{ a }}"]}, {"a": ["x"]}, True),
-            ({"type": "text", "contains": ["a", "{{ a }}"]}, {"a": "x"}, False),
-            ({"type": "number"}, {"expected": "12 of 20"}, True),
-            ({"type": "number"}, {"expected": "12 apples"}, False),
-            ({"type": "number"}, {"expected": 12}, False),
-            ({"type": "number", "expected": "{{ a.split('####')[1] }}"}, {"a": "6 * 2 #### 12"}, False),
-        ],
-    )
-    def test_a_verdict_is_stale_exactly_where_the_row_is_read_differently(
-        self, tmp_path: Path, block: Any, row: Any, stale: bool
-    ) -> None:
-        identity = who(tmp_path, samples=[row], prompt="p", graders=[block])
-        assert bool(identity.survey.panels.panel_at(0).reread) == stale
-
-
 def test_a_list_in_a_dataset_file_is_graded_by_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,7 +153,10 @@ def test_references_for_flexeval_are_always_texts(tmp_path: Path) -> None:
         {"id": "3", "expected": True},
         {"id": "4", "expected": {"a": 1}},
     ]
-    run = evaluate(tmp_path, rows, graders=[])
+    target = {"command": ["echo", "said"]}
+    run = holdfast.evaluate(
+        name="e", samples=rows, prompt="{{ id }}", target=target, graders=[], runs_dir=tmp_path / "r"
+    )
     written = write_flexeval(RunView(RunDir(run.path)), tmp_path / "flexeval")[0]
     references = [json.loads(line)["references"] for line in written.read_text().splitlines()]
     assert references == [["a", "b"], ["5", "true"], ["true"], ['{"a":1}']]

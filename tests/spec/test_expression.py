@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.spec.template import TemplateError, expression
+from holdfast.spec.template import TemplateError, TemplateSyntaxError, expression
 
 
 @pytest.mark.parametrize("name", ["choices", "range", "self"])
@@ -24,3 +24,8 @@ def test_a_field_that_a_row_lacks_is_undefined() -> None:
 def test_a_word_of_the_language_is_no_field() -> None:
     assert expression("true")({"true": "no"}) is True
     assert expression("none").names == frozenset()
+
+
+def test_a_filter_that_does_not_exist_is_a_mistake_in_the_expression() -> None:
+    with pytest.raises(TemplateSyntaxError, match="No filter named 'nothing'"):
+        expression("choices | nothing")

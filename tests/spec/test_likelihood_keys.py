@@ -114,7 +114,7 @@ def test_new_keys_are_in_keys_only_where_they_are_set(tmp_path: Path) -> None:
         who(tmp_path, **{**plain, "target": {"model": "m", "params_from": "{}"}}),
         who(tmp_path, **{**plain, "target": MODEL}, continuations="ends"),
     ]
-    assert len({each.work_digest for each in [identity, *changed]}) == 4
+    assert len({each.work.digest for each in [identity, *changed]}) == 4
 
 
 def test_history_and_row_parameters_reach_the_server(tmp_path: Path) -> None:

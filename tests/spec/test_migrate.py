@@ -59,7 +59,7 @@ schemaVersion: "1.4"
 name: old          # keep me
 target: {model: 'some-model'}
 
-dataset: {path: "q.jsonl"}   # the questions
+dataset: "q.jsonl"   # the questions
 prompt: "{{ question }}"
 follow_ups:
   - Sure?
@@ -112,10 +112,10 @@ class TestAFile:
         ("old", "new"),
         [(f"{old}: 3", f"{new}: 3") for old, new in KEYS.items()]
         + [(f"{old}: text", f"{block}: {{{key}: text}}") for old, (block, key) in WRAPPED.items()]
-        + [("dataset: '[ab]*.jsonl'", "dataset: {path: '[ab]*.jsonl'}"), ("model: a/b:7b", 'target: {model: "a/b:7b"}')]
+        + [("model: a/b:7b", 'target: {model: "a/b:7b"}'), ('"model": "m"', '"target": {"model": "m"}')]
         + [
-            ("dataset: a, b {c}  # d", 'dataset: {path: "a, b {c}"}  # d'),
-            ('"model": "m"', '"target": {"model": "m"}'),
+            ("model: '[ab]*'", "target: {model: '[ab]*'}"),
+            ("model: a, b {c}  # d", 'target: {model: "a, b {c}"}  # d'),
         ],
     )
     def test_each_key_of_the_table(self, tmp_path: Path, old: Any, new: Any) -> None:
@@ -139,7 +139,7 @@ class TestAFile:
         with pytest.raises(ConfigError) as caught:
             load_eval(tmp_path / "e.yaml")
         message = str(caught.value)
-        for place in ("3: model", "5: dataset", "7: follow_up_prompts", "9: trials_per_sample", "11: graders[0].type"):
+        for place in ("3: model", "7: follow_up_prompts", "9: trials_per_sample", "11: graders[0].type"):
             assert f"e.yaml:{place}: " in message
         for place in ("graders[1].must_contain: is now contains", "checkpoints[0].graders[0].type: regex is now text"):
             assert place in message
@@ -290,7 +290,8 @@ class TestTheCommand:
             f'schemaVersion: "{version}"\nname: w\nskill: s\nconfig: {{executor: mock}}\ntasks: [t.yaml]\n'
         )
         for command in (["migrate", "eval.yaml"], ["eval", "eval.yaml", "--dry-run"]):
-            assert "eval.yaml:1: schemaVersion: " in holdfast(*command, cwd=tmp_path, check=2).stderr
+            done = holdfast(*command, cwd=tmp_path, check=2)
+            assert "eval.yaml:1: schemaVersion: " in done.stderr and done.stdout == "", "it is not said to be fine"
 
     @pytest.mark.parametrize(
         ("text", "message"),

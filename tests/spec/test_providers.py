@@ -258,7 +258,7 @@ class TestKeys:
 
     def keys(self, folder: Path, **target: Any) -> list[str]:
         identity = who(folder, target=target)
-        return [identity.work.key(sample.digest, 1, typed=sample.typed) for sample in identity.dataset]
+        return [identity.work.key(sample.asked, 1) for sample in identity.dataset]
 
     def test_a_prefix_and_the_api_have_the_same_key(self, tmp_path: Path) -> None:
         prefixed = self.keys(tmp_path, model="anthropic/claude-x")

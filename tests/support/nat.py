@@ -62,12 +62,17 @@ def nat_project(folder: Path) -> Path:
     """A project with components of its own, installed as `pip install -e` does it, and its configuration."""
     for name in ("config.yml", "data.json"):
         shutil.copy(DATA / name, folder / name)
-    package = folder / "installed"
-    (package / "powers-1.0.dist-info").mkdir(parents=True)
-    (package / "powers-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: powers\nVersion: 1.0\n")
-    (package / "powers-1.0.dist-info" / "entry_points.txt").write_text("[nat.components]\npowers = powers\n")
-    shutil.copy(DATA / "powers.py", package / "powers.py")
+    install_components(folder, "powers")
     return folder / "config.yml"
+
+
+def install_components(folder: Path, name: str) -> None:
+    """Install a module of components for the commands that run in a folder."""
+    package = folder / "installed"
+    (package / f"{name}-1.0.dist-info").mkdir(parents=True)
+    (package / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (package / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(f"[nat.components]\n{name} = {name}\n")
+    shutil.copy(DATA / f"{name}.py", package / f"{name}.py")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,8 @@ class Server:
 def server(**settings: Any) -> Iterator[Server]:
     """Start a server on loopback, and stop it at the end."""
     arguments = [
-        f"{key}={value if key in ('answer', 'engine') else json.dumps(value)}" for key, value in settings.items()
+        f"{key}={value if key in ('answer', 'engine', 'stop') else json.dumps(value)}"
+        for key, value in settings.items()
     ]
     process = Forked(
         [sys.executable, "-m", "tests.support.server", *arguments],
@@ -152,6 +154,15 @@ def spawn(module: str, *arguments: str | Path, cwd: Path, env: dict[str, str] | 
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def ask_to_stop(process: subprocess.Popen[str]) -> str:
+    """Press Ctrl-C once; return the line that says what the run waits for."""
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).startswith("note: stopping"):
+        assert line, "the process has ended"
+    return line.removeprefix("note: ").strip()
 
 
 def on_a_terminal(*arguments: str | Path, cwd: Path, columns: int, code: int = 0, **env: str) -> str:

@@ -6,6 +6,7 @@ prints `listening http://127.0.0.1:PORT/v1` and serves until its standard input 
 while it runs: `POST /control` with a JSON object of these settings, `GET /stats` for the counts, `POST /reset`.
 
 latency         seconds before an answer
+holds_after     hold all requests but the first so many, until this is set to -1: then they are answered
 fail            how each request fails, as {"429": 0.1, "500": 0.1, "hang": 0.05, "cut": 0.05, "garbage": 0.05}; which
                 requests is decided by a digest of the prompt and how often it was asked, so it is repeatable;
                 `overloaded` is a 503 that says so, `later` a 503 with Retry-After
@@ -42,9 +43,13 @@ import sys
 import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from tests.support.token_model import BOS, EOS, TokenModel, echoed, forced, generated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 REFUSALS = {
     "429": (429, "told to fail"),
@@ -60,6 +65,7 @@ REFUSALS = {
 @dataclass
 class Settings:
     latency: float = 0.0
+    holds_after: int = -1
     fail: dict[str, float] = field(default_factory=dict)
     fail_first: int = 0
     spares: str = ""
@@ -68,6 +74,7 @@ class Settings:
     code: str = ""
     max_concurrent: int = 0
     answer: str = "echo"
+    stop: str = "stop"
     usage: bool = True
     tool_calls: int = 0
     calls: list[Any] = field(default_factory=list)
@@ -94,6 +101,13 @@ class State:
         self.outcomes: Counter[str] = Counter()
         self.active = 0
         self.most_active = 0
+        self.held: list[Callable[[], None]] = []
+
+    def release(self) -> None:
+        """Answer the requests that were held."""
+        held, self.held = self.held, []
+        for answer in held:
+            answer()
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -159,6 +173,8 @@ class Connection(asyncio.Protocol):
             for key, value in json.loads(body).items():
                 setattr(self.state.settings, key, value)
             self.send(200, json.dumps(asdict(self.state.settings)).encode())
+            if self.state.settings.holds_after < 0:
+                self.state.release()
         elif method == "POST" and path.endswith(("/completions", "/generate", "/completion")):
             self.complete(path, json.loads(body))
         elif (about := self.about(path, json.loads(body or b"{}"))) is not None:
@@ -218,6 +234,8 @@ class Connection(asyncio.Protocol):
         how = state.fate(prompt, state.asked[prompt])
         if how == "hang":
             state.outcomes["hang"] += 1
+        elif 0 <= settings.holds_after < sum(state.asked.values()):
+            state.held.append(partial(self.answer, path, body, prompt, how))
         elif settings.latency:
             loop = asyncio.get_running_loop()
             loop.call_later(settings.latency, self.answer, path, body, prompt, how)
@@ -286,7 +304,7 @@ class Connection(asyncio.Protocol):
             return json.dumps({"value": text}).encode()
         key = "message" if path.endswith("/chat/completions") else "text"
         content: Any = {"role": "assistant", "content": text} if key == "message" else text
-        stop = "stop"
+        stop = self.state.settings.stop
         if self.state.settings.tool_calls and body.get("tools"):
             asked, results = since_user(body["messages"])
             content["content"] = f"{asked}: {'; '.join(results)}"
@@ -373,7 +391,7 @@ def main() -> None:
     port = int(options.pop("port", 0))
     settings = Settings()
     for key, value in options.items():
-        setattr(settings, key, json.loads(value) if key not in ("answer", "engine") else value)
+        setattr(settings, key, json.loads(value) if key not in ("answer", "engine", "stop") else value)
     uvloop.run(serve(settings, port))
 
 

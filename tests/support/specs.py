@@ -81,6 +81,7 @@ def output_of(text: str, **fields: Any) -> Output:
         "output": text,
         "turns": 1,
         "stop": "stop",
+        "answer": "whole",
         "usage": Usage(),
         "timing": Timing(0.0, 1.0),
         "digest": "sha256:d",

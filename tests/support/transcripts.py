@@ -66,7 +66,7 @@ def copy_conversations(record: RunDir, path: Path, *, unfinished: int = 0) -> Ru
         (rundir.path / "outputs.jsonl").open("wb", buffering=1 << 20) as output_file,
     ):
         for number in range(count):
-            rename = _renaming(record, identity.work.key(_digest(identity, number), 1, typed=False), f"s{number}")
+            rename = _renaming(record, identity.work.key(_digest(identity, number), 1), f"s{number}")
             finished = number < count - unfinished
             step_file.writelines(map(rename, steps if finished else steps[: len(steps) // 2]))
             output_file.writelines(map(rename, outputs if finished else ()))
@@ -74,7 +74,7 @@ def copy_conversations(record: RunDir, path: Path, *, unfinished: int = 0) -> Ru
 
 
 def _digest(identity: Any, number: int) -> str:
-    return "sha256:" + identity.survey.digest_at(number).hex()
+    return "sha256:" + identity.survey.asked_at(number).hex()
 
 
 def _heads(record: RunDir, name: str) -> Iterator[bytes]:

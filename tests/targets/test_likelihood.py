@@ -401,7 +401,7 @@ class TestRuns:
             asked = {"model": "m", "api": "completions", **target}
             return who(
                 tmp_path, samples=ROWS, continuations="endings", prompt="-", graders=[], target=asked
-            ).work_digest
+            ).work.digest
 
         plain = digest()
         assert plain == digest(likelihood={"form": "auto"}, params={"temperature": 1}, base_url="http://127.0.0.1:2/v1")

@@ -318,7 +318,7 @@ def test_nothing_is_left_of_servers_after_a_kill_or_an_interruption(lab: Lab) ->
     lab.spec["limits"] = {"concurrency": 3}
     lab.rows = [{"id": name, "question": name, "expected": "x"} for name in ("tea", "milk", "salt")]
     lab.write()
-    for how, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+    for how, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         before = lab.provider.requests
         process = start("eval", lab.eval_file.name, cwd=lab.folder)
         wait_for(lambda n=before: lab.provider.requests >= n + 3, "three conversations")

@@ -222,6 +222,13 @@ def test_an_answer_that_fails_inside_its_stream_is_not_recorded(api: Api, move: 
     assert len(kept(done.path, "steps")) == 1 and lines(done.path / "errors.jsonl")
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_answer_that_a_failing_server_ended_is_not_recorded(stream: bool) -> None:
+    done, server = run("chat", [Say("ye", stop="insufficient_system_resource"), Say("yes")], stream=stream)
+    assert kept(done.path)[0]["output"] == "yes" and len(server.asked) == 2
+    assert len(kept(done.path, "steps")) == 1 and lines(done.path / "errors.jsonl")
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "place"),
     [

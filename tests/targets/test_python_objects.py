@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.running import PATIENCE, holdfast, lines, run_dir, start, wait_for, write_eval
+from tests.support.running import PATIENCE, ask_to_stop, holdfast, lines, run_dir, start, wait_for, write_eval
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,6 +126,8 @@ def test_a_target_is_closed_after_a_signal(number: signal.Signals, code: int, tm
     process = start("eval", agent_eval(tmp_path, "Waits"), cwd=tmp_path)
     try:
         wait_for(lambda: "call" in events(tmp_path), "a call in flight")
+        if number == signal.SIGINT:
+            ask_to_stop(process)
         process.send_signal(number)
         _, err = process.communicate(timeout=PATIENCE)
     finally:

@@ -126,6 +126,25 @@ def test_an_error_inside_a_stream_is_never_an_answer(rest: bytes, kind: str) -> 
     assert error.kind == kind and "model is down" in error.message
 
 
+@pytest.mark.parametrize("answer", ["", None, [], {}])
+def test_an_error_beside_no_answer_is_no_answer(answer: Any) -> None:
+    error = refused(Answer({"answer": answer, "error": {"message": "model is down"}}), response="answer")
+    assert error.kind == "server" and "model is down" in error.message
+    assert ask(Answer({"answer": "yes", "error": "the cache was cold"}), response="answer").text == "yes"
+
+
+def test_of_several_answers_in_a_stream_the_first_counts() -> None:
+    texts = [(0, "4"), (1, "9"), (0, "2"), (1, "9")]
+    parts = [{"choices": [{"index": number, "delta": {"content": text}}]} for number, text in texts]
+    stream = events(*parts, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}) + b"\n\n"
+    assert ask(Answer(stream=stream), response="choices[0].delta.content").text == "42"
+
+
+def test_characters_that_a_workflow_cut_in_two_are_whole_again() -> None:
+    stream = events({"value": "so \ud83d"}, {"value": "\ude00!"}) + b"\n\ndata: [DONE]\n\n"
+    assert ask(Answer(stream=stream), response="value").text == "so \N{GRINNING FACE}!"
+
+
 def test_a_quota_that_is_used_up_in_a_stream_stops_the_run() -> None:
     broke = b'data: {"error": {"message": "no money", "code": "insufficient_quota"}}\n\n'
     assert isinstance(refused(Answer(stream=HALF + broke), response="value"), Fault)

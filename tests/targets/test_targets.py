@@ -251,6 +251,19 @@ def reply(prompt):
 def mapping(prompt):
     usage = {"prompt_tokens": 3, "output_tokens": 4, "requests": 2, "cost": 0.5}
     return {"output": "done", "usage": usage, "stop": "max", "tool_calls": [{"id": "1"}], "state": {"k": (1, 2)}}
+SEARCH = {"id": "1", "function": {"name": "search", "arguments": "{}"}}
+CALLS = {"calls": [SEARCH], "none": [], "unknown": None}
+def lists_calls(prompt): return {"output": "x", "tool_calls": CALLS[prompt]}
+def has_messages(prompt):
+    calls = CALLS[prompt]
+    messages = calls and [{"role": "assistant", "content": "x", "tool_calls": calls}]
+    return {"output": "x", "messages": messages}
+def has_both(prompt):
+    known = {} if CALLS[prompt] is None else {"messages": [{"role": "assistant", "content": "x"}]}
+    return {"output": "x", "tool_calls": CALLS[prompt], **known}
+def wrong_calls(prompt): return {"output": "x", "tool_calls": "search"}
+def wrong_messages(prompt): return {"output": "x", "messages": ["x"]}
+def no_stop(prompt): return {"output": "x", "stop": None}
 def only_messages(prompt): return {"messages": [{"role": "assistant", "content": "last"}]}
 def everything(**all): return ",".join(sorted(all))
 class Agent:
@@ -298,6 +311,25 @@ def agent(tmp_path: Path, evaluate: Any) -> Any:
 
 
 class TestPython:
+    def test_a_value_that_is_no_text_is_kept_beside_its_json_and_is_part_of_the_digest(self, evaluate: Any) -> None:
+        answers: list[Any] = [{"n": 1, "of": [True, None]}, 2.5]
+
+        def give_value(prompt: str) -> Any:
+            return {"output": answers[prompt == "three"]}
+
+        def give_text(prompt: str) -> Any:
+            return holdfast.Reply(text="2.5" if prompt == "three" else "{}")
+
+        run = evaluate(give_value, graders=[{"type": "exact", "expected": '{"n":1,"of":[true,null]}'}])
+        assert {name: (entry["output"], entry["value"]) for name, entry in outputs(run).items()} == {
+            "a": ('{"n":1,"of":[true,null]}', answers[0]),
+            "b": ("2.5", 2.5),
+        }
+        assert [row["status"] for row in run.results()] == ["passed", "failed"]
+        other = outputs(evaluate(give_text))["b"]
+        assert other["output"] == "2.5" and "value" not in other
+        assert other["digest"] != outputs(run)["b"]["digest"]
+
     @pytest.mark.parametrize(
         ("name", "expected"),
         [
@@ -337,10 +369,25 @@ class TestPython:
         assert kept["usage"] == {"input_tokens": 3, "output_tokens": 4, "requests": 2, "cost": 0.5}
         assert kept["messages"][-1] == {"role": "assistant", "content": "done", "tool_calls": [{"id": "1"}]}
 
+    @pytest.mark.parametrize("name", ["lists_calls", "has_messages", "has_both"])
+    def test_an_empty_list_of_calls_says_that_none_was_made(self, agent: Any, name: str) -> None:
+        run = agent(
+            name,
+            samples=[{"id": name_, "q": name_} for name_ in ("calls", "none", "unknown")],
+            graders=[{"type": "tool_calls", "name": "used", "required_tools": ["search"]}],
+        )
+        verdicts = {entry["sample"]: entry["status"] for entry in lines(run.path / "grades.jsonl")}
+        assert verdicts == {"calls": "passed", "none": "failed", "unknown": "skipped"}
+
+    def test_a_stop_that_is_none_is_the_usual_one(self, agent: Any) -> None:
+        assert outputs(agent("no_stop"))["a"]["stop"] == "stop"
+
     @pytest.mark.parametrize(
         ("name", "words"),
         [
             ("raises", "ValueError: broken tool"),
+            ("wrong_calls", "`tool_calls` of the reply is not a list of objects: search"),
+            ("wrong_messages", "`messages` of the reply is not a list of objects: ['x']"),
             ("exits", "sys.exit(1)"),
             ("cancels", "raised CancelledError"),
             ("cancels_later", "cancelled from inside"),
@@ -744,7 +791,7 @@ class TestPrices:
         monkeypatch.setenv("HOLDFAST_PRICES", str(tmp_path / "prices.json"))
         prices = Prices("anthropic/M-1-20310101", {})
 
-        def cost(**counts: int) -> float | None:
+        def cost(**counts: Any) -> float | None:
             return prices.usage(TokenCounts(**counts)).cost
 
         assert cost(input=1_000, output=100) == pytest.approx((4_000 + 2_000) / 1e6)
@@ -780,3 +827,54 @@ class TestPrices:
         for name in ("gpt-oss-20b", "Qwen/Qwen3-8B", "my-model"):
             assert not Prices(name, {}).known
         assert not Prices("vllm/gpt-4o", {}).known
+
+    def test_a_name_that_somebody_gave_to_a_model_of_their_own_has_no_price(self) -> None:
+        for name in ("my/gpt-4o", "someone/claude-3-haiku-finetune"):
+            assert not Prices(name, {}).known
+        for name in ("ft:gpt-4o-mini-2024-07-18:org::id", "x-ai/grok-4", "models/gemini-2.5-pro"):
+            assert Prices(name, {}).known
+        assert Prices("my/gpt-4o", {"gpt-4o": Price(input=1, output=1)}).known, "asked for in the eval file"
+
+    @pytest.mark.parametrize(
+        ("model", "counts", "dollars"),
+        [
+            ("xai/grok-4", {"input": 10_120, "output": 1_499 + 2_809}, 10_120 * 3 + 4_308 * 15),
+            ("gpt-5-mini", {"tier": "flex"}, 1_000 * 0.125 + 100 * 1),
+            ("gpt-5-mini", {"tier": "priority"}, 1_000 * 0.45 + 100 * 3.6),
+            ("gpt-5-mini", {"tier": "default"}, 1_000 * 0.25 + 100 * 2),
+            ("claude-opus-4-5", {"cache_write": 50, "cache_write_long": 40}, 950 * 5 + 10 * 6.25 + 40 * 10 + 2_500),
+            ("claude-opus-4-5", {"searches": 2}, 1_000 * 5 + 100 * 25 + 2 * 10_000),
+            ("google/gemini-2.5-flash", {"input_audio": 600}, 400 * 0.3 + 600 * 1 + 100 * 2.5),
+            ("google/gemini-2.5-pro", {"input_audio": 600}, 1_000 * 1.25 + 100 * 10),
+            ("gpt-audio", {"input_audio": 600, "output_audio": 90}, 400 * 2.5 + 600 * 32 + 10 * 10 + 90 * 64),
+        ],
+    )
+    def test_tiers_sounds_long_caches_and_searches_cost_what_they_cost(
+        self, model: str, counts: dict[str, Any], dollars: float
+    ) -> None:
+        prices = Prices(model, {})
+        usage = prices.usage(TokenCounts(**{"input": 1_000, "output": 100, **counts}))
+        assert usage.cost == pytest.approx(dollars / 1e6) and prices.notices == []
+
+    @pytest.mark.parametrize(
+        ("model", "counts", "gap"),
+        [
+            ("gpt-4o-audio-preview", {"input_audio": 1}, "audio"),
+            ("gpt-4o-audio-preview", {"output_audio": 1}, "audio"),
+            ("gpt-4-turbo", {"tier": "scale"}, "the service tier 'scale'"),
+            ("claude-opus-5", {"tier": "speed fast"}, "the service tier 'speed fast'"),
+            ("xai/grok-4", {"searches": 1}, "web searches"),
+            ("gemini-2.5-pro", {"unpriced": "web searches"}, "web searches"),
+        ],
+    )
+    def test_what_has_no_price_makes_the_cost_unknown_and_is_named(
+        self, model: str, counts: dict[str, Any], gap: str
+    ) -> None:
+        prices, tokens = Prices(model, {}), TokenCounts(**{"input": 1_000, "output": 100, **counts})
+        assert prices.usage(tokens).cost is None
+        assert prices.notices == [
+            f"the cost of {model} is unknown: no price is known for {gap}; write `prices` in the eval file"
+        ]
+        written = Prices(model, {model: Price(input=1, output=2, web_search=3)})
+        if "unpriced" not in counts:
+            assert written.usage(tokens).cost == pytest.approx((1_200 + 3_000 * tokens.searches) / 1e6)

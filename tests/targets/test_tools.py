@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 import pytest
 
 from holdfast import evaluate
-from holdfast.dialects.chat import join_tool_call
+from holdfast.dialects.chat import StreamedCalls
 from holdfast.errors import ConfigError
 from holdfast.targets.tools import ToolContext, function_tool
 from tests.support.breaking import kept
@@ -319,21 +319,33 @@ def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_pat
     assert content[4] == "Error: wrong arguments: number: Field required"
 
 
-def test_pieces_of_streamed_calls_are_joined_with_and_without_their_number() -> None:
-    for numbered in (True, False):
-        calls: dict[int, dict[str, Any]] = {}
-        pieces: list[tuple[int, dict[str, Any]]] = [
-            (0, {"id": "x", "function": {"name": "f", "arguments": ""}}),
-            (0, {"function": {"arguments": '{"a"'}}),
-            (0, {"function": {"arguments": ": 1}"}}),
-            (1, {"id": "y", "function": {"name": "g", "arguments": "{}"}}),
-        ]
-        for number, piece in pieces:
-            join_tool_call(calls, {**piece, "index": number} if numbered else piece)
-        assert [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls.values()] == [
-            ("x", "f", '{"a": 1}'),
-            ("y", "g", "{}"),
-        ]
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param(((0, "x", "f", ""), (0, "", "", '{"a"'), (0, "", "", ": 1}"), (1, "y", "g", "{}")), id="usual"),
+        pytest.param(((None, "x", "f", '{"a": 1}'), (None, "y", "g", "{}")), id="without numbers"),
+        pytest.param(((0, "x", "f", '{"a": 1}'), (0, "y", "g", "{}")), id="all numbered 0"),
+        pytest.param(((0, "x", "f", '{"a"'), (0, "", "", ": 1}"), (0, "y", "g", ""), (0, "", "", "{}")), id="pieces"),
+        pytest.param(((0, "x", "f", '{"a"'), (0, "x", "f", ": 1}"), (1, "y", "g", "{}")), id="repeated in each piece"),
+        pytest.param(((0, "x", "f", '{"a"'), (0, "z", "", ": 1}"), (1, "y", "g", "{}")), id="a new id for each piece"),
+        pytest.param(((1, "y", "g", "{}"), (0, "x", "f", '{"a": 1}')), id="out of order"),
+    ],
+)
+def test_pieces_of_streamed_calls_are_joined(pieces: tuple[tuple[int | None, str, str, str], ...]) -> None:
+    calls = StreamedCalls()
+    for number, id_, name, arguments in pieces:
+        calls.add({"index": number, "id": id_, "function": {"name": name, "arguments": arguments}})
+    assert [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls.all()] == [
+        ("x", "f", '{"a": 1}'),
+        ("y", "g", "{}"),
+    ]
+
+
+def test_calls_of_one_name_without_ids_are_told_apart_by_their_arguments() -> None:
+    calls = StreamedCalls()
+    for arguments in ('{"a"', ": 1}", '{"a": 2}'):
+        calls.add({"index": 0, "function": {"name": "f", "arguments": arguments}})
+    assert [call["function"]["arguments"] for call in calls.all()] == ['{"a": 1}', '{"a": 2}']
 
 
 # Keys

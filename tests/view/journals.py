@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from holdfast.canonical import digest
-from holdfast.data.panels import Conditions
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
@@ -158,7 +158,6 @@ class JournaledRun:
         self.identity = identify(load_eval(self.write_eval()))
         self.rundir = self.identity.directory(self.folder / "runs")
         self.rundir.write_manifest(new_manifest(self.identity))
-        self._panels = [Conditions(self.identity.spec).panel_for(row) for row in [*ROWS, GONE]]
 
     def write_eval(self, threshold: float = 0.6) -> Path:
         """Write the eval; a threshold is in no key."""
@@ -213,8 +212,11 @@ class JournaledRun:
         write_report(identity, self.rundir, index)
 
     def _key(self, sample: int, trial: int) -> str:
-        raw = digest(GONE) if sample == len(ROWS) else "sha256:" + self.identity.survey.digest_at(sample).hex()
-        return self.identity.work.key(raw, trial, typed=False)
+        raw = digest(GONE) if sample == len(ROWS) else "sha256:" + self.identity.survey.asked_at(sample).hex()
+        return self.identity.work.key(raw, trial)
+
+    def _row(self, sample: int) -> str:
+        return digest(GONE)[7:23] if sample == len(ROWS) else self.identity.survey.row_text(sample)
 
     def _output(self, event: WriteOutput) -> Output:
         text = TEXTS[event.text]
@@ -235,13 +237,15 @@ class JournaledRun:
             output=text,
             turns=len(marks),
             stop="checkpoint@1" if event.stopped else "stop",
+            answer=("whole", "cut", "empty")[event.text % 3],
             usage=usage,
             timing=Timing(100.0 + event.started, 1.0 + event.started, 0.1 if event.known else None),
             digest=digest(messages),
             marks=marks,
+            row=self._row(event.sample) if self.identity.survey.asked else UNSET,
         )
         if event.stopped:
-            stop = self.identity.work.stop_digest(1, self._panels[event.sample]) if event.fits else digest("changed")
+            stop = self.identity.work.stop_digest(1) if event.fits else digest("changed")
             return Output(**{name: getattr(output, name) for name in output.__struct_fields__} | {"stopped_by": stop})
         return output
 
@@ -251,11 +255,10 @@ class JournaledRun:
         moment = Moment(first.digest if slot.turn == 1 else output.digest, None, 1.0)
         if not event.valid:
             slot = slot._replace(fingerprint=digest("another grader"))
-        reread = event.grader in self._panels[event.output.sample].reread
         score = event.score if event.status in ("passed", "failed") else None
         grade = Grade(
             key=output.key,
-            grade_key=slot.keys(output.key, moment, reread=reread)[0],
+            grade_key=slot.key(output.key, moment, self._row(event.output.sample)),
             sample=output.sample,
             trial=output.trial,
             grader=event.name,

@@ -235,7 +235,7 @@ def test_a_stored_table_that_is_not_whole_is_built_again(finished: JournaledRun,
         "header": data[:60] + bytes([data[60] ^ 1]) + data[61:],
         "empty": b"",
         "foreign": b"PAR1" + data[4:],
-        "other format": data.replace(b"columns 3", b"columns 2", 1),
+        "other format": data.replace(b"columns 4", b"columns 3", 1),
     }
     path.write_bytes(broken[damage])
     assert shown(open_again(finished)) == wanted

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["browser"]
 provider = module_server()
+GATE = "gate.exact=1"
+"""a gate that runs of `write_eval` do not meet"""
 
 
 @contextmanager
@@ -159,8 +161,8 @@ def test_a_page_follows_a_run_that_is_killed_and_resumed(browser: Browser, tmp_p
             overview.locator("[data-news] a").wait_for()  # the list has changed
 
             provider.control(latency=0)
-            holdfast("eval", "e.yaml", "--display", "none", cwd=tmp_path)
-            page.locator("h1 .badge.finished", has_text="finished").wait_for()
+            holdfast("eval", "e.yaml", "--display", "none", GATE, cwd=tmp_path, check=1)
+            page.locator("h1 .badge.gate.failed", has_text="gate failed").wait_for()
             news.wait_for()
             news.click()
             page.locator("[data-count]", has_text="1,500 of 1,500").wait_for()

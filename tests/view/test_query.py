@@ -243,7 +243,9 @@ def test_a_quoted_text_is_read_as_it_was(text: str) -> None:
 
 def _line(content: str) -> bytes:
     messages = [{"role": "assistant", "content": [{"type": "text", "text": content}], "name": content}]
-    output = Output("k", "s", 1, 1, messages, "", 1, "stop", Usage(), Timing(0.0, 0.0), "d", state={content: 1})
+    output = Output(
+        "k", "s", 1, 1, messages, "", 1, "stop", "empty", Usage(), Timing(0.0, 0.0), "d", state={content: 1}
+    )
     return to_line(output)[:-1]
 
 

@@ -156,7 +156,7 @@ def damaged(data: bytes, damage: str) -> bytes:
         "frame": data[:20] + bytes([data[20] ^ 1]) + data[21:],
         "empty": b"",
         "foreign": b"PAR1" + data[4:],
-        "other version": data.replace(b"columns 3", b"columns 2", 1),
+        "other version": data.replace(b"columns 4", b"columns 3", 1),
     }
     return changes[damage]
 

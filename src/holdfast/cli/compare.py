@@ -131,7 +131,7 @@ def _by_as_json(breakdown: Breakdown) -> dict[str, Any]:
 def _print(comparison: Comparison) -> None:
     from holdfast.display.grid import Column, fit_table, make_console
     from holdfast.plan.changes import format_count
-    from holdfast.report.compare import COLUMNS
+    from holdfast.report.compare import COLUMNS, corrected_for
 
     console = make_console(piped_width=140)
     console.print(f"first:  {comparison.first.label}\nsecond: {comparison.second.label}", soft_wrap=True)
@@ -139,13 +139,20 @@ def _print(comparison: Comparison) -> None:
         console.print(f"the runs differ in: {'; '.join(comparison.differences)}", soft_wrap=True)
     for name in comparison.not_compared:
         console.print(f"{name}: not compared, because it is not the same grader in both runs", soft_wrap=True)
-    spare = {"95 % interval": 1, "p (Holm)": 2, "test": 3}
+    spare = {"95 % interval": 1, "p (corrected)": 2, "test": 3}
     texts = ("metric", "test", "verdict")
     columns = [Column(title, name=title in texts, spare=spare.get(title, 0)) for title in COLUMNS]
     console.print(fit_table(columns, comparison.rows(), console.width))
+    if len(comparison.metrics) > 1:
+        console.print(corrected_for(len(comparison.metrics)))
     _print_breakdowns(console, comparison)
+    shared = len(comparison.first.samples & comparison.second.samples)
     for row in comparison.metrics:
-        if row.difference.detectable is not None:
+        if row.difference.samples < shared:
+            console.print(
+                f"{row.metric}: only {row.difference.samples:,} of {shared:,} samples have a verdict in both runs"
+            )
+        if row.difference.detectable is not None and row.difference.detectable <= 1:
             console.print(
                 f"{row.metric}: with {row.difference.samples:,} samples, a real difference of "
                 f"{row.difference.detectable:.3f} would be detected 80 % of the time"
@@ -171,10 +178,10 @@ def _print_breakdowns(console: Console, comparison: Comparison) -> None:
     """Print a table by each field, of the graders that count for the score."""
     from holdfast.display.grid import Column, fit_table
     from holdfast.report.breakdown_table import MOST_ROWS
-    from holdfast.report.compare import BY_COLUMNS
+    from holdfast.report.compare import BY_COLUMNS, corrected_for
 
     weighted = [name for name, grader in comparison.first.metrics.graders.items() if grader.weight]
-    spare = {"metric": 4 if len(weighted) < 2 else 0, "samples": 3, "p (Holm)": 2, "95 % interval": 1}
+    spare = {"metric": 4 if len(weighted) < 2 else 0, "samples": 3, "p (corrected)": 2, "95 % interval": 1}
     for breakdown in comparison.by:
         rows = breakdown.rows(weighted)
         columns = [
@@ -182,6 +189,7 @@ def _print_breakdowns(console: Console, comparison: Comparison) -> None:
             for number, title in enumerate(BY_COLUMNS)
         ]
         console.print(fit_table(columns, rows[:MOST_ROWS], console.width, title=f"by {breakdown.field}"))
+        console.print(corrected_for(sum(map(len, breakdown.values.values()))))
         if len(rows) > MOST_ROWS:
             console.print(f"… and {len(rows) - MOST_ROWS:,} more; --json has them all")
         for values, which in ((breakdown.only_first, "first"), (breakdown.only_second, "second")):

@@ -15,21 +15,37 @@ from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from holdfast.report.gate import Check, GateResult
+    from holdfast.report.gate import GateResult
+    from holdfast.store.gate import Check
 
 
 @click.command("gate")
 @click.argument("current", metavar="RUN", shell_complete=complete_runs)
-@click.option("--baseline", metavar="RUN", help="Run whose metrics must be reached.")
+@click.option("--baseline", metavar="RUN", help="Run that this one must not be worse than.")
+@click.option(
+    "--max-drop",
+    metavar="DROP",
+    help="How far a metric may fall below the baseline: 2pt or 2 for 2 points, 0.02 for the same [default: 2pt].",
+)
+@click.option(
+    "--confidence",
+    type=float,
+    default=0.95,
+    show_default=True,
+    metavar="SHARE",
+    help="Confidence of each verdict against the baseline.",
+)
+@click.option(
+    "--inconclusive",
+    type=click.Choice(["pass", "fail"]),
+    default="pass",
+    help="Whether the gate passes, with a warning, if there are too few samples to tell [default: pass].",
+)
 @click.option(
     "--max-regression-pct",
     type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
     metavar="PCT",
-    help="How far a metric may fall below the baseline, in percent of its value.",
+    help="Instead of --max-drop, allow a metric to fall by so many percent of its value. This tests nothing.",
 )
 @click.option(
     "--min",
@@ -70,15 +86,30 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
 
     A sample is golden if its row has `golden: true` in RUN or in the baseline; a missing golden sample fails. The exit
     code is 0 if all conditions are met, and 1 if not. A run that is not finished is an error, never a pass.
+
+    Against a baseline, each metric is tested on the samples that both runs have: it is worse, not worse, or there are
+    too few samples to tell. A system that did not change is worse in at most 5 % of the gates.
     """
-    from holdfast.report.gate import Rules, gate_run
+    from holdfast.report.gate import Rules, gate_run, margin_of
     from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
     root = runs_directory(flags["runs_dir"])
+    if baseline is None and (flags["max_drop"] or flags["max_regression_pct"] is not None):
+        raise UsageError("--max-drop and --max-regression-pct need --baseline")
     view, base = (RunView(RunDir(fetch_run(name, root))) if name else None for name in (current, baseline))
     assert view is not None
-    rules = Rules(flags["max_regression_pct"], golden, dict(map(_minimum, minima)), flags["new"], flags["removed"])
+    allowed = flags["max_regression_pct"]
+    rules = Rules(
+        margin_of(flags["max_drop"], allowed),
+        flags["confidence"],
+        flags["inconclusive"],
+        allowed,
+        golden,
+        dict(map(_minimum, minima)),
+        flags["new"],
+        flags["removed"],
+    )
     result = gate_run(view, base, rules, golden_rows=not flags["ignore_golden_rows"])
     for notice in result.notices:
         show_note(notice)
@@ -105,7 +136,7 @@ def _show(result: GateResult, shape: str) -> None:
 
         sys.stdout.write(msgspec.json.encode({"passed": result.passed, "checks": checks}).decode() + "\n")
     elif shape == "markdown":
-        click.echo(_markdown(checks, word))
+        click.echo(_markdown(result))
     elif shape == "github":
         for check in checks:
             if not check.passed or check.warning:
@@ -115,22 +146,50 @@ def _show(result: GateResult, shape: str) -> None:
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             try:
                 with Path(summary).open("a", encoding="utf-8") as file:
-                    file.write(_markdown(checks, word) + "\n")
+                    file.write(_markdown(result) + "\n")
             except OSError as error:
                 click.echo(f"::warning title=holdfast gate::cannot write the step summary: {_annotation(str(error))}")
     else:
         click.echo(str(result))
 
 
-def _mark(check: Check, passed: str, warning: str, failed: str) -> str:
-    if not check.passed:
-        return failed
-    return warning if check.warning else passed
+def _markdown(result: GateResult) -> str:
+    """Return a comment for a pull request; its first line tells a later one which comment to replace."""
+    name = _cell(result.eval)
+    tested = [check for check in result.checks if check.verdict is not None]
+    others = [check for check in result.checks if check.verdict is None]
+    against = f" (baseline `{_cell(result.baseline)}`)" if result.baseline else ""
+    lines = [
+        f"<!-- holdfast:{name.replace('-->', '')} -->",
+        f"### {'✅' if result else '❌'} {name}: gate {'passed' if result else 'failed'}{against}",
+    ]
+    if tested:
+        lines += ["", "| | metric | baseline | this run | difference | verdict |", "|---|---|---|---|---|---|"]
+        lines += map(_tested_row, tested)
+    if others:
+        lines += ["", "| | check | |", "|---|---|---|"]
+        lines += [f"| {_mark(check)} | {_cell(check.what)} | {_cell(check.message)} |" for check in others]
+    worse = [check for check in tested if check.verdict == "worse"]
+    if worse:
+        moved = [f"`{_cell(check.what)}`: {check.fell:,} samples fell, {check.rose:,} rose." for check in worse]
+        lines += ["", " ".join(moved)]
+    if result.confidence is not None:
+        lines += ["", f"A system that did not change is red in at most {100 - 100 * result.confidence:g} % of gates."]
+    return "\n".join(lines)
 
 
-def _markdown(checks: Sequence[Check], word: str) -> str:
-    rows = [f"| {_mark(check, '✓', '⚠', '✗')} | {_cell(check.what)} | {_cell(check.message)} |" for check in checks]
-    return "\n".join([f"**Gate {word}**", "", "| | check | |", "|---|---|---|", *rows])
+def _tested_row(check: Check) -> str:
+    numbers = [check.before, check.value, check.difference, check.low, check.high]
+    before, value, difference, low, high = (100 * (number or 0.0) for number in numbers)
+    apart = f"{difference:+.1f} ({low:+.1f} – {high:+.1f})".replace("-", "−")
+    verdict = "**worse**" if check.verdict == "worse" else f"{check.verdict}"
+    if check.verdict == "cannot tell":
+        verdict = f"{verdict}: {check.message.partition('; ')[2]}"
+    return f"| {_mark(check)} | {_cell(check.what)} | {before:.1f} % | {value:.1f} % | {apart} | {verdict} |"
+
+
+def _mark(check: Check) -> str:
+    return "❌" if not check.passed else "⚠️" if check.warning else "✅"
 
 
 def _cell(text: str) -> str:

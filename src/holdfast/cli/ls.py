@@ -21,6 +21,7 @@ _STATUS_COLOURS: Final = {
     "running": "cyan",
     "unfinished": "yellow",
     "finished": "green",
+    "gate failed": "red",
     "foreign": "yellow",
     "damaged": "red",
 }

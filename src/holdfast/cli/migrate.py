@@ -35,7 +35,8 @@ def command(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> int:
                 entry = _migrate(place, dry_run)
             except HoldfastError as error:
                 code = max(code, error.exit_code)
-                entry = {"path": str(path), "status": "refused", "message": error.message, "remedy": error.remedy}
+                where = path if isinstance(place, HoldfastError) else place
+                entry = {"path": str(where), "status": "refused", "message": error.message, "remedy": error.remedy}
                 show_error(error)
             entries.append(entry)
             if not as_json:
@@ -138,6 +139,8 @@ def _diff(rewritten: Rewritten) -> str:
 
 def _print(entry: dict[str, Any]) -> None:
     match entry["status"]:
+        case "refused":
+            pass  # the error was shown
         case "current":
             click.echo(f"{entry['path']}: already version {entry['from']}: nothing to do")
         case "would migrate" if "diff" in entry:
@@ -148,4 +151,4 @@ def _print(entry: dict[str, Any]) -> None:
             if "backup" in entry:
                 click.echo(f"{entry['path']}: version {entry['to']}; backup: {entry['backup']}")
         case name:
-            click.echo(f"{entry['path']}: an eval file of {name}, which runs unchanged: nothing to do")
+            click.echo(f"{entry['path']}: an eval file of {name}, which is read as it is: nothing to migrate")

@@ -88,6 +88,7 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
             if metrics is None:
                 return problems
             rundir.read_results()
+            rundir.read_gate()
         except ResultsError as error:
             return [*problems, error.message]
         lost = metrics.outputs - len(index.outputs)

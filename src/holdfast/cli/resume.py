@@ -142,6 +142,7 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
     from holdfast.engine.session import run_eval
     from holdfast.plan.history import match_outputs
     from holdfast.plan.identity import identify
+    from holdfast.plan.inputs import stale_parts
     from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
 
@@ -158,6 +159,11 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
             f"{path} holds verdicts of `holdfast compare --judge`", remedy="Run that command again to resume it."
         )
     identity = match_outputs((rundir, manifest), identify(spec))
+    if stale := stale_parts(rundir, identity).parts:
+        raise UsageError(
+            f"{path} cannot be resumed: {'; '.join(dict.fromkeys(stale.values()))}",
+            remedy="Run `holdfast eval` with the eval file, which reuses what still applies and says what changed.",
+        )
     if identity.run_path is None and _grades_differently(manifest, identity):
         show_note("this version grades some outputs differently: reusing these outputs in a new run")
     elif identity.run_path is None:
@@ -180,17 +186,16 @@ def _grades_differently(manifest: Manifest, identity: RunIdentity) -> bool:
     """Return True if only this version's way of grading makes it another run."""
 
     def plain(graders: dict[str, Any]) -> dict[str, Any]:
-        ours = ("revision", "reread", "engine")
+        ours = ("revision", "engine")
         return {
             name: {key: value for key, value in identity.items() if key not in ours}
             for name, identity in graders.items()
         }
 
     same_rows = manifest.fingerprints.dataset == identity.fingerprints["dataset"]
-    same_requests = ("request_values" in manifest.identity.target) == ("request_values" in identity.contents.target)
     before, now = (plain(each.graders) for each in (manifest.identity, identity.contents))
     same_size = same_rows and manifest.trials == identity.spec.trials
-    return same_size and same_requests and canonical(before) == canonical(now)
+    return same_size and canonical(before) == canonical(now)
 
 
 def _refuse_hidden(data: dict[str, Any], eval_file: str | None) -> None:

@@ -7,20 +7,17 @@ import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.errors import show_note
-from holdfast.errors import UsageError
+from holdfast.errors import NoSuchRun, UsageError
 
 if TYPE_CHECKING:
     from holdfast.cluster.watch.find import Subject
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
-
-_LISTED: Final = 10
-"""runs that an error lists"""
 
 runs_dir_option = click.option(
     "--runs-dir",
@@ -38,13 +35,11 @@ def runs_directory(option: Path | None) -> Path:
     return chosen
 
 
-class NoSuchRun(UsageError):
-    """No run on this machine has that name."""
-
-
 def find_run(name: str, runs_dir: Path) -> Path:
     """A run here by its path, its id, or the beginning of its id. Says so where a newer Holdfast wrote it."""
-    return _announce_version(_find(name, runs_dir))
+    from holdfast.store import catalog
+
+    return _announce_version(catalog.find_run(name, runs_dir))
 
 
 def fetch_run(name: str, runs_dir: Path) -> Path:
@@ -95,35 +90,6 @@ def _announce_version(path: Path) -> Path:
         if manifest is not None and (newer := rundir.newer(manifest)) is not None:
             show_note(newer)
     return rundir.path
-
-
-def _find(name: str, runs_dir: Path) -> Path:
-    path = Path(name)
-    if name and (path / "manifest.json").exists():
-        return path
-    from holdfast.store.catalog import find_runs
-
-    ids = {run.path: run.path.name.rpartition("-")[2] for run in find_runs(runs_dir)}
-    matches = [path for path, run_id in ids.items() if name and run_id.startswith(name)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        more = ", …" if len(matches) > _LISTED else ""
-        raise UsageError(
-            f"{name!r} is ambiguous, it matches {len(matches)} runs: {', '.join(map(str, matches[:_LISTED]))}{more}",
-            remedy="Give more digits.",
-        )
-    if name and any((path / file).exists() for file in ("outputs.jsonl", "metrics.json")):
-        raise UsageError(
-            f"{name} has no manifest.json, which says what the run is",
-            remedy="Run the `holdfast eval` command of this run again: it writes the manifest.",
-        )
-    from difflib import get_close_matches  # which only a wrong name needs
-
-    close = get_close_matches(name, ids.values(), n=3)
-    near = ", ".join(str(path) for path, run_id in ids.items() if run_id in close)
-    hint = f"Runs are looked for in {runs_dir}; `holdfast ls` lists them."
-    raise NoSuchRun(f"no run {name!r}", remedy=f"Did you mean {near}? {hint}" if near else hint)
 
 
 def find_runs_dir(rundir: RunDir, manifest: Manifest, root: Path) -> Path:

@@ -32,6 +32,11 @@ _SHOWN = 5
 @click.argument("sample", required=False, metavar="[SAMPLE[/TRIAL]]", shell_complete=complete_samples)
 @click.option("--failed", is_flag=True, help="Show all trials that failed.")
 @click.option("--errors", is_flag=True, help="Show all trials that have errors.")
+@click.option(
+    "--answer",
+    type=click.Choice(["whole", "cut", "filtered", "refused", "empty", "paused"]),
+    help="Show all trials with an answer of this class.",
+)
 @click.option("--grader", metavar="NAME", help="Only trials that this grader failed, or could not grade.")
 @click.option("-n", "limit", type=Positive(), metavar="N", help="Only the first N trials [default: all].")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the whole conversations.")
@@ -41,6 +46,7 @@ def command(
     sample: str | None,
     failed: bool,
     errors: bool,
+    answer: str | None,
     grader: str | None,
     limit: int | None,
     as_json: bool,
@@ -63,14 +69,17 @@ def command(
 
     view = RunView(RunDir(fetch_run(run, runs_directory(runs_dir))))
     if sample is not None:
-        if failed or errors or grader or limit:
-            raise UsageError("--failed, --errors, --grader and -n are for a whole run", remedy="Leave out the sample.")
+        if failed or errors or answer or grader or limit:
+            raise UsageError(
+                "--failed, --errors, --answer, --grader and -n are for a whole run", remedy="Leave out the sample."
+            )
         timelines = list(_timelines(view, sample))
         return _print_json(timelines) if as_json else _print_timelines(timelines)
     statuses = tuple(status for status, chosen in (("failed", failed), ("error", errors)) if chosen)
     graders = find_graders(view, grader) if grader is not None else ()
-    chosen = Chosen(view, Criteria(statuses or ("failed", "error"), graders))
-    everything = bool(statuses or graders)
+    every = ("passed", "failed", "skipped", "error", "ungraded") if answer and not graders else ("failed", "error")
+    chosen = Chosen(view, Criteria(statuses or every, graders, answer))
+    everything = bool(statuses or graders or answer)
     if as_json:
         return _print_run_json(view, chosen, limit)
     from holdfast.display.paging import print_paged
@@ -143,7 +152,8 @@ def _print_run_json(view: RunView, chosen: Chosen, most: int | None) -> int:
     from holdfast.store.catalog import summarize_run
 
     metrics = None if view.metrics is None else view.metrics.to_dict()
-    head = {"run": summarize_run(view.rundir), "counts": dict(chosen.counts), "metrics": metrics}
+    gate = view.rundir.read_gate()
+    head = {"run": summarize_run(view.rundir), "counts": dict(chosen.counts), "metrics": metrics, "gate": gate}
     sys.stdout.write(msgspec.json.encode(head)[:-1].decode() + ',"trials":[')
     for number, trial in enumerate(chosen.trials(most)):
         sys.stdout.write(",\n" if number else "\n")

@@ -247,9 +247,10 @@ def _run_lines(run: RunPicture) -> Iterator[str]:
     if run.status == "running":
         yield f"running: {run.done:,} of {run.total:,} trials have an output{errors}"
         yield from (f"  {holder}" for holder in run.held_by)
-    elif run.status == "finished":
+    elif run.status in ("finished", "gate failed"):
         score = "no score" if run.score is None else f"score {run.score:.3f}"
-        yield f"finished: {score}, coverage {run.coverage or 0:.1%} of {run.total:,} trials"
+        gate = "; gate failed" if run.status == "gate failed" else ""
+        yield f"finished: {score}, coverage {run.coverage or 0:.1%} of {run.total:,} trials{gate}"
     else:
         yield f"not finished: {run.done:,} of {run.total:,} trials have an output{errors}"
         yield f"Resume with: holdfast resume {run.path}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from signal import SIGINT
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +14,7 @@ from holdfast.cli.ending import export_results
 from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
+from holdfast.engine.signals import Signals
 from holdfast.errors import Fault, Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ def command(
             raise
         _report_ending(fault)  # for the process that started the workers, which reports it once
         return fault.exit_code
+    except KeyboardInterrupt:
+        if not attached:
+            raise
+        return 128 + (Signals.received() or SIGINT)  # that process says how to resume
     if attached:
         _report_ending(outcome.reason)
     elif outcome.finisher is not None:

@@ -13,8 +13,9 @@ import msgspec
 
 from holdfast.data.messages import RowMessages, parts_with_source
 from holdfast.errors import AttemptError, DataError
+from holdfast.spec.schema import several_answers
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.spec.template import RENDER_ERRORS, NotText, Template, expression
+from holdfast.spec.template import RENDER_ERRORS, NotText, Template, expression, normal_expression, normal_form
 from holdfast.targets.types import Continuation
 
 if TYPE_CHECKING:
@@ -61,18 +62,18 @@ class Script:
     @staticmethod
     def identity(spec: Eval) -> dict[str, Any]:
         """Return the part of every generation key that describes the script. Keys that are not used are left out."""
-        identity: dict[str, Any] = {"system": spec.system}
+        identity: dict[str, Any] = {"system": normal_form(spec.system)}
         if spec.prompt is not None:
-            identity["prompt"] = spec.prompt
+            identity["prompt"] = normal_form(spec.prompt)
         else:
             blocks = [block.model_dump(exclude_none=True) for block in spec.messages]
-            identity["messages"] = blocks or spec.messages_from
+            identity["messages"] = normal_form(blocks) or normal_expression(spec.messages_from)
         if spec.follow_ups or spec.follow_ups_from:
-            identity["follow_ups"] = list(spec.follow_ups) or spec.follow_ups_from
+            identity["follow_ups"] = normal_form(spec.follow_ups) or normal_expression(spec.follow_ups_from)
         if spec.history is not None:
-            identity["history"] = spec.history
+            identity["history"] = normal_expression(spec.history)
         if spec.continuations is not None:
-            identity["continuations"] = spec.continuations
+            identity["continuations"] = normal_expression(spec.continuations)
         return identity
 
     def render(self, sample: Sample) -> Prompts:
@@ -153,6 +154,9 @@ def _evaluate_params(formula: str, sample: Sample) -> dict[str, Any]:
     params = _evaluate(formula, sample, "target.params_from")
     if not isinstance(params, dict):
         raise _unfit(sample, f"target.params_from gives {params!r:.80}, not a mapping")
+    if (name := several_answers(params)) is not None:
+        problem = f"target.params_from gives `{name}`, which asks for several answers, of which one would count"
+        raise _unfit(sample, problem, "Write `trials:` in the eval file instead.")
     return params
 
 

@@ -1,20 +1,25 @@
 """The simulated user: a model or a function that replies to the target, stops, or abstains.
 
-Abstaining means that it cannot play its part. That says nothing about the target, so it is an error of the attempt.
+A model is asked for its decision as a JSON object; a plain text is what the user says next, and `STOP` alone ends the
+conversation. A decision in no such form is shown to the model once, as a mistake. Abstaining means that it cannot play
+its part. That says nothing about the target, so it is an error of the attempt.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
+from holdfast.dialects.reading import after_thoughts
+from holdfast.dialects.stops import describe_partial
 from holdfast.errors import AttemptError
 from holdfast.functions import Function, function_source, load_function, user_error
 from holdfast.spec.providers import identity_of_model
-from holdfast.spec.template import RENDER_ERRORS, Template, expression
+from holdfast.spec.template import RENDER_ERRORS, Template, expression, normal_expression, normal_form
 from holdfast.store.records import Usage, content_text
 from holdfast.targets.prices import Prices
 
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.spec.conversation_schema import ResponderBlock
     from holdfast.spec.load import Eval
-    from holdfast.targets.types import Message
+    from holdfast.targets.types import Message, Reply
 
 OFFERED = ("messages", "sample", "turn")
 
@@ -36,11 +41,18 @@ You play the user in a conversation with an assistant. Stay in your part:
 </part>
 
 Read the conversation and decide what the user does next. Answer with one JSON object and nothing else:
-{{"action": "reply", "message": "<what the user says next>"}} to go on,
-{{"action": "stop", "reason": "<why>"}} when the user has got what they wanted or has nothing more to say,
-{{"action": "abstain", "reason": "<why>"}} when your part does not tell you how to answer."""
+{form}"""
 
-_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+_FORM = """\
+{"action": "reply", "message": "<what the user says next>"} to go on,
+{"action": "stop", "reason": "<why>"} when the user has got what they wanted or has nothing more to say,
+{"action": "abstain", "reason": "<why>"} when your part does not tell you how to answer."""
+
+_DECODER: Final = json.JSONDecoder(strict=False)  # models break lines inside texts
+_OPENING: Final = re.compile(r'\{(?=\s*")')
+_MARKER: Final = re.compile(r"(?:\A|\n|[#\[<*]{1,3})\W*(?P<word>STOP|DONE|ABSTAIN)\W*\Z")
+"""alone, on the last line, or in marks such as `###STOP###` behind what the user says"""
+_SPEAKER: Final = re.compile(r"\A(?:\[user\]|user:)\s*", re.IGNORECASE)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -73,6 +85,7 @@ def responder_identity(spec: Eval) -> dict[str, Any] | None:
     if block is None:
         return None
     identity = block.model_dump(exclude={"base_url", "api_key_env", "api"})
+    identity |= {"instructions": normal_form(block.instructions), "stop_when": normal_expression(block.stop_when)}
     if block.model is not None:
         identity = identity_of_model(identity, block)
     if block.python is not None:
@@ -185,16 +198,36 @@ class _ModelPlayer:
         if self._over(messages, sample, turn):
             return Decision(None)
         try:
-            part = _PART.format(instructions=self._instructions.render(sample.fields))
+            part = _PART.format(instructions=self._instructions.render(sample.fields), form=_FORM)
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render responder.instructions: {error}", retry=False) from error
         transcript = "\n\n".join(
             f"[{message['role']}]\n{content_text(message.get('content'))}" for message in _spoken(messages)
         )
-        reply = await self._model.complete(
-            [{"role": "system", "content": part}, {"role": "user", "content": transcript}]
-        )
-        return Decision(_parse(reply.text), reply.usage)
+        asked = [{"role": "system", "content": part}, {"role": "user", "content": transcript}]
+        reply = await self._model.complete(asked)
+        try:
+            return _decision(reply, reply.usage)
+        except Malformed as mistake:
+            correction = f"Your reply {mistake}\nAnswer again, with one JSON object and nothing else:\n{_FORM}"
+        again = [{"role": "assistant", "content": reply.text or "(no text)"}, {"role": "user", "content": correction}]
+        second = await self._model.complete([*asked, *again])
+        usage = reply.usage + second.usage
+        try:
+            return _decision(second, usage)
+        except Malformed as mistake:
+            raise AttemptError(
+                "bad_reply",
+                f"the simulated user's reply {mistake}",
+                remedy="Use a model that follows the form it is asked for, or raise its params.max_tokens.",
+                retry=False,  # it was asked twice already
+                usage=usage,
+            ) from mistake
+
+    @property
+    def final_notices(self) -> list[str]:
+        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
+        return self._model.final_notices
 
 
 def _spoken(messages: list[Message]) -> Iterator[Message]:
@@ -204,17 +237,55 @@ def _spoken(messages: list[Message]) -> Iterator[Message]:
             yield message
 
 
-def _parse(text: str) -> str | None:
-    match = _OBJECT.search(text)
+class Malformed(ValueError):
+    """A reply that is no decision; the message says why, and completes "the simulated user …"."""
+
+
+def _decision(reply: Reply, usage: Usage) -> Decision:
     try:
-        decision = msgspec.json.decode(match[0]) if match else {}
-        action = decision.get("action")
-    except (msgspec.DecodeError, AttributeError):
-        action = None
+        return Decision(read_decision(reply), usage)
+    except AttemptError as error:
+        error.usage = usage
+        raise
+
+
+def read_decision(reply: Reply) -> str | None:
+    """Return what the user says next; None: the user stops. Raises Malformed, or AttemptError if it abstains."""
+    if (reason := describe_partial(reply.stop)) is not None:
+        raise Malformed(reason)
+    text = after_thoughts(reply.text).strip()
+    decisions = [value for value in _objects(text) if "action" in value]
+    if len(decisions) > 1:
+        raise Malformed(f"gave several decisions: {text[:200]!r}")
+    if decisions:
+        return _decided(decisions[0])
+    if (marker := _MARKER.search(text)) is not None:
+        return _decided({"action": "abstain" if marker["word"] == "ABSTAIN" else "stop"})
+    text = _SPEAKER.sub("", text)
+    if not text or text.startswith(("{", "```", "<think")):
+        raise Malformed(f"gave no decision: {text[:200]!r}")
+    return text
+
+
+def _decided(decision: dict[str, Any]) -> str | None:
+    action, message = decision["action"], decision.get("message")
     if action == "stop":
         return None
     if action == "abstain":
         raise AttemptError("agent", f"the simulated user abstained: {decision.get('reason', '')}")
-    if action == "reply" and isinstance(decision.get("message"), str) and decision["message"].strip():
-        return str(decision["message"])
-    raise AttemptError("bad_reply", f"the simulated user gave no decision: {text[:200]!r}")
+    if action != "reply":
+        raise Malformed(f"gave no decision: `action` is {action!r}, not reply, stop or abstain")
+    if not isinstance(message, str) or not message.strip():
+        raise Malformed("gave no decision: a reply needs a `message`")
+    return message
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    place = 0
+    while (match := _OPENING.search(text, place)) is not None:
+        try:
+            value, place = _DECODER.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            place = match.end()
+        else:
+            yield value

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, UnsetType
 
 from holdfast.canonical import digest_as_written
+from holdfast.store.answers import classify_answer
 from holdfast.store.records import NO_USAGE, Mark, ToolCall, content_text
 from holdfast.targets.trace import as_listed, read_calls
 from holdfast.targets.types import Turn
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from holdfast.conversation.script import Prompts
     from holdfast.data.dataset import Sample
+    from holdfast.store.answers import AnswerClass
     from holdfast.store.records import Content, TraceStep
     from holdfast.targets.types import Message, Reply
 
@@ -29,9 +31,12 @@ def messages_digest(
     files: dict[str, str] | None = None,
     calls: list[ToolCall] | UnsetType = UNSET,
     trace: list[TraceStep] | None = None,
+    value: Any = UNSET,
 ) -> str:
-    """Return the digest that ties grades to what graders may look at: messages, workspace, listed calls, trace."""
+    """Return the digest that ties grades to what graders may look at: messages, files, listed calls, trace, value."""
     listed = None if isinstance(calls, UnsetType) else calls
+    if value is not UNSET:
+        return digest_as_written([messages, files, listed, trace, value])
     if trace:
         return digest_as_written([messages, files, trace] if listed is None else [messages, files, listed, trace])
     if listed is not None:
@@ -68,6 +73,8 @@ class Conversation:
         """every tool call, where the messages do not contain them all"""
         self._listed: list[list[ToolCall] | UnsetType] = []
         """by turn: its tool calls, where its messages do not contain them all"""
+        self.answer: AnswerClass = "whole"
+        """class of the first reply that is not whole: whatever follows it rests on it"""
         self.stopped = False
         """a checkpoint ended the conversation"""
 
@@ -107,16 +114,19 @@ class Conversation:
         if not (isinstance(listed, UnsetType) and isinstance(self.calls, UnsetType)):
             self.calls = self._all_calls()
         self.reply, self.state = reply, reply.state
+        if self.answer == "whole":
+            self.answer = classify_answer(reply.stop, empty=_is_empty(reply))
         self.turns += 1
         self.marks.append(
             Mark(
                 end=len(self.messages),
-                digest=messages_digest(self.messages, reply.files, self.calls, self.trace),
+                digest=messages_digest(self.messages, reply.files, self.calls, self.trace, reply.value),
                 output=UNSET if reply.text == (self.messages[-1].get("content") or "") else reply.text,
                 usage=self.usage,
                 seconds=seconds,
                 files=UNSET if reply.files is None else reply.files,
                 trace=len(self.trace) if self.trace else UNSET,
+                value=reply.value,
             )
         )
 
@@ -127,3 +137,16 @@ class Conversation:
         for turn, (start, end, calls) in enumerate(zip([self.opening, *ends], ends, self._listed, strict=False), 1):
             every += as_listed(read_calls(self.messages[start:end]), turn) if isinstance(calls, UnsetType) else calls
         return every
+
+
+def _is_empty(reply: Reply) -> bool:
+    """Return True if a reply has no text, tool calls or likelihoods, and was not made in a workspace.
+
+    What an agent leaves in its workspace is an answer, also if it says nothing.
+    """
+    if reply.text.strip() or reply.files is not None:
+        return False
+    if not isinstance(reply.calls, UnsetType) and any(call.name is not None for call in reply.calls):
+        return False
+    last = reply.messages[-1] if reply.messages else {}
+    return not (last.get("tool_calls") or last.get("likelihoods"))

@@ -2,6 +2,7 @@
 
 `readers`  one generator per file format
 `dataset`  selection (where, shuffle, offset, limit), ids, digests, and the survey made before a run
+`questions` refuses rows that all ask the same
 `row_checks`  templates and expressions of the eval, checked against rows
 `survey_cache`  stores surveys of large datasets
 `survey_update` brings the survey of changed JSON lines up to date

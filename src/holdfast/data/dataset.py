@@ -13,7 +13,7 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import DecodeError
@@ -25,12 +25,13 @@ from holdfast.data.grouping import Groupings
 from holdfast.data.messages import RowMessages
 from holdfast.data.numbers import code_for, fit_code
 from holdfast.data.panels import Conditions, Panel, Panels
+from holdfast.data.questions import Questions
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.data.row_checks import TemplateChecks
 from holdfast.errors import ConfigError, DataError, Fault, Problem
+from holdfast.spec.row_fields import fields_of_target
 from holdfast.spec.selection import Selection
-from holdfast.spec.target_schema import is_http
-from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression, texts
+from holdfast.spec.template import RENDER_ERRORS, TemplateError, expression
 from holdfast.store.lines import find_lines
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from holdfast.data.grouping import Grouping
     from holdfast.data.messages import Attachment
-    from holdfast.data.panels import Stale
     from holdfast.data.readers import LineStart
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
@@ -65,12 +65,18 @@ class Sample(NamedTuple):
     id: str
     fields: Row
     digest: str
+    """of the whole row, with the contents of its files"""
     where: str
     """file and line, for messages"""
-    typed: bool = False
-    """the HTTP request of the sample holds values other than texts: a number of the row, the list of messages"""
+    asked: str = ""
+    """digest of the part of the row that the target sees, with the id; of a row without an id, that of the whole row"""
     files: Mapping[str, Attachment] = MappingProxyType({})
-    """files in the messages of the row, by their source; their contents are part of the digest"""
+    """files in the messages of the row, by their source"""
+
+    @property
+    def row(self) -> str:
+        """The first 16 digits of the digest, which tell versions of a row apart."""
+        return self.digest[7:23]
 
     @property
     def is_nameless(self) -> bool:
@@ -134,13 +140,14 @@ class Survey(msgspec.Struct, frozen=True):
     digest: str
     """digest of the selected samples in their order"""
     digests: bytes
-    """16 bytes per sample, to notice a row that changes while the eval is running"""
+    """16 bytes per sample: `Sample.digest`"""
     panels: Panels
     """the graders that apply to each sample"""
     unsendable: ConfigError | None = None
-    """set if a new run is impossible: a list or an object would be sent as a text, or a row has no continuations"""
-    typed: bytes = b""
-    """a 1 for each sample whose HTTP request holds values other than texts; empty if there is none"""
+    """set if a new run is impossible: a list or an object would be sent as a text, a row has no continuations, or all
+    rows ask the same"""
+    asked: bytes = b""
+    """16 bytes per sample: `Sample.asked`; empty if the target sees whole rows"""
     shapes: dict[Shape, str] = {}
     """the place of the first row of each shape"""
     shape_rows: array[int] = msgspec.field(default_factory=lambda: array("I"))
@@ -150,26 +157,37 @@ class Survey(msgspec.Struct, frozen=True):
     ids: Ids = msgspec.field(default_factory=lambda: Ids())
     """ids of the samples"""
 
-    def digest_at(self, position: int) -> bytes:
-        """Return the digest of the sample at a position, as bytes."""
+    @property
+    def asked_digests(self) -> bytes:
+        """`Sample.asked` of all samples, 16 bytes each."""
+        return self.asked or self.digests
+
+    def row_at(self, position: int) -> bytes:
+        """Return `Sample.digest` of the sample at a position, as bytes."""
         return self.digests[position * 16 : position * 16 + 16]
 
-    def is_typed(self, position: int) -> bool:
-        """True if the HTTP request of the sample at a position holds values other than texts."""
-        return bool(self.typed) and self.typed[position] == 1
+    def row_text(self, position: int) -> str:
+        """Return `Sample.row` of the sample at a position."""
+        return self.digests[position * 16 : position * 16 + 8].hex()
+
+    def asked_at(self, position: int) -> bytes:
+        """Return `Sample.asked` of the sample at a position, as bytes."""
+        return self.asked_digests[position * 16 : position * 16 + 16]
 
 
 class SurveyBuilder:
     """Makes a survey, sample by sample."""
 
     def __init__(
-        self, spec: Eval, stale: Mapping[int, Stale], check: RowCheck | None, fields: Collection[str] = ()
+        self, spec: Eval, check: RowCheck | None, fields: Collection[str] = (), *, must_differ: bool = False
     ) -> None:
-        """`stale` and `check` are those of `Dataset.survey`; `fields` are those of rows that are not added here."""
+        """Take `check` as `Dataset.survey` does; `fields` belong to rows that are not added here."""
         self.count = 0
-        self._digests, self._typed, self._ids = bytearray(), bytearray(), Ids()
+        self._questions = Questions(spec) if must_differ else None
+        self._digests, self._asked, self._ids = bytearray(), bytearray(), Ids()
+        self._sees_part = fields_of_target(spec) is not None
         self._id_digests = [array("Q") for _ in range(_PARTS)]
-        self._checks, self._conditions = TemplateChecks(spec, check, fields), Conditions(spec, stale)
+        self._checks, self._conditions = TemplateChecks(spec, check, fields), Conditions(spec)
         self._panels, self._groupings = Panels(self._conditions.everyone), Groupings(spec, fields)
         self._shapes: dict[Shape, str] = {}
         self._shape_numbers: dict[Shape, int] = {}
@@ -178,6 +196,8 @@ class SurveyBuilder:
     def add(self, sample: Sample) -> None:
         """Check the next sample and add it."""
         self._digests += bytes.fromhex(sample.digest[7:])
+        if self._sees_part:
+            self._asked += bytes.fromhex(sample.asked[7:])
         self._ids.add(sample.id)
         id_digest = xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass"))
         self._id_digests[id_digest % _PARTS].append(id_digest)
@@ -186,25 +206,29 @@ class SurveyBuilder:
         shape = tuple(sample.fields), panel
         self._checks.look(sample, shape)
         self._groupings.add(sample.fields, sample.where)
+        if self._questions is not None:
+            self._questions.look(sample.fields)
+            if self._questions.differ:
+                self._questions = None
         number = self._shape_numbers.get(shape, len(self._shapes))
         if number == len(self._shapes) < MOST_SHAPES:
             self._shape_numbers[shape], self._shapes[shape] = number, sample.where
             self._shape_rows = fit_code(self._shape_rows, len(self._shapes))
         self._shape_rows.append(number)
-        self._typed.append(sample.typed)
         self.count += 1
 
     def conclude(self) -> Survey:
         """Return the survey; raise ConfigError for rows that cannot be evaluated."""
         self._checks.conclude()
         self._groupings.conclude(self._checks.fields)
+        same = None if self._questions is None else self._questions.problem(self.count, self._checks.fields)
         return Survey(
             count=self.count,
             digest=digest_bytes(bytes(self._digests)),
             digests=bytes(self._digests),
             panels=self._panels,
-            unsendable=self._checks.unsendable(),
-            typed=bytes(self._typed) if any(self._typed) else b"",
+            unsendable=self._checks.unsendable() or same,
+            asked=bytes(self._asked),
             shapes=self._shapes,
             shape_rows=self._shape_rows,
             groupings=self._groupings.by_field,
@@ -220,8 +244,10 @@ class SurveyBuilder:
 class Dataset:
     """The samples of an eval."""
 
-    def __init__(self, spec: Eval) -> None:
+    def __init__(self, spec: Eval, *, must_differ: bool = False) -> None:
+        """With `must_differ`, rows that all ask the same are refused by the survey: the target sees nothing else."""
         self._eval = spec
+        self.must_differ = must_differ
         self._kept: list[Sample] | None = None
         """the samples that the last survey has read, where they are few and were not taken yet"""
         self._kept_stamp: tuple[tuple[int, int], ...] = ()
@@ -335,14 +361,14 @@ class Dataset:
             return ((-1, -1),)
         return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
-    def survey(self, stale: Mapping[int, Stale] = MappingProxyType({}), check: RowCheck | None = None) -> Survey:
+    def survey(self, check: RowCheck | None = None) -> Survey:
         """Read everything once: count it, digest it, and refuse what cannot be evaluated.
 
-        `stale` is passed to `Conditions`; `check` yields what is wrong with a row, and where in the eval file.
+        `check` yields what is wrong with a row, and where in the eval file.
         """
         kept: list[Sample] | None = []
         stamp = self.stamp()
-        survey = SurveyBuilder(self._eval, stale, check)
+        survey = SurveyBuilder(self._eval, check, must_differ=self.must_differ)
         for sample in self._read():
             if kept is not None:
                 kept.append(sample)
@@ -478,7 +504,7 @@ class Dataset:
         where, row = pair
         try:
             encoded = encode_sorted(row)
-            content = digest(row) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
+            content = self._digest(row, encoded)
             self._read_bytes += len(encoded)
         except (TypeError, ValueError) as error:  # rows from Python may hold any object
             raise DataError(where, f"cannot be serialized as JSON: {error}") from error
@@ -489,47 +515,36 @@ class Dataset:
         files = {} if self._messages is None else self._messages.files(row, where)
         if files:
             content = digest([content, [file.digest for file in files.values()]])
-        name = content[7:19] if value is None else str(value)
-        return Sample(name, row, content, where, self._request.is_typed(row), files)
+        if value is None:
+            return Sample(content[7:19], row, content, where, content, files)
+        return Sample(str(value), row, content, where, self._asked(str(value), row, content, where, files), files)
+
+    def _asked(self, name: str, row: Row, content: str, where: str, files: Mapping[str, Attachment]) -> str:
+        """Return the digest of the part of a row that the target sees."""
+        if self._fields is None:
+            return content
+        asked: dict[str, Any] = {"id": name, "fields": {field: row[field] for field in self._fields if field in row}}
+        if self._messages is not None:
+            try:
+                asked["messages"] = self._messages.contents(row, where, files)
+            except RENDER_ERRORS:
+                return content  # reported with the templates, or an error of the trial when it runs
+        return self._digest(asked, encode_sorted(asked))
+
+    def _digest(self, value: dict[str, Any], encoded: bytes) -> str:
+        return digest(value) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
+
+    @cached_property
+    def _fields(self) -> list[str] | None:
+        """The fields that the target sees; None for whole rows."""
+        fields = fields_of_target(self._eval)
+        return None if fields is None else sorted(fields)
 
     @cached_property
     def _messages(self) -> RowMessages | None:
         """The messages of the eval, where rows may have files in them."""
         messages = RowMessages(self._eval)
         return messages if messages.may_have_files else None
-
-    @cached_property
-    def _request(self) -> _Request:
-        return _Request(self._eval)
-
-
-class _Request:
-    """Tells whether the body of an HTTP request holds values other than texts."""
-
-    _PLACEHOLDERS: Final[Row] = {"prompt": "", "messages": [{"role": "user", "content": ""}], "trial": 1}
-    """placeholders for the values that a request takes from the conversation"""
-
-    def __init__(self, spec: Eval) -> None:
-        block = spec.target
-        sources = texts(block.request) if is_http(block) else ()
-        templates = [Template(source) for source in sources if "{{" in source]
-        self._templates = [compiled for compiled in templates if compiled.names - self._PLACEHOLDERS.keys()]
-        """templates that depend on the row"""
-        fixed = [compiled for compiled in templates if compiled not in self._templates]
-        self._always = any(self._gives_value(compiled, self._PLACEHOLDERS) for compiled in fixed)
-
-    def is_typed(self, fields: Row) -> bool:
-        """True if the request for a row holds anything but texts."""
-        if self._always or not self._templates:
-            return self._always
-        values = {**fields, **self._PLACEHOLDERS}
-        return any(self._gives_value(compiled, values) for compiled in self._templates)
-
-    @staticmethod
-    def _gives_value(compiled: Template, values: Row) -> bool:
-        with suppress(*RENDER_ERRORS):  # an error of the trial, when it runs
-            return not isinstance(compiled.value(values), str)
-        return False
 
 
 def dataset_changed(where: str) -> Fault:

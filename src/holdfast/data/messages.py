@@ -124,6 +124,19 @@ class RowMessages:
             )
         return files
 
+    def contents(self, fields: Mapping[str, Any], where: str, files: Mapping[str, Attachment]) -> list[Message]:
+        """Return the messages of a row as the target gets them, with the contents of files instead of their names.
+
+        Only of a file that is no image and no recording does a model learn the name.
+        """
+        messages = self.render(fields, where)
+        for part in parts_with_source(messages):
+            file = files[part.pop("source")]
+            part |= {"digest": file.digest, "media_type": file.media_type}
+            if part["type"] == "file":
+                part["name"] = file.name
+        return messages
+
     def _attachment(self, kind: str, source: str, where: str) -> Attachment:
         if source.startswith("data:"):
             return _inline(kind, source, where)

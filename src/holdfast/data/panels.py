@@ -8,28 +8,20 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.data.numbers import code_for, fit_code
-from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.template import RENDER_ERRORS, expression
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from holdfast.spec.grader_schema import GraderBlock
     from holdfast.spec.load import Eval
     from holdfast.spec.template import Expression
 
 _NAMED: Final = 5
 """graders that a notice names"""
-
-
-Stale = Callable[[Collection[str]], bool]
-"""tells whether a grader reads a row with these fields differently than earlier versions did"""
 
 
 class Panel(NamedTuple):
@@ -38,23 +30,6 @@ class Panel(NamedTuple):
     graders: tuple[int, ...]
     unsure: frozenset[int] = frozenset()
     """graders whose `where` fails on this row: their grade is an error"""
-    reread: frozenset[int] = frozenset()
-    """graders that read this row differently than earlier versions did: their grades have other keys"""
-
-
-class Sign(NamedTuple):
-    """Two graders with equal signs apply to the same rows, and read them in the same way."""
-
-    where: str | None
-    reading: str
-    """values that it expects; empty where these are the same for all rows"""
-
-
-def sign_of(block: GraderBlock) -> Sign:
-    """Return the sign of a grader."""
-    reading = repr([block.type, [getattr(block, name) for name in block.alternatives]])
-    depends = "{" in reading or not GRADERS.is_builtin(block.type)  # on the row
-    return Sign(block.where, reading if block.alternatives and depends else "")
 
 
 class _Condition(NamedTuple):
@@ -64,22 +39,10 @@ class _Condition(NamedTuple):
 
 
 class Conditions:
-    """The `where` of all graders of an eval. A condition that several graders share is evaluated once for a row.
+    """The `where` of all graders of an eval. A condition that several graders share is evaluated once for a row."""
 
-    `stale` is for graders whose block does not tell how they read a row, by their numbers: users' functions.
-    """
-
-    def __init__(self, spec: Eval, stale: Mapping[int, Stale] = MappingProxyType({})) -> None:
-        blocks = [grader for _, grader in spec.placed_graders()]
-        wheres = [block.where for block in blocks]
-        self.signs = [sign_of(block) for block in blocks]
-        readers = {number: block for number, block in enumerate(blocks) if block.alternatives}
-        self._readers = {number: block for number, block in readers.items() if self.signs[number].reading}
-        self._reread = {
-            number for number, block in readers.items() if number not in self._readers and not block.reads_as_before({})
-        }
-        """graders that read all rows differently than earlier versions did"""
-        self._stale = stale
+    def __init__(self, spec: Eval) -> None:
+        wheres = self._wheres = [grader.where for _, grader in spec.placed_graders()]
         self.everyone = Panel(tuple(range(len(wheres))))
         self._always = tuple(number for number, where in enumerate(wheres) if where is None)
         self._panels: dict[Panel, Panel] = {}
@@ -101,26 +64,16 @@ class Conditions:
 
     def panel_for(self, fields: Mapping[str, Any]) -> Panel:
         """Return the panel of a row."""
-        panel = self.everyone if len(self._always) == len(self.everyone.graders) else self._select(fields)
-        if not self._readers and not self._stale and not self._reread:
-            return panel
-        reread = [
-            number
-            for number in panel.graders
-            if (number in self._readers and not self._readers[number].reads_as_before(fields))
-            or self._is_reread(number, fields)
-        ]
-        return self._with_reread(panel, reread)
+        return self.everyone if len(self._always) == len(self.everyone.graders) else self._select(fields)
 
-    def panel_like(self, earlier: Panel, signs: Sequence[Sign], names: Collection[str]) -> Panel | None:
-        """Return the panel of rows with an earlier panel and these fields; None if it depends on the row.
+    def panel_like(self, earlier: Panel, wheres: Sequence[str | None]) -> Panel | None:
+        """Return the panel of rows with an earlier panel; None if it depends on the row.
 
-        `signs` are those of the earlier panel's graders.
+        `wheres` are those of the earlier panel's graders.
         """
-        applicable, unsure, reread = [], set(), []
-        alike = {sign.where: other for other, sign in enumerate(signs)}
-        readers = {signs[other].reading: other for other in earlier.graders}
-        for number, (where, reading) in enumerate(self.signs):
+        applicable, unsure = [], set()
+        alike = {where: other for other, where in enumerate(wheres)}
+        for number, where in enumerate(self._wheres):
             if where is not None:
                 if where not in alike:
                     return None
@@ -129,20 +82,7 @@ class Conditions:
                 if alike[where] in earlier.unsure:
                     unsure.add(number)
             applicable.append(number)
-            if reading and reading not in readers:
-                return None
-            if (reading and readers[reading] in earlier.reread) or self._is_reread(number, names):
-                reread.append(number)
         panel = Panel(tuple(applicable), frozenset(unsure))
-        return self._with_reread(self._panels.setdefault(panel, panel), reread)
-
-    def _is_reread(self, number: int, names: Collection[str]) -> bool:
-        return number in self._reread or (number in self._stale and self._stale[number](names))
-
-    def _with_reread(self, panel: Panel, reread: Sequence[int]) -> Panel:
-        if not reread:
-            return panel
-        panel = panel._replace(reread=frozenset(reread))
         return self._panels.setdefault(panel, panel)
 
     def _select(self, fields: Mapping[str, Any]) -> Panel:
@@ -199,7 +139,7 @@ class Panels:
 
     def fingerprint(self) -> str:
         """Return a digest of all rows' panels."""
-        kinds = [[kind.graders, sorted(kind.unsure), sorted(kind.reread)] for kind in self._kinds]
+        kinds = [[kind.graders, sorted(kind.unsure)] for kind in self._kinds]
         return digest([kinds, digest_bytes(self._rows.tobytes()), sys.byteorder])
 
     @property
@@ -214,10 +154,6 @@ class Panels:
             for number in self._kinds[kind].graders:
                 counts[number] += rows
         return counts
-
-    def reread(self) -> frozenset[int]:
-        """Return the graders that read some row differently than earlier versions did."""
-        return frozenset().union(*(kind.reread for kind in self._kinds))
 
 
 def name_graders(names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression
+from holdfast.spec.template import RENDER_ERRORS, NotText, TemplateError, expression
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.data.readers import Row
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
+    from holdfast.spec.template import Template
 
 _SENT: Final = ("system", "prompt", "messages", "follow_ups")
 """templates whose text is sent to the target as it comes out"""
@@ -57,12 +58,13 @@ class TemplateChecks:
         self._unfit: dict[Location, str] = {}
         self._graders = list(spec.placed_graders())
         numbers = {location: number for number, (location, _) in enumerate(self._graders)}
-        for location, source, names in spec.templates():
-            compiled = Template(source, texts_only=location[0] in _SENT)
-            if needed := compiled.names - names:
+        for each in spec.templates():
+            compiled = each.compile(texts_only=each.location[0] in _SENT)
+            if needed := compiled.names - each.variables:
                 placeholders = dict.fromkeys(compiled.names - needed, "")
-                grader = numbers.get(location[:-1])
-                self._templates.append(_RowTemplate(location, partial(_render, compiled, placeholders), needed, grader))
+                grader = None if each.grader is None else numbers[each.grader]
+                fill_in = partial(_render, compiled, placeholders)
+                self._templates.append(_RowTemplate(each.location, fill_in, needed, grader))
         for location, formula in spec.row_expressions():
             evaluate = expression(formula)
             if evaluate.names:

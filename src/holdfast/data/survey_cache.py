@@ -16,7 +16,6 @@ import sys
 from array import array
 from contextlib import suppress
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -28,26 +27,23 @@ from holdfast.canonical import digest
 from holdfast.data.dataset import LONGEST_IDS, Ids, Survey
 from holdfast.data.grouping import Grouping
 from holdfast.data.numbers import code_for
-from holdfast.data.panels import Panel, Panels, Sign, sign_of
-from holdfast.data.survey_fit import fit_survey, mark_stale
+from holdfast.data.panels import Panel, Panels
+from holdfast.data.survey_fit import fit_survey
 from holdfast.data.survey_update import read_lines, update_survey
 from holdfast.spec.benchmark_tasks import benchmark_tasks
 from holdfast.spec.load_graders import GRADERS
-from holdfast.spec.target_schema import is_http
-from holdfast.spec.template import texts
+from holdfast.spec.row_fields import fields_of_target
 from holdfast.store.cache_file import peek_header, read_header, write_cache
 from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
     from typing import BinaryIO
 
     from holdfast.data.dataset import Dataset, RowCheck
-    from holdfast.data.panels import Stale
     from holdfast.spec.load import Eval
 
-_MAGIC: Final = b"holdfast survey 4\n"
+_MAGIC: Final = b"holdfast survey 5\n"
 _MOST: Final = 8
 """surveys that are kept"""
 
@@ -56,7 +52,7 @@ class _Header(msgspec.Struct, array_like=True):
     byte_order: str
     files: list[tuple[str, str]]
     """paths and digests of the dataset's files"""
-    signs: list[Sign]
+    wheres: list[str | None]
     """of the graders"""
     count: int
     digest: str
@@ -65,34 +61,33 @@ class _Header(msgspec.Struct, array_like=True):
     """names of fields, number of the panel, and place of the first row"""
     values: dict[str, list[str]]
     """by field: the values of its grouping"""
-    typed: bool
+    has_asked: bool
+    """the target sees a part of each row, of which there is a digest, too"""
     ids: int
     """bytes of the ids"""
 
 
 class _Stored(NamedTuple):
     files: list[tuple[str, str]]
-    signs: list[Sign]
+    wheres: list[str | None]
     survey: Survey
     lines: bytes
     """digests of the samples' lines; empty if they are unknown"""
 
 
-def survey_dataset(spec: Eval, dataset: Dataset, stale: Mapping[int, Stale], check: RowCheck | None) -> Survey:
-    """Return the survey of a dataset, stored or made now; `stale` and `check` are those of `Dataset.survey`."""
+def survey_dataset(spec: Eval, dataset: Dataset, check: RowCheck | None) -> Survey:
+    """Return the survey of a dataset, stored or made now; `check` is passed to `Dataset.survey`."""
     if dataset.names_files or not all(GRADERS.is_builtin(block.type) for _, block in spec.placed_graders()):
-        return dataset.survey(stale, check)
-    survey: Survey | None = _survey(spec, dataset, check)
-    if survey is not None and stale:
-        survey = mark_stale(survey, spec, stale)
+        return dataset.survey(check)
+    survey = _survey(spec, dataset, check)
     _release_memory()
-    return dataset.survey(stale, check) if survey is None else replace(survey, shape_rows=array("I"))
+    return replace(survey, shape_rows=array("I"))
 
 
 def _survey(spec: Eval, dataset: Dataset, check: RowCheck | None) -> Survey:
-    """Return a survey in which nothing is stale: stored, or made now and stored then."""
+    """Return a survey that is stored, or made now and stored then."""
     stamp = dataset.stamp()
-    path = home_directory() / "surveys" / _name(spec)
+    path = home_directory() / "surveys" / _name(spec, dataset)
     places = _places(path)
     # Without a stored survey, the digests of lines will be needed: they are taken together with those of the files.
     lines = read_lines(dataset.files) if dataset.has_row_per_line and not places else None
@@ -110,7 +105,7 @@ def _survey(spec: Eval, dataset: Dataset, check: RowCheck | None) -> Survey:
     if stored is not None and stored.lines and lines is not None:
         survey = update_survey(spec, dataset, stored.survey, stored.lines, lines, check)
     if survey is None or dataset.stamp() != stamp:
-        survey = dataset.survey(MappingProxyType({}), check)
+        survey = dataset.survey(check)
     if survey.unsendable is None and dataset.stamp() == stamp:  # else its files may be others than those digested
         _save(path, files, spec, survey, b"" if lines is None else lines.digests)
     return survey
@@ -135,10 +130,10 @@ def _choose(places: list[Path], files: list[tuple[str, str]]) -> Path | None:
 
 def _fit(stored: _Stored, path: Path, files: list[tuple[str, str]], spec: Eval, dataset: Dataset) -> _Stored | None:
     """Fit a stored survey to the graders of an eval. If rows had to be read for that, the survey is stored, too."""
-    survey = fit_survey(stored.survey, stored.signs, spec, None)
+    survey = fit_survey(stored.survey, stored.wheres, spec, None)
     if survey is None and stored.files == files:
         stamp = dataset.stamp()
-        survey = fit_survey(stored.survey, stored.signs, spec, dataset.rows())
+        survey = fit_survey(stored.survey, stored.wheres, spec, dataset.rows())
         if survey is not None and dataset.stamp() == stamp:
             _save(path, files, spec, survey, stored.lines)
     return None if survey is None else stored._replace(survey=survey)
@@ -150,7 +145,7 @@ def _release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _name(spec: Eval) -> str:
+def _name(spec: Eval, dataset: Dataset) -> str:
     """Return digests of everything that a survey depends on, except the dataset's files: without graders, and of them.
 
     The templates of graders are among these.
@@ -162,10 +157,11 @@ def _name(spec: Eval) -> str:
         [__version__, platform.python_version(), msgspec.__version__, version("jinja2")],
         str(spec.folder),
         None if spec.dataset is None else spec.dataset.model_dump(mode="json"),
-        [[place, text, sorted(names)] for place, text, names in spec.templates() if place[:-1] not in locations],
-        [each for each in spec.row_expressions() if each[0][:-1] not in locations],
+        [[each.location, each.source, sorted(each.variables)] for each in spec.templates() if each.grader is None],
+        [each for each in spec.expressions() if each[0][:-1] not in locations],
         [spec.by, spec.cluster, spec.continuations, None if tasks is None else sorted(tasks.tasks)],
-        list(texts(spec.target.request)) if is_http(spec.target) else None,
+        None if (fields := fields_of_target(spec)) is None else sorted(fields),
+        dataset.must_differ,
     ]
     basis = rows, [[location, block.model_dump(mode="json")] for location, block in graders]
     return "-".join(digest(part).removeprefix("sha256:") for part in basis)
@@ -187,17 +183,17 @@ def _save(path: Path, files: list[tuple[str, str]], spec: Eval, survey: Survey, 
     header = _Header(
         byte_order=sys.byteorder,
         files=files,
-        signs=[sign_of(block) for _, block in spec.placed_graders()],
+        wheres=[block.where for _, block in spec.placed_graders()],
         count=survey.count,
         digest=survey.digest,
         kinds=kinds,
         shapes=[(names, numbers[panel], where) for (names, panel), where in survey.shapes.items()],
         values={field: grouping.values for field, grouping in survey.groupings.items()},
-        typed=bool(survey.typed),
+        has_asked=bool(survey.asked),
         ids=len(ids),
     )
     groups = [memoryview(grouping.packed()).cast("B") for grouping in survey.groupings.values()]
-    body: list[bytes | memoryview] = [survey.digests, memoryview(rows).cast("B"), survey.typed, *groups]
+    body: list[bytes | memoryview] = [survey.digests, memoryview(rows).cast("B"), survey.asked, *groups]
     body += [memoryview(ids), memoryview(ends).cast("B"), memoryview(survey.shape_rows).cast("B"), lines]
     with suppress(OSError):
         write_cache(path, _MAGIC, msgspec.msgpack.encode(header), body)
@@ -222,14 +218,14 @@ def _load(path: Path, *, unless: list[tuple[str, str]]) -> _Stored | None:
         os.utime(path)
     except (OSError, ValueError, EOFError, msgspec.DecodeError):
         return None
-    return _Stored(header.files, header.signs, survey, lines)
+    return _Stored(header.files, header.wheres, survey, lines)
 
 
 def _restore(header: _Header, file: BinaryIO) -> Survey:
     count = header.count
     digests = file.read(16 * count)
     panels = Panels.unpacked(header.kinds, _numbers(file, count, code_for(len(header.kinds))))
-    typed = file.read(count) if header.typed else b""
+    asked = file.read(16 * count) if header.has_asked else b""
     groupings = {
         field: Grouping.unpacked(values, _numbers(file, count, code_for(len(values))))
         for field, values in header.values.items()
@@ -239,7 +235,7 @@ def _restore(header: _Header, file: BinaryIO) -> Survey:
         digest=header.digest,
         digests=digests,
         panels=panels,
-        typed=typed,
+        asked=asked,
         shapes={(names, header.kinds[number]): where for names, number, where in header.shapes},
         groupings=groupings,
         ids=Ids(file.read(header.ids), _numbers(file, count, "I" if header.ids <= LONGEST_IDS else "Q")),

@@ -1,8 +1,7 @@
 """Fit a survey to other graders. Rows, ids and digests stay; which graders apply to which row is decided again.
 
 Most rows need no look for this. A grader without `where` applies to all rows, and one with the `where` of an earlier
-grader to the rows of that one; a test of a row's field names is made once for all rows with the same names. Where a new
-grader depends on values, the rows are decoded once, without digesting or checking them.
+grader to the rows of that one. For any other `where`, the rows are decoded once, without digesting or checking them.
 """
 
 from __future__ import annotations
@@ -19,41 +18,35 @@ from holdfast.data.row_checks import TemplateChecks
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from holdfast.data.dataset import Shape
-    from holdfast.data.panels import Panel, Sign, Stale
+    from holdfast.data.panels import Panel
     from holdfast.data.readers import Row
     from holdfast.spec.load import Eval
 
 
 def fit_survey(
-    survey: Survey, signs: Sequence[Sign], spec: Eval, rows: Iterable[tuple[str, Row]] | None
+    survey: Survey, wheres: Sequence[str | None], spec: Eval, rows: Iterable[tuple[str, Row]] | None
 ) -> Survey | None:
     """Return the survey of the same rows for the graders of an eval; None if it has to be made from the beginning.
 
-    `signs` are those of the graders for which the survey was made. `rows` are read if need be; None: they are others.
+    `wheres` are those of the graders for which the survey was made. `rows` are read if need be; None: they are others.
     """
     conditions = Conditions(spec)
-    fitted = _fit(survey, signs, conditions, rows)
+    fitted = _fit(survey, wheres, conditions, rows)
     if fitted is None:
         return None
     checks = TemplateChecks(spec, None)
     return None if any(map(checks.is_doubtful, fitted.shapes)) else fitted
 
 
-def mark_stale(survey: Survey, spec: Eval, stale: Mapping[int, Stale]) -> Survey | None:
-    """Return a survey as it is with `stale`, which is that of `Conditions`; None if it has too many shapes of rows."""
-    conditions = Conditions(spec, stale)
-    return _fit(survey, conditions.signs, conditions, None)
-
-
 def _fit(
-    survey: Survey, signs: Sequence[Sign], conditions: Conditions, rows: Iterable[tuple[str, Row]] | None
+    survey: Survey, wheres: Sequence[str | None], conditions: Conditions, rows: Iterable[tuple[str, Row]] | None
 ) -> Survey | None:
     if len(survey.shapes) >= MOST_SHAPES:
         return None
-    panels = [conditions.panel_like(panel, signs, names) for names, panel in survey.shapes]
+    panels = [conditions.panel_like(panel, wheres) for _, panel in survey.shapes]
     derived = [panel for panel in panels if panel is not None]
     if len(derived) == len(panels):
         shapes, shape_rows = _derive(survey, derived)

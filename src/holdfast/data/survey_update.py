@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from itertools import accumulate, chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -109,7 +108,7 @@ def update_survey(
     kept = [piece for piece in pieces if not piece.is_new]
     kept_shapes = set().union(*(earlier.shape_rows[start : start + count] for _, start, count in kept))
     fields = {name for number, (names, _) in enumerate(earlier.shapes) if number in kept_shapes for name in names}
-    builder = SurveyBuilder(spec, MappingProxyType({}), check, fields)
+    builder = SurveyBuilder(spec, check, fields, must_differ=dataset.must_differ)
     try:
         for pair in _rows(lines, new_lines):
             builder.add(dataset.sample(pair))
@@ -167,11 +166,9 @@ def _shares_ids(earlier: Ids, kept: Sequence[_Piece], new: Ids) -> bool:
 
 def _join(earlier: Survey, new: Survey, pieces: Sequence[_Piece], lines: Lines) -> Survey:
     """Put a survey together, with everything in the order in which it first occurs."""
-    digests = b"".join(
-        [
-            (new if is_new else earlier).digests[start * WIDTH : (start + count) * WIDTH]
-            for is_new, start, count in pieces
-        ]
+    digests, asked = (
+        b"".join([column[not is_new][start * WIDTH : (start + count) * WIDTH] for is_new, start, count in pieces])
+        for column in ((new.digests, earlier.digests), (new.asked, earlier.asked))
     )
     both = earlier.panels.packed(), new.panels.packed()
     kinds, panel_rows = _join_columns(*both, pieces, first=both[0][0][0])
@@ -183,9 +180,6 @@ def _join(earlier: Survey, new: Survey, pieces: Sequence[_Piece], lines: Lines) 
         other = new.groupings[field]
         columns = (grouping.values, grouping.packed()), (other.values, other.packed())
         groupings[field] = Grouping.unpacked(*_join_columns(*columns, pieces))
-    typed = b"".join(
-        [(new if is_new else earlier).typed[start : start + count] or bytes(count) for is_new, start, count in pieces]
-    )
     ids = Ids()
     for is_new, start, count in pieces:
         ids.extend(new.ids if is_new else earlier.ids, start, count)
@@ -194,7 +188,7 @@ def _join(earlier: Survey, new: Survey, pieces: Sequence[_Piece], lines: Lines) 
         digest=digest_bytes(digests),
         digests=digests,
         panels=Panels.unpacked(kinds, panel_rows),
-        typed=typed if any(typed) else b"",
+        asked=asked,
         shapes={shape: lines.where(shape_rows.index(number)) for number, shape in enumerate(shapes)},
         shape_rows=shape_rows,
         groupings=groupings,

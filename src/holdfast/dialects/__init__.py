@@ -3,6 +3,7 @@
 `types`        the interface of dialects
 `reading`      helpers of all dialects
 `media`        images, audio and files in messages
+`stops`        why an answer ended, and what follows from it
 `refusals`     refusals that every request would meet
 `chat`         OpenAI's chat completions, which most servers speak
 `completions`  plain completions of a text

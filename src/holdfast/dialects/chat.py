@@ -8,23 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+from msgspec.structs import replace
+
 from holdfast.dialects.media import as_chat
 from holdfast.dialects.reading import (
     STOPPED_EARLY,
+    check_counts,
     count,
     failed_reply,
     keeps_reasoning,
     no_answer,
     not_an_event,
     objects,
+    raw_of,
+    text_of,
     with_raw,
 )
 from holdfast.dialects.refusals import explain
+from holdfast.dialects.stops import read_stop
 from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
 from holdfast.errors import AttemptError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from holdfast.dialects.types import Message, ModelRequest
     from holdfast.errors import Fault
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
 REASONING: Final = ("reasoning", "reasoning_content", "reasoning_details")
 _TEXTS: Final = ("reasoning", "reasoning_content", "refusal")
 """fields of a streamed message whose parts are joined"""
+_SEARCHES: Final = ("num_sources_used", "num_search_queries")
+"""counts of xAI and Perplexity"""
 _OF_REPLY: Final = frozenset(("object", "created", "choices"))
 """keys of a reply that say nothing, or stand in the message and the output"""
 _OF_CHOICE: Final = frozenset(("index", "message", "delta", "text", "finish_reason"))
@@ -65,9 +74,11 @@ class _Chat(Dialect):
 
     def read(self, reply: Any) -> Answer:
         try:
-            choice = reply["choices"][0]
+            choice = first_choice(reply["choices"])
             check_choice(choice)
-            return _answer(choice["message"], choice.get("finish_reason"), reply, choice)
+            # Google sends no message beside the reason why there is none.
+            message = choice.get("message") or ({} if choice.get("finish_reason") not in (None, "stop") else None)
+            return _answer(message, choice.get("finish_reason"), reply, choice)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise no_answer(reply) from error
 
@@ -85,8 +96,10 @@ class _ChatReader(StreamReader):
     def __init__(self) -> None:
         self._message: Message = {}
         self._text: list[str] = []
+        self._thinking: list[str] = []
+        """thoughts among the parts of the content"""
         self._thoughts: dict[str, list[str]] = {}
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._calls = StreamedCalls()
         self._reply: dict[str, Any] = {}
         self._choice: dict[str, Any] = {}
         self._stop: str | None = None
@@ -98,7 +111,7 @@ class _ChatReader(StreamReader):
     def feed(self, event: Any) -> bool:
         try:
             self._reply |= {key: value for key, value in event.items() if value is not None}
-            shown = [self._take(choice) for choice in event.get("choices") or ()]
+            shown = [self._take(choice) for choice in event.get("choices") or () if is_first(choice)]
         except (AttributeError, TypeError) as error:
             raise not_an_event(event) from error
         return any(shown)
@@ -107,18 +120,24 @@ class _ChatReader(StreamReader):
         check_choice(choice)
         self._stop = choice.get("finish_reason") or self._stop
         self._choice |= {key: value for key, value in choice.items() if value is not None}
-        delta = choice.get("delta") or choice.get("message") or {}
+        whole = not choice.get("delta")
+        delta = (choice.get("message") if whole else choice["delta"]) or {}
         for key, value in delta.items():
             if value is None or key == "role":
                 continue
             if key == "content":
-                self._text.append(value)
+                text, thoughts = _read_content(value)
+                _add(self._text, text, whole=whole)
+                _add(self._thinking, thoughts, whole=whole)
             elif key == "tool_calls":
+                self._calls = StreamedCalls() if whole else self._calls
                 for piece in value:
-                    join_tool_call(self._calls, piece)
+                    self._calls.add(piece)
             elif key in _TEXTS:
-                self._thoughts.setdefault(key, []).append(value)
+                _add(self._thoughts.setdefault(key, []), value, whole=whole)
             elif key == "reasoning_details":
+                if whole:
+                    self._message.pop(key, None)
                 join_details(self._message.setdefault(key, []), value)
             else:
                 self._message[key] = value
@@ -127,32 +146,57 @@ class _ChatReader(StreamReader):
     def finish(self) -> Answer:
         if self._stop is None:
             raise AttemptError("bad_reply", STOPPED_EARLY)
-        try:
-            text = "".join(self._text)
-            thoughts = {key: "".join(parts) for key, parts in self._thoughts.items()}
-        except TypeError as error:
-            raise AttemptError("bad_reply", f"the answer is not a text: {error}") from error
-        message: Message = {"content": text if text or not self._calls else None, **self._message, **thoughts}
-        if self._calls:
-            message["tool_calls"] = [self._calls[number] for number in sorted(self._calls)]
+        calls, text = self._calls.all(), "".join(self._text)
+        thoughts = {key: "".join(parts) for key, parts in self._thoughts.items()}
+        message: Message = {"content": text if text or not calls else None, **self._message, **thoughts}
+        if self._thinking:
+            thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "".join(self._thinking)}]}
+            message["content"] = [thinking, *([{"type": "text", "text": text}] if text else [])]
+        if calls:
+            message["tool_calls"] = calls
         return _answer(message, self._stop, self._reply, self._choice)
+
+
+def _add(parts: list[str], value: Any, *, whole: bool) -> None:
+    """Add a piece of a text. A whole message after its pieces repeats them, and replaces them."""
+    if not isinstance(value, str):
+        raise AttemptError("bad_reply", f"the answer is not a text: {str(value)[:200]}")
+    if whole and value.startswith("".join(parts)):
+        parts.clear()
+    parts.append(value)
+
+
+def _read_content(content: Any) -> tuple[str, str]:
+    """Return the text of a message and the thoughts in it: Mistral's models send both as parts of the content."""
+    if isinstance(content, str | None):
+        return content or "", ""
+    if not isinstance(content, list) or len(parts := objects(content)) < len(content):
+        raise AttemptError("bad_reply", f"the answer is not a text: {str(content)[:200]}")
+    return text_of(parts), "".join(text_of(part.get("thinking")) for part in parts)
 
 
 def _answer(message: Any, stop: Any, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Answer:
     calls, content = message.get("tool_calls") or [], message.get("content")
     if not isinstance(calls, list):
         raise AttemptError("bad_reply", f"not tool calls: {str(message)[:200]}")
+    raw = beside_message(reply, choice)
     if not isinstance(content, str | None):
-        raise AttemptError("bad_reply", f"the answer is not a text: {str(message)[:200]}")
+        text, thoughts = _read_content(content)
+        message = {**message, **({"reasoning": thoughts} if thoughts else {})}
+        if thoughts:
+            raw["content"] = content
+        content = text or None
     # Beside tool calls, null is sent back as null: some servers refuse an empty text there.
     reply_message: Message = {"role": "assistant", "content": content if calls else content or ""}
     if not message.keys() <= reply_message.keys():
         reply_message |= {
             key: value for key, value in message.items() if key not in reply_message and value not in (None, [], "")
         }
-    raw = beside_message(reply, choice)
-    tokens = read_tokens(reply.get("usage"))
-    return Answer(message=with_raw(reply_message, "chat", raw), tokens=tokens, stop=str(stop or "stop"))
+    tokens = read_tokens(reply.get("usage"), reply.get("service_tier"))
+    if message.get("annotations"):  # the sources of web searches, whose number nobody reports
+        tokens = replace(tokens, unpriced="web searches")
+    word, action = read_stop("chat", stop, reply_message)
+    return Answer(message=with_raw(reply_message, "chat", raw), tokens=tokens, stop=word, action=action)
 
 
 def beside_message(reply: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,24 +213,34 @@ def _has_details(usage: Any) -> bool:
     return isinstance(usage, dict) and dict in map(type, usage.values())
 
 
-def read_tokens(usage: Any) -> TokenCounts:
-    """Read the counts of chat completions."""
+def read_tokens(usage: Any, tier: Any = None) -> TokenCounts:
+    """Read the counts of chat completions; `tier` is the service tier that answered."""
     usage = usage if isinstance(usage, dict) else {}
-    incoming, outgoing = count(usage.get("prompt_tokens")), count(usage.get("completion_tokens"))
-    cached = count(usage.get("prompt_cache_hit_tokens"))  # DeepSeek
+    incoming, outgoing = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    cached = usage.get("prompt_cache_hit_tokens")  # DeepSeek
+    tier = tier if isinstance(tier, str) else None
     if not _has_details(usage):
-        return TokenCounts(input=incoming, output=outgoing, cache_read=cached or 0)
+        plain = TokenCounts(input=count(incoming), output=count(outgoing), cache_read=count(cached) or 0, tier=tier)
+        return check_counts(plain, (incoming, outgoing, cached))
     sent, received = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
     sent, received = sent if isinstance(sent, dict) else {}, received if isinstance(received, dict) else {}
-    if (reported := count(sent.get("cached_tokens"))) is not None:
-        cached = reported
-    return TokenCounts(
-        input=incoming,
-        output=outgoing,
-        cache_read=cached or 0,
-        cache_write=count(sent.get("cache_write_tokens")) or 0,
-        reasoning=count(received.get("reasoning_tokens")),
+    if sent.get("cached_tokens") is not None:
+        cached = sent["cached_tokens"]
+    details = (cached, sent.get("cache_write_tokens"), sent.get("audio_tokens"))
+    reasoning, spoken = received.get("reasoning_tokens"), received.get("audio_tokens")
+    searched = any(count(usage.get(key)) for key in _SEARCHES)
+    tokens = TokenCounts(
+        input=count(incoming),
+        output=count(outgoing),
+        cache_read=count(details[0]) or 0,
+        cache_write=count(details[1]) or 0,
+        input_audio=count(details[2]) or 0,
+        output_audio=count(spoken) or 0,
+        reasoning=count(reasoning),
+        tier=tier,
+        unpriced="web searches" if searched else None,
     )
+    return check_counts(tokens, (incoming, outgoing, *details, reasoning, spoken), usage.get("total_tokens"))
 
 
 def _reasoning_params(reasoning: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +262,11 @@ def _sent(message: Message, keep: bool) -> Message:
     """Return a message as it goes to the server, with the reasoning that its server gave it."""
     if message.get("role") != "assistant" or message.keys() <= {"role", "content", "tool_calls"}:
         return message
-    return {key: value for key, value in message.items() if key != "raw" and (keep or key not in REASONING)}
+    parts = (raw_of(message, "chat") or {}).get("content")
+    kept = {key: value for key, value in message.items() if key != "raw" and (keep or key not in REASONING)}
+    if keep and isinstance(parts, list):  # the server knows its thoughts only as parts of the content
+        return {key: value for key, value in kept.items() if key not in REASONING} | {"content": parts}
+    return kept
 
 
 def check_choice(choice: dict[str, Any]) -> None:
@@ -217,18 +275,65 @@ def check_choice(choice: dict[str, Any]) -> None:
         raise failed_reply(choice.get("error"))
 
 
-def join_tool_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
-    """Add a piece of a tool call, as streams have them, to its earlier pieces."""
-    number = count(piece.get("index"))
-    if number is None:  # some servers omit the index: a new name is a new call
-        number = len(calls) - 1 if calls and not (piece.get("function") or {}).get("name") else len(calls)
-    call = calls.setdefault(number, {"type": "function", "function": {"name": "", "arguments": ""}})
-    function = piece.get("function") or {}
-    for key in ("name", "arguments"):
-        call["function"][key] += function.get(key) or ""
-    # Gemini's signatures, without which it refuses the next request, are in keys of their own.
-    call |= {key: value for key, value in piece.items() if key not in ("index", "function", "type") and value}
-    call["function"] |= {key: value for key, value in function.items() if key not in call["function"] and value}
+def first_choice(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the choice that counts, whatever their order in the reply."""
+    return sorted(choices, key=lambda choice: count(choice.get("index")) or 0)[0]
+
+
+def is_first(choice: Mapping[str, Any]) -> bool:
+    """Return True for the choice that counts in a stream; some servers do not number the only one."""
+    return not count(choice.get("index"))
+
+
+class StreamedCalls:
+    """Tool calls that are put together from the pieces of a stream."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, dict[str, Any]]] = []
+        """with their indices, in the order in which they began"""
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return the calls in the order of their indices."""
+        return [call for _, call in sorted(self._calls, key=lambda entry: entry[0])]
+
+    def add(self, piece: dict[str, Any]) -> None:
+        """Add a piece to its call, or begin a new one."""
+        function = piece.get("function") or {}
+        number = count(piece.get("index"))
+        if number is None:  # some servers omit the index: a new name is a new call
+            number = len(self._calls) - 1 if self._calls and not function.get("name") else len(self._calls)
+        call = next((call for index, call in reversed(self._calls) if index == number), None)
+        if call is None or _begins(call, piece, function):
+            call = {"type": "function", "function": {"name": "", "arguments": ""}}
+            self._calls.append((number, call))
+        name = function.get("name") or ""
+        if name != call["function"]["name"]:  # else it is repeated in every piece
+            call["function"]["name"] += name
+        call["function"]["arguments"] += function.get("arguments") or ""
+        # Gemini's signatures, without which it refuses the next request, are in keys of their own.
+        own = {key: value for key, value in piece.items() if key not in ("index", "function", "type") and value}
+        call |= own | ({"id": call["id"]} if "id" in call else {})
+        call["function"] |= {key: value for key, value in function.items() if key not in call["function"] and value}
+
+
+def _begins(call: dict[str, Any], piece: dict[str, Any], function: dict[str, Any]) -> bool:
+    """Return True for a piece that begins a new call under the index of another: gateways number them all 0."""
+    id_, name, begun = piece.get("id"), function.get("name"), call["function"]
+    if id_ and call.get("id") and id_ != call["id"]:
+        return bool(name) or not function.get("arguments")  # else a server that invents an id for each piece
+    if not name or not begun["name"] or id_:
+        return False
+    if name != begun["name"]:
+        return bool(begun["arguments"])  # else the name itself comes in pieces
+    return _is_json(begun["arguments"])
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def join_details(details: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> None:

@@ -47,6 +47,9 @@ class _CloudMessages(Dialect):
     def reader(self) -> StreamReader:
         return self._messages.reader()
 
+    def join(self, paused: Message, rest: Message) -> Message:
+        return self._messages.join(paused, rest)
+
     def explain(self, error: AttemptError | Fault) -> str | None:
         return self._messages.explain(error)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.dialects.chat import beside_message, check_choice, read_tokens
+from holdfast.dialects.chat import beside_message, check_choice, first_choice, is_first, read_tokens
 from holdfast.dialects.reading import STOPPED_EARLY, no_answer, not_an_event, with_raw
+from holdfast.dialects.stops import read_stop
 from holdfast.dialects.types import Answer, Dialect, StreamReader
 from holdfast.errors import AttemptError
 
@@ -32,7 +33,7 @@ class _Completions(Dialect):
 
     def read(self, reply: Any) -> Answer:
         try:
-            choice = reply["choices"][0]
+            choice = first_choice(reply["choices"])
             check_choice(choice)
             return _answer(choice["text"], choice, reply)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -60,7 +61,7 @@ class _CompletionsReader(StreamReader):
         try:
             self._reply |= {key: value for key, value in event.items() if value is not None}
             texts = []
-            for choice in event.get("choices") or ():
+            for choice in filter(is_first, event.get("choices") or ()):
                 check_choice(choice)
                 self._choice |= {key: value for key, value in choice.items() if value is not None}
                 texts.append(choice.get("text") or "")
@@ -79,8 +80,9 @@ def _answer(text: Any, choice: dict[str, Any], reply: dict[str, Any]) -> Answer:
     if not isinstance(text, str):
         raise AttemptError("bad_reply", f"the answer is not a text: {str(choice)[:200]}")
     message = with_raw({"role": "assistant", "content": text}, "completions", beside_message(reply, choice))
-    stop = str(choice.get("finish_reason") or "stop")
-    return Answer(message=message, tokens=read_tokens(reply.get("usage")), stop=stop)
+    tokens = read_tokens(reply.get("usage"), reply.get("service_tier"))
+    word, action = read_stop("completions", choice.get("finish_reason"), message)
+    return Answer(message=message, tokens=tokens, stop=word, action=action)
 
 
 def plain_text(messages: Sequence[Message]) -> str:

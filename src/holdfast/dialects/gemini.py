@@ -11,10 +11,12 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
     STOPPED_EARLY,
+    check_counts,
     count,
     failed_reply,
     keeps_reasoning,
@@ -27,6 +29,7 @@ from holdfast.dialects.reading import (
     with_raw,
 )
 from holdfast.dialects.refusals import explain
+from holdfast.dialects.stops import Stop, read_stop
 from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
 from holdfast.errors import AttemptError
 
@@ -49,13 +52,12 @@ _NAMES: Final = {
 }
 _BESIDE_CONFIG: Final = ("safetySettings", "toolConfig", "cachedContent", "labels", "serviceTier", "store")
 """fields of a request; all other parameters are fields of its `generationConfig`"""
-_STOPS: Final = {"STOP": "stop", "MAX_TOKENS": "length"} | dict.fromkeys(
-    (
-        *("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"),
-        *("IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT", "IMAGE_RECITATION"),
-    ),
-    "content_filter",
-)
+_TIERS: Final = {
+    **{tier: tier for tier in ("flex", "priority")},
+    **{f"on_demand_{tier}": tier for tier in ("flex", "priority")},
+    "provisioned_throughput": "provisioned_throughput",
+}
+"""of service, in the words of Gemini's API and Vertex's"""
 _UNSIGNED: Final = "skip_thought_signature_validator"
 """the signature that Google documents for calls which another model made, or nobody"""
 _WITHOUT_SIGNATURES: Final = re.compile(r"gemini-[12]\b")
@@ -133,7 +135,7 @@ class _GeminiReader(StreamReader):
             if event.get("error"):
                 raise failed_reply(event["error"])
             self._reply |= {key: value for key, value in event.items() if value is not None}
-            shown = [self._take(candidate) for candidate in (event.get("candidates") or ())[:1]]
+            shown = [self._take(each) for each in event.get("candidates") or () if not count(each.get("index"))]
         except (AttributeError, TypeError, KeyError) as error:
             raise not_an_event(event) from error
         return any(shown)
@@ -311,21 +313,22 @@ def _answer(reply: Any) -> Answer:
     if reply.get("error"):
         raise failed_reply(reply["error"])
     blocked = _block_reason(reply) is not None
-    candidate = reply["candidates"][0] if reply.get("candidates") or not blocked else {}
+    candidates = sorted(reply.get("candidates") or (), key=lambda each: count(each.get("index")) or 0)
+    candidate = candidates[0] if candidates or not blocked else {}
     if not candidate.keys() & {"content", "finishReason"} and not blocked:
         raise no_answer(reply)
     parts = objects((candidate.get("content") or {}).get("parts"))
     message = _message(parts, str(reply.get("responseId") or "call"))
-    reason = candidate.get("finishReason") or "STOP"
-    stop = "content_filter" if blocked else _STOPS.get(reason, str(reason))
-    if stop == "stop" and message.get("tool_calls"):
-        stop = "tool_calls"
+    stop = Stop("content_filter") if blocked else read_stop("gemini", candidate.get("finishReason"), message)
     beside = {"parts": parts} | {
         key: value
         for key, value in {**reply, **candidate}.items()
         if key not in ("candidates", "content", "index") and value is not None
     }
-    return Answer(message=with_raw(message, "gemini", beside), tokens=_tokens(reply.get("usageMetadata")), stop=stop)
+    tokens = _tokens(reply.get("usageMetadata"))
+    if (candidate.get("groundingMetadata") or {}).get("webSearchQueries"):
+        tokens = replace(tokens, unpriced="web searches")
+    return Answer(message=with_raw(message, "gemini", beside), tokens=tokens, stop=stop.word, action=stop.action)
 
 
 def _message(parts: Sequence[Part], name: str) -> Message:
@@ -395,13 +398,23 @@ def _tokens(usage: Any) -> TokenCounts:
     """Read the counts, of which the API leaves out those that are zero."""
     if not isinstance(usage, dict) or not usage:
         return TokenCounts()
-    thoughts = count(usage.get("thoughtsTokenCount"))
-    return TokenCounts(
-        input=(count(usage.get("promptTokenCount")) or 0) + (count(usage.get("toolUsePromptTokenCount")) or 0),
-        output=(count(usage.get("candidatesTokenCount")) or 0) + (thoughts or 0),
-        cache_read=count(usage.get("cachedContentTokenCount")) or 0,
+    names = ("promptTokenCount", "toolUsePromptTokenCount", "candidatesTokenCount", "thoughtsTokenCount")
+    reported = [usage.get(name) for name in (*names, "cachedContentTokenCount")]
+    prompt, tools, written, thoughts, cached = map(count, reported)
+    tokens = TokenCounts(
+        input=(prompt or 0) + (tools or 0),
+        output=(written or 0) + (thoughts or 0),
+        cache_read=cached or 0,
+        input_audio=_audio(usage.get("promptTokensDetails")),
+        output_audio=_audio(usage.get("candidatesTokensDetails")),
         reasoning=thoughts,
+        tier=_TIERS.get(str(usage.get("serviceTier") or usage.get("trafficType")).lower()),
     )
+    return check_counts(tokens, reported)
+
+
+def _audio(details: Any) -> int:
+    return sum(count(part.get("tokenCount")) or 0 for part in objects(details) if part.get("modality") == "AUDIO")
 
 
 DIALECT: Final = _Gemini()

@@ -16,6 +16,7 @@ import msgspec
 from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
     STOPPED_EARLY,
+    check_counts,
     count,
     failed_reply,
     keeps_reasoning,
@@ -26,6 +27,7 @@ from holdfast.dialects.reading import (
     with_raw,
 )
 from holdfast.dialects.refusals import explain
+from holdfast.dialects.stops import read_stop
 from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
 from holdfast.errors import AttemptError
 
@@ -44,14 +46,14 @@ MAX_TOKENS: Final = 16_384
 """limit of a reply where `params` has none, since the API requires one; beside `reasoning.tokens` it is added to them.
 Outputs depend on it and their keys do not show it: it must not change."""
 
-_STOPS: Final = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
+_PRICED_TOOLS: Final = ("web_search_requests", "web_fetch_requests")
+"""tools that the provider runs and whose price is known; fetching costs only its tokens"""
+_USUAL: Final = {
+    "service_tier": ("standard", "batch"),
+    "speed": ("standard",),
+    "inference_geo": ("global", "not_available"),
 }
+"""by a field of the usage: values at the usual price"""
 _THOUGHTS: Final = ("thinking", "redacted_thinking")
 _WITHOUT_ADAPTIVE: Final = re.compile(r"claude-(?:[a-z]+-)?(?:[0-3]\b|4[.-][015]\b|4(?:-\d{8}|@|$))")
 """the models from before adaptive thinking, up to 4.5"""
@@ -101,6 +103,11 @@ class _Messages(Dialect):
     def reader(self) -> StreamReader:
         return _MessagesReader()
 
+    def join(self, paused: Message, rest: Message) -> Message:
+        before, after = paused["raw"]["reply"], rest["raw"]["reply"]
+        blocks = [*before["content"], *after["content"]]
+        return with_raw(_assistant(blocks), "messages", {**after, "content": blocks})
+
     def explain(self, error: AttemptError | Fault) -> str | None:
         if error.status == 400:
             for pattern, line in _LINES.items():
@@ -124,11 +131,11 @@ class _MessagesReader(StreamReader):
         self._blocks: dict[int, Block] = {}
         self._pieces: dict[tuple[int, str], list[str]] = {}
         """of a block's texts, by the number of the block and the text's name"""
-        self._ended = False
+        self._whole = self._stopped = False
 
     @property
     def ended(self) -> bool:
-        return self._ended
+        return self._whole or (self._stopped and bool(self._reply.get("stop_reason")))
 
     def feed(self, event: Any) -> bool:
         try:
@@ -143,7 +150,7 @@ class _MessagesReader(StreamReader):
             case "message_start":
                 self._reply = dict(event["message"])
             case "message":  # of a server that does not stream
-                self._reply, self._blocks, self._ended = event, dict(enumerate(event["content"])), True
+                self._reply, self._blocks, self._whole = event, dict(enumerate(event["content"])), True
             case "content_block_start":
                 self._blocks[event["index"]] = dict(event["content_block"])
             case "content_block_delta":
@@ -153,7 +160,7 @@ class _MessagesReader(StreamReader):
                 usage = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
                 self._reply["usage"] = {**(self._reply.get("usage") or {}), **usage}
             case "message_stop":
-                self._ended = True
+                self._stopped = True
         return False
 
     def _add(self, number: int, delta: dict[str, Any]) -> bool:
@@ -166,7 +173,7 @@ class _MessagesReader(StreamReader):
         return bool(delta.get("text"))
 
     def finish(self) -> Answer:
-        if not self._ended:
+        if not self.ended:
             raise AttemptError("bad_reply", STOPPED_EARLY)
         try:
             for (number, key), pieces in self._pieces.items():
@@ -186,12 +193,9 @@ def _answer(reply: dict[str, Any]) -> Answer:
         raise AttemptError("bad_reply", f"the answer is not a list of blocks: {str(reply)[:200]}")
     message = _assistant(reply["content"])
     kept = {key: value for key, value in reply.items() if key not in ("type", "role") and value is not None}
-    stop = reply.get("stop_reason") or "end_turn"
-    return Answer(
-        message=with_raw(message, "messages", kept),
-        tokens=_tokens(reply.get("usage")),
-        stop=_STOPS.get(stop, str(stop)),
-    )
+    word, action = read_stop("messages", reply.get("stop_reason"), message)
+    tokens = _tokens(reply.get("usage"))
+    return Answer(message=with_raw(message, "messages", kept), tokens=tokens, stop=word, action=action)
 
 
 def _assistant(blocks: Iterable[Block]) -> Message:
@@ -217,18 +221,37 @@ def _assistant(blocks: Iterable[Block]) -> Message:
 
 
 def _tokens(usage: Any) -> TokenCounts:
+    """Read the counts, of which those of the cache stand beside those of the input."""
     usage = usage if isinstance(usage, dict) else {}
-    fresh = count(usage.get("input_tokens"))
-    cache_read = count(usage.get("cache_read_input_tokens")) or 0
-    cache_write = count(usage.get("cache_creation_input_tokens")) or 0
-    details = usage.get("output_tokens_details")
-    return TokenCounts(
-        input=None if fresh is None else fresh + cache_read + cache_write,
-        output=count(usage.get("output_tokens")),
-        cache_read=cache_read,
-        cache_write=cache_write,
-        reasoning=count(details.get("thinking_tokens")) if isinstance(details, dict) else None,
+    created, details, tools = (
+        value if isinstance(value := usage.get(key), dict) else {}
+        for key in ("cache_creation", "output_tokens_details", "server_tool_use")
     )
+    reported = (
+        *(usage.get(f"{kind}input_tokens") for kind in ("", "cache_read_", "cache_creation_")),
+        *(usage.get("output_tokens"), details.get("thinking_tokens"), created.get("ephemeral_1h_input_tokens")),
+    )
+    fresh, read, written, output, reasoning, long = map(count, reported)
+    tokens = TokenCounts(
+        input=None if fresh is None else fresh + (read or 0) + (written or 0),
+        output=output,
+        cache_read=read or 0,
+        cache_write=written or 0,
+        cache_write_long=long or 0,
+        reasoning=reasoning,
+        searches=count(tools.get("web_search_requests")) or 0,
+        tier=_tier(usage),
+        unpriced=next((key for key in tools if key not in _PRICED_TOOLS and tools[key]), None),
+    )
+    return check_counts(tokens, reported)
+
+
+def _tier(usage: Mapping[str, Any]) -> str | None:
+    """Return what makes a request dearer: its tier, its speed, or the place where it is answered."""
+    for key, usual in _USUAL.items():
+        if (value := usage.get(key)) and value not in usual:
+            return str(value) if key == "service_tier" else f"{key} {value}"
+    return None
 
 
 def _params(request: ModelRequest) -> dict[str, Any]:

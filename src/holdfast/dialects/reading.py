@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
+from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.dialects.types import Message
     from holdfast.spec.model_schema import ThoughtsBlock
     from holdfast.spec.schema import ReasoningHistory
 
+_MOST_TOKENS: Final = 10**12
+"""beyond which a number is a mistake of the server"""
 STOPPED_EARLY: Final = "the stream ended before the answer was complete"
 
+_HALF: Final = re.compile(r"[\ud800-\udfff]")
 _HIDDEN: Final = frozenset(("reasoning", "reasoning_content", "reasoning_details", "raw"))
 """keys of a message that neither graders nor simulated users see"""
+_START_OF_THOUGHTS: Final = re.compile(r"(?i)<(?:think|thinking|thought|reasoning)>")
+_END_OF_THOUGHTS: Final = re.compile(r"(?i)</(?:think|thinking|thought|reasoning)>")
 
 
 def count(value: Any) -> int | None:
     """Return a number of tokens; None where the server sent something else."""
-    return value if type(value) is int else None  # a bool is no number
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None  # a bool is no number
+
+
+def check_counts(tokens: TokenCounts, reported: Iterable[Any], total: Any = None) -> TokenCounts:
+    """Return counts as far as they can be true; the rest is unknown.
+
+    `reported` are the numbers as the server sent them. One that is no number of tokens makes all of them unknown.
+    xAI counts reasoning beside the output: then `total` says so.
+    """
+    if any(value is not None and count(value) is None for value in reported):
+        return TokenCounts(tier=tokens.tier, searches=tokens.searches, unpriced=tokens.unpriced)
+    sent, received, reasoning = tokens.input, tokens.output, tokens.reasoning or 0
+    if reasoning and sent is not None and received is not None and count(total) == sent + received + reasoning:
+        tokens = replace(tokens, output=received + reasoning)
+    if tokens.output is not None and max(reasoning, tokens.output_audio) > tokens.output:
+        tokens = replace(tokens, output=None, output_audio=0, reasoning=None)
+    parts = tokens.cache_read + tokens.cache_write
+    if sent is not None and (max(parts, tokens.input_audio) > sent or tokens.cache_write_long > tokens.cache_write):
+        tokens = replace(tokens, input=None, input_audio=0, cache_read=0, cache_write=0, cache_write_long=0)
+    return tokens
 
 
 def no_answer(reply: Any) -> AttemptError:
@@ -98,6 +126,26 @@ def split_thoughts(message: Message, thoughts: ThoughtsBlock) -> Message:
         reasoning, answer = text, ""
     reasoning = reasoning.strip().removeprefix(thoughts.start).strip()
     return {**message, "content": answer.strip("\n"), **({"reasoning": reasoning} if reasoning else {})}
+
+
+def mend(value: Any) -> Any:
+    """Return a value whose texts can be stored: halves of a character are joined, and a lone one is replaced.
+
+    JavaScript cuts texts between the two halves (surrogates) of a character, so that each event has one of them.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _HALF.search(value) else value
+    if isinstance(value, dict):
+        return {mend(key): mend(each) for key, each in value.items()}
+    return [mend(each) for each in value] if isinstance(value, list) else value
+
+
+def after_thoughts(text: str) -> str:
+    """Return the part of a reply after the reasoning that its server has left in the text, where that has an end."""
+    if "</" not in text or not (ends := [mark.end() for mark in _END_OF_THOUGHTS.finditer(text)]):
+        return text
+    start = _START_OF_THOUGHTS.search(text, 0, ends[0])  # it may be missing, as where the prompt ends with it
+    return text[ends[-1] :] if start is None or not text[: start.start()].strip() else text
 
 
 def visible(messages: Sequence[Message]) -> list[Message]:

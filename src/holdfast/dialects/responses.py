@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
     STOPPED_EARLY,
+    check_counts,
     count,
     failed_reply,
     keeps_reasoning,
@@ -26,11 +27,12 @@ from holdfast.dialects.reading import (
     with_raw,
 )
 from holdfast.dialects.refusals import explain
+from holdfast.dialects.stops import read_stop
 from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
 from holdfast.errors import AttemptError, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.dialects.types import Message, ModelRequest
 
@@ -39,7 +41,15 @@ _ENCRYPTED: Final = "reasoning.encrypted_content"
 _NO_REASONING: Final = re.compile(r"(ft:)?(gpt-[34]|chatgpt-|gpt-5[\w.]*-chat)")
 """models that refuse a request for encrypted reasoning, because they have none"""
 _ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
-_CUTS: Final = {"max_output_tokens": "length", "max_tokens": "length"}
+_DELTAS: Final = {
+    "response.output_text.delta": "text",
+    "response.refusal.delta": "refusal",
+    "response.function_call_arguments.delta": "arguments",
+    "response.custom_tool_call_input.delta": "input",
+}
+"""events with pieces of an item, and what of it they are pieces of"""
+_CHARGED: Final = ("file_search_call", "code_interpreter_call", "image_generation_call", "computer_call")
+"""items that the provider charges for beside their tokens, and whose price is not known"""
 _ECHOED: Final = frozenset(
     (
         *(
@@ -129,6 +139,9 @@ class _Responses(Dialect):
 class _ResponsesReader(StreamReader):
     def __init__(self) -> None:
         self._items: dict[int, dict[str, Any]] = {}
+        self._begun: dict[int, dict[str, Any]] = {}
+        """items as they were when they began"""
+        self._pieces: dict[int, dict[str, list[str]]] = {}
         self._reply: dict[str, Any] | None = None
 
     @property
@@ -143,6 +156,11 @@ class _ResponsesReader(StreamReader):
             if kind == "response.output_item.done":
                 number = count(event.get("output_index"))
                 self._items[len(self._items) if number is None else number] = event["item"]
+            elif kind == "response.output_item.added":
+                self._begun[count(event.get("output_index")) or 0] = event["item"]
+            elif kind in _DELTAS:
+                pieces = self._pieces.setdefault(count(event.get("output_index")) or 0, {})
+                pieces.setdefault(_DELTAS[kind], []).append("" + (event.get("delta") or ""))
             elif kind in _ENDS:
                 self._reply = _checked(event["response"])
             elif event.get("object") == "response":  # a server that does not stream
@@ -154,10 +172,35 @@ class _ResponsesReader(StreamReader):
     def finish(self) -> Answer:
         if self._reply is None:
             raise AttemptError("bad_reply", STOPPED_EARLY)
-        items = [self._items[number] for number in sorted(self._items)]
-        if len(objects(self._reply.get("output"))) < len(items):  # many gateways end with a reply that has no items
-            return DIALECT.read({**self._reply, "output": items})
-        return DIALECT.read(self._reply)
+        try:
+            return self._answer(self._reply)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise no_answer(self._reply) from error
+
+    def _answer(self, reply: dict[str, Any]) -> Answer:
+        built = {number: _built(self._begun.get(number), pieces) for number, pieces in self._pieces.items()}
+        built |= {number: item for number, item in self._items.items() if number not in built or _speaks([item])}
+        items, sent = [built[number] for number in sorted(built)], objects(reply.get("output"))
+        # Many gateways end with a reply that has no items, and some send nothing but the pieces of them.
+        if len(sent) < len(items) or (_speaks(items) and not _speaks(sent)):
+            return DIALECT.read({**reply, "output": items})
+        return DIALECT.read(reply)
+
+
+def _built(begun: Any, pieces: dict[str, list[str]]) -> dict[str, Any]:
+    """Return an item of which a stream has sent the pieces."""
+    texts = {key: "".join(parts) for key, parts in pieces.items()}
+    begun = begun if isinstance(begun, dict) else {}
+    if "text" not in texts and "refusal" not in texts:
+        return {"type": "function_call", **begun, **texts}
+    content = [{"type": "refusal" if key == "refusal" else "output_text", key: text} for key, text in texts.items()]
+    return {"type": "message", "role": "assistant", **begun, "content": content}
+
+
+def _speaks(items: Sequence[dict[str, Any]]) -> bool:
+    """Return True if items hold a text, a refusal or a tool call."""
+    message = _message(items)
+    return any(message.get(key) for key in ("content", "refusal", "tool_calls"))
 
 
 def _check_reasoning(reasoning: Any) -> None:
@@ -242,12 +285,10 @@ def _answer(reply: Any) -> Answer:
     if status in ("cancelled", "in_progress", "queued") or not isinstance(reply["output"], list):
         raise no_answer(reply)
     message = _message(objects(reply["output"]))
-    stop = "tool_calls" if message.get("tool_calls") else "stop"
-    if status == "incomplete":
-        reason = str((reply.get("incomplete_details") or {}).get("reason") or status)
-        stop = _CUTS.get(reason, reason)
+    reason = (reply.get("incomplete_details") or {}).get("reason") if status == "incomplete" else None
+    word, action = read_stop("responses", reason or status, message)
     beside = {key: value for key, value in reply.items() if key not in _ECHOED and value is not None}
-    return Answer(message=with_raw(message, "responses", beside), tokens=_tokens(reply.get("usage")), stop=stop)
+    return Answer(message=with_raw(message, "responses", beside), tokens=_tokens(reply), stop=word, action=action)
 
 
 def _message(items: Sequence[dict[str, Any]]) -> Message:
@@ -323,16 +364,34 @@ def _chat_part(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": part["text"]} if "text" in part else part
 
 
-def _tokens(usage: Any) -> TokenCounts:
+def _tokens(reply: Mapping[str, Any]) -> TokenCounts:
+    usage, tier = reply.get("usage"), reply.get("service_tier")
     usage = usage if isinstance(usage, dict) else {}
     sent, received = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
-    return TokenCounts(
-        input=count(usage.get("input_tokens")),
-        output=count(usage.get("output_tokens")),
-        cache_read=count(sent.get("cached_tokens")) or 0,
-        cache_write=count(sent.get("cache_write_tokens")) or 0,
-        reasoning=count(received.get("reasoning_tokens")),
+    reported = (
+        *(usage.get("input_tokens"), usage.get("output_tokens"), sent.get("cached_tokens")),
+        *(sent.get("cache_write_tokens"), received.get("reasoning_tokens")),
     )
+    incoming, outgoing, read, written, reasoning = map(count, reported)
+    kinds = [item.get("type") for item in objects(reply.get("output"))]
+    tokens = TokenCounts(
+        input=incoming,
+        output=outgoing,
+        cache_read=read or 0,
+        cache_write=written or 0,
+        reasoning=reasoning,
+        searches=sum(map(_is_search, objects(reply.get("output")))),
+        tier=tier if isinstance(tier, str) else None,
+        unpriced=next((str(kind) for kind in kinds if kind in _CHARGED), None),
+    )
+    return check_counts(tokens, reported, usage.get("total_tokens"))
+
+
+def _is_search(item: Mapping[str, Any]) -> bool:
+    """Return True for a web search; pages that the model opens afterwards cost only their tokens."""
+    action = item.get("action")
+    kind = action.get("type", "search") if isinstance(action, dict) else "search"
+    return item.get("type") == "web_search_call" and kind == "search"
 
 
 DIALECT: Final = _Responses()

@@ -15,6 +15,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from holdfast.dialects.stops import Action
     from holdfast.errors import AttemptError, Fault
     from holdfast.spec.schema import Api, ReasoningHistory
 
@@ -52,8 +53,20 @@ class TokenCounts(Struct, frozen=True, kw_only=True):
     """of `input`: read from the provider's cache"""
     cache_write: int = 0
     """of `input`: written to it"""
+    cache_write_long: int = 0
+    """of `cache_write`: to be kept for an hour, which costs more"""
+    input_audio: int = 0
+    """of `input`: sound"""
+    output_audio: int = 0
+    """of `output`: sound"""
     reasoning: int | None = None
     """of `output`: spent on reasoning"""
+    searches: int = 0
+    """web searches that the provider made, and charges for one by one"""
+    tier: str | None = None
+    """the service tier that answered; None: the standard one"""
+    unpriced: str | None = None
+    """what else the provider charges for, and no table of prices has"""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -63,7 +76,9 @@ class Answer(Struct, frozen=True, kw_only=True):
     """in the form of conversations"""
     tokens: TokenCounts = TokenCounts()
     stop: str = "stop"
-    """`stop`, `length`, `tool_calls` or `content_filter` where the API has a word for it, else the API's own word"""
+    """why it ended, in the words of `stops.Stop`"""
+    action: Action = "record"
+    """what follows from it"""
 
     @property
     def text(self) -> str:
@@ -117,6 +132,10 @@ class Dialect:
 
     def reader(self) -> StreamReader:
         """Return a reader for one streamed reply."""
+        raise NotImplementedError
+
+    def join(self, paused: Message, rest: Message) -> Message:
+        """Return the message that a paused message and what followed it are together."""
         raise NotImplementedError
 
     def explain(self, error: AttemptError | Fault) -> str | None:

@@ -53,6 +53,15 @@ def interval_text(low: float | None, high: float | None, form: str = ".3f") -> s
     return "–" if low is None or high is None else f"{low:{form}} – {high:{form}}"
 
 
+def difference_interval(low: float | None, high: float | None) -> str:
+    """Format the interval of a difference, or a dash. An end that is not 0 never looks like 0."""
+    return "–" if low is None or high is None else f"{_signed(low)} – {_signed(high)}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}" if abs(value) >= 0.0005 or value == 0 else f"{value:+.1g}"
+
+
 def dollars(cost: float) -> str:
     """Format a sum; a small one has more digits, and one too small for them is not shown as nothing."""
     if 0 < cost < 0.00005:
@@ -115,13 +124,15 @@ def spending(progress: Progress) -> list[str]:
 
 
 def trouble(progress: Progress) -> list[str]:
-    """List what has gone wrong so far: requests that wait, attempts that were retried, trials and grades given up."""
+    """List what has gone wrong so far: requests that wait, failed attempts, answers that are not whole."""
     parts = list(progress.batches)
     parts += [rate_limit_text(where, limit) for where, limit in progress.rate_limits.items() if limit.waiting]
     if progress.retried:
         others = progress.backing_off - sum(limit.waiting for limit in progress.rate_limits.values())
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in progress.retried.most_common())
         parts.append(f"retried: {kinds}" + (f" ({others:,} waiting)" if others > 0 else ""))
+    if partial := progress.kinds.total() - progress.kinds["whole"]:
+        parts.append(f"not whole: {format_count(partial, 'answer')}")
     if progress.given_up:
         parts.append(f"failed: {format_count(progress.given_up, 'trial')}")
     if progress.failed_grades:

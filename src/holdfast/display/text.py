@@ -126,6 +126,7 @@ class Events(Display):
             sample=record.sample,
             trial=record.trial,
             stop=record.stop,
+            answer=record.answer,
             seconds=record.timing.seconds,
         )
 

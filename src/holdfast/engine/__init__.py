@@ -3,6 +3,7 @@
 `session`        the entry to a run: opens it, works on it, writes the report
 `suite`          runs the cells of a suite with one budget
 `options`        how one process goes about a run
+`gates`          the gate of an eval file: its baseline, and its outcome
 `outcome`        how a run ended: finished, gates, failures, numbers so far
 `loop`           keeps a window of trials in flight
 `trial`          the life of one trial: asked with retries, recorded, graded
@@ -11,6 +12,7 @@
 `workspace`      the folder of a trial, saved after each turn
 `retry`          time-outs, retries, and failures that stop the run
 `grading`        runs the graders as soon as an output is on disk
+`sets`           asks graders that look at all outputs together, once these are complete
 `recorder`       writes records: to disk first, then to index, progress and display
 `time_limits`    time limits of attempts, with one timer for all
 `sources`        where trials come from: all that are left, or the chunks of a worker
@@ -24,6 +26,7 @@
 `brake`          stops a run early
 `signals`        handles Ctrl-C and SIGTERM, the first and the second
 `parameters`     checks that rows have the values for which users' functions ask
+`inputs`         records the files that users' code reads
 `unseen`         finds code that keys do not cover
 `collecting`     collects the batches of a run that waits for them
 `pairwise`       judges finished runs against each other

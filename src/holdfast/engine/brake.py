@@ -1,4 +1,8 @@
-"""The brake stops a run early: nothing new starts, and what is in flight may end."""
+"""The brake stops a run early: nothing new starts, and what is in flight may end.
+
+A budget or a fault stops admission: what a trial has begun, its grades included, is completed. A user who wants the
+process to end halts the run: no request starts any more, also inside a trial or for a grade; requests in flight end.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,17 @@ from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting
 Reason = Fault | BudgetReached | Interrupted | Waiting
 
 
+class Halted(Exception):
+    """No request may start any more; the trial or grade continues in another process, from what is on record."""
+
+
 class Brake:
     """Stops admission once, and keeps the first reason for that."""
 
     def __init__(self) -> None:
         self.reason: Reason | None = None
+        self.halted = False
+        """no request may start any more"""
         self._event = asyncio.Event()
 
     @property
@@ -26,6 +36,11 @@ class Brake:
         if self.reason is None:
             self.reason = reason
             self._event.set()
+
+    def halt(self, reason: Reason) -> None:
+        """Stop admission, and let no further request start in what is already admitted."""
+        self.halted = True
+        self.pull(reason)
 
     async def sleep(self, seconds: float) -> bool:
         """Sleep; return True if the brake was pulled meanwhile."""

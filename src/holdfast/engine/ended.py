@@ -1,4 +1,4 @@
-"""How an attached worker is asked to stop, and the message in which it reports why it stopped.
+"""How an attached worker is asked to stop, and the messages in which it reports what it waits for, and why it stopped.
 
 Imports little, for processes that only supervise workers.
 """
@@ -6,6 +6,7 @@ Imports little, for processes that only supervise workers.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 
 FINISH: Final = b"finish\n"
 """what an attached worker reads on its standard input to start nothing new; at the end of the input it stops at once"""
+
+
+def describe_stopping(requests: int, hint: str = "") -> str:
+    """Say how many requests in flight a run waits for before it stops; `hint` says how to abandon them."""
+    return f"stopping; {requests:,} request{'s' * (requests != 1)} in flight{hint}"
+
+
+def read_stopping(message: str) -> int | None:
+    """Return the number of requests in such a message; None for any other message."""
+    match = re.match(r"stopping; ([\d,]+) requests? in flight", message)
+    return None if match is None else int(match[1].replace(",", ""))
 
 
 class Ended(msgspec.Struct, frozen=True):

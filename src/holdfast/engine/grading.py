@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from holdfast.engine.brake import Halted
 from holdfast.engine.retry import Streak
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
 from holdfast.graders.slow_checks import SlowChecks
-from holdfast.plan.plan import find_verdict
 from holdfast.plan.votes import combine_votes
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.slow import Slow
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from holdfast.engine.recorder import Recorder
     from holdfast.engine.retry import Retrier
-    from holdfast.graders.types import Case, InstantGrader, Verdict, WaitingGrader
+    from holdfast.graders.types import Case, InstantGrader, SetVerdict, Verdict, WaitingGrader
     from holdfast.plan.plan import PendingTrial, Work
+    from holdfast.spec.grader_schema import GraderBlock
     from holdfast.store.index import Index
     from holdfast.store.refs import VerdictRef
 
@@ -100,13 +101,49 @@ class Grading:
         for number in missing:
             if slots[number].turn is not None:
                 continue  # the checkpoint could not judge: the trial stays pending for it
+            if self._graders[number].looks_at_all:
+                continue  # it is asked when all outputs are there
             grader = self._instant[number]
             if grader is not None and (record := self._check(grader, case, pending, number)) is not None:
                 self._recorder.grade(record)
-            else:
+            elif not self._retrier.halted:
                 if self._idle <= self._queue.qsize() and len(self._workers) < self._width:
                     self._workers.append(asyncio.create_task(self._serve()))
                 await self._put((case, pending, number))
+
+    @property
+    def set_graders(self) -> list[int]:
+        """The numbers of the graders that look at all outputs of the run together."""
+        slots = self._work.slots
+        return [n for n, grader in enumerate(self._graders) if grader.looks_at_all and slots[n].turn is None]
+
+    def block(self, number: int) -> GraderBlock:
+        """Return the block of a grader."""
+        return self._graders[number].block
+
+    def name(self, number: int) -> str:
+        """Return the name of a grader."""
+        return self.block(number).name
+
+    async def ask_about_all(self, number: int, cases: Sequence[Case]) -> SetVerdict:
+        """Return the verdict of a grader on all outputs; raise AttemptError if it cannot judge."""
+        grader = self._graders[number]
+        assert not _is_instant(grader)
+        self._retrier.begin_work()
+        try:
+            return await grader.judge_all(cases)
+        except (AttemptError, Fault):
+            raise
+        except Exception as error:  # an answer that breaks a grader must not end the run
+            raise _raised(error) from error
+        finally:
+            self._retrier.end_work()
+
+    def disable(self, number: int, fault: Fault) -> None:
+        """Ask a grader no more, and say why."""
+        if number not in self.down:
+            self.down[number] = fault
+            self._notice(f"grader {self.name(number)!r} is disabled; outputs are still recorded: {fault}")
 
     async def _grade_turns(self, case: Case, pending: PendingTrial) -> None:
         """Obtain the missing verdicts of checkpoints, up to one that stops the conversation: nothing follows it."""
@@ -159,13 +196,17 @@ class Grading:
         """Return when the queue is empty."""
         await self._queue.join()
 
+    def halt(self) -> None:
+        """Forget the grades that are queued, which stay pending; those in progress are completed."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+            self._queue.task_done()
+
     def abandon(self) -> None:
         """Stop at once. Grades that are queued or in progress stay pending."""
         for worker in self._workers:
             worker.cancel()
-        while not self._queue.empty():
-            self._queue.get_nowait()
-            self._queue.task_done()
+        self.halt()
 
     async def close(self) -> None:
         """Stop the workers."""
@@ -207,10 +248,12 @@ class Grading:
             result = _raised(error)
         if isinstance(result, AttemptError):
             self._retrier.failed(result, pending, grader.block.name, started, final=True)
-        return self._record(case, pending, number, result, time.monotonic() - started)
+        return self.record(case, pending, number, result, time.monotonic() - started)
 
     async def _judge(self, case: Case, pending: PendingTrial, number: int) -> Grade | None:
-        """Return the verdict of a grader that waits; None if it is unavailable."""
+        """Return the verdict of a grader that waits; None if it is unavailable, or may not be asked any more."""
+        if self._retrier.halted:
+            return None
         self._retrier.begin_work()
         try:
             return await self._ask(case, pending, number)
@@ -248,15 +291,15 @@ class Grading:
             )
         except AttemptError as error:
             result = error
+        except Halted:
+            return None
         except Fault as fault:
-            if number not in self.down:
-                self.down[number] = fault
-                self._notice(f"grader {name!r} is disabled; outputs are still recorded: {fault}")
+            self.disable(number, fault)
             return None
         except Exception as error:  # else the worker would die, and the queue would never become empty
             result = _raised(error)
             self._retrier.failed(result, pending, name, started, final=True)
-        return self._record(case, pending, number, result, time.monotonic() - started - deadline.in_batches)
+        return self.record(case, pending, number, result, time.monotonic() - started - deadline.in_batches)
 
     def _verdict(self, case: Case, pending: PendingTrial, number: int) -> VerdictRef | None:
         """Return the verdict of a grader on an output, where there is one."""
@@ -264,18 +307,20 @@ class Grading:
         if slot.votes:
             votes = [self._verdict(case, pending, vote) for vote in slot.votes]
             return combine_votes(votes, slot.combine, slot.threshold)
-        return find_verdict(self._keys(case, pending, number), self._index.verdicts)
+        verdict: VerdictRef | None = self._index.verdicts.get(self._key(case, pending, number))
+        return verdict
 
-    def _keys(self, case: Case, pending: PendingTrial, number: int) -> tuple[str, ...]:
-        """Return the keys of a grader's verdict on an output. A new verdict gets the first."""
+    def _key(self, case: Case, pending: PendingTrial, number: int) -> str:
+        """Return the key of a grader's verdict on an output."""
         output, slot = case.output, self._work.slots[number]
         tokens = output.usage.tokens if slot.measures else None
         moment = Moment(output.digest, tokens, output.timing.seconds)
-        return slot.keys(pending.key, moment, reread=number in pending.panel.reread)
+        return slot.key(pending.key, moment, pending.sample.row)
 
-    def _record(
+    def record(
         self, case: Case, pending: PendingTrial, number: int, result: Verdict | AttemptError, seconds: float
     ) -> Grade:
+        """Return the record of a verdict, or of the error that stands for it."""
         block, slot = self._graders[number].block, self._work.slots[number]
         status: GradeStatus = "error"
         counts: tuple[int, ...] | UnsetType = UNSET
@@ -287,7 +332,7 @@ class Grading:
             status = "skipped" if score is None else "passed" if _passes(result, slot.threshold) else "failed"
         return Grade(
             key=pending.key,
-            grade_key=self._keys(case, pending, number)[0],
+            grade_key=self._key(case, pending, number),
             sample=pending.sample.id,
             trial=pending.trial,
             grader=block.name,
@@ -322,6 +367,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
         digest=mark.digest,
         state=None,
         files=mark.files,
+        value=mark.value,
         calls=UNSET if isinstance(calls, UnsetType) else [call for call in calls if call.turn <= turn],
         trace=UNSET if isinstance(trace, UnsetType) or isinstance(mark.trace, UnsetType) else trace[: mark.trace],
         usage=output.usage if isinstance(mark.usage, UnsetType) else mark.usage,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.engine.ended import Ended
+from holdfast.engine.ended import Ended, describe_stopping, read_stopping
 from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import finish_run, prepare, shared_eval
@@ -44,6 +44,8 @@ WORKER: Final = "HOLDFAST_WORKER"
 """the variable by which a worker, and whatever it imports or starts, knows which one it is"""
 _LOOK_SECONDS: Final = 0.25
 _LAST_WORDS_SECONDS: Final = 5.0
+_COUNT_SECONDS: Final = 2.0
+"""how long workers may take to say how many requests they have in flight"""
 
 
 def run_workers(spec: Eval, options: Options, count: int, display: Display) -> Outcome:
@@ -70,7 +72,13 @@ class _LocalWorkers:
         self._follower, self._followed = Follower(self._rundir, reader), reader.index
         """the records of the run, as far as they were read while the workers ran"""
         self._ended: list[Ended] = []
+        self._abandon_hint = "; Ctrl-C again to abandon them"
         self._signal_sent: int | None = None
+        """the signal that this process got, and passed on"""
+        self._in_flight: dict[str, int] = {}
+        """by worker that is asked to finish: requests that it waits for"""
+        self._count_until: float | None = None
+        """by the monotonic clock: when to say how many they are; None: there is nothing to say"""
         self._readers: list[threading.Thread] = []
         self._workers = [self._start(f"w{number}") for number in range(1, count + 1)]
 
@@ -96,7 +104,9 @@ class _LocalWorkers:
         with process.stderr as lines:
             for line in lines:
                 label, _, message = line.decode(errors="replace").rstrip().partition(": ")
-                if label in ("note", "warning"):  # the display adds it again
+                if label == "note" and (requests := read_stopping(message)) is not None:
+                    self._in_flight[worker] = requests
+                elif label in ("note", "warning"):  # the display adds it again
                     show = self._display.warning if label == "warning" else self._display.notice
                     show(f"{worker}: {message}")
                 else:
@@ -124,11 +134,17 @@ class _LocalWorkers:
         exporters = live_exporters(identity, self._rundir, self._display.warning)
         for exporter in exporters:
             exporter.start()
-        with Signals(self._send_signal, self._kill):
+        cancelled = False
+        with Signals(self._stop, self._finish_requests, leave=self._kill):
             # Each one is asked: until then a worker that died is a zombie, and the others cannot take its lease over.
             while None in [worker.poll() for worker in self._workers]:
-                if options.cancelled.is_set() and self._signal_sent is None:
-                    self._send_signal(signal.SIGINT)
+                if options.finishing.is_set() and self._signal_sent is None:
+                    self._abandon_hint = options.abandon_hint
+                    self._finish_requests(signal.SIGINT)
+                if options.cancelled.is_set() and not cancelled:
+                    cancelled = True
+                    self._stop(signal.SIGTERM)
+                self._say_in_flight()
                 time.sleep(_LOOK_SECONDS)
                 with suppress(OSError):
                     for new_lines in self._follower.follow():
@@ -180,8 +196,27 @@ class _LocalWorkers:
                 )
             )
 
-    def _send_signal(self, number: int) -> None:
-        self._signal_sent = number
+    def _finish_requests(self, number: int) -> None:
+        """Ask the workers to finish what they have in flight, after a signal."""
+        self._signal_sent, self._count_until = number, time.monotonic() + _COUNT_SECONDS
+        self._send(signal.SIGINT)
+
+    def _say_in_flight(self) -> None:
+        """Say how many requests the workers wait for, once all have reported, or time is up."""
+        if self._count_until is None:
+            return
+        running = {f"w{number}" for number, worker in enumerate(self._workers, 1) if worker.poll() is None}
+        if running <= self._in_flight.keys() or time.monotonic() >= self._count_until:
+            self._count_until = None
+            if requests := sum(count for worker, count in self._in_flight.items() if worker in running):
+                self._display.notice(describe_stopping(requests, self._abandon_hint))
+
+    def _stop(self, number: int) -> None:
+        """Ask the workers to stop at once, after a signal."""
+        self._signal_sent, self._count_until = number, None
+        self._send(number)
+
+    def _send(self, number: int) -> None:
         for worker in self._workers:
             with suppress(ProcessLookupError):
                 worker.send_signal(number)

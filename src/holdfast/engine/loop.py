@@ -11,22 +11,24 @@ import gc
 import os
 import resource
 import signal
+import sys
 import time
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.data.dataset import dataset_changed
 from holdfast.display.format import rate_limit_text
-from holdfast.engine.brake import Brake
+from holdfast.engine.brake import Brake, Halted
 from holdfast.engine.budget import Budget
 from holdfast.engine.concurrency import Window
+from holdfast.engine.ended import describe_stopping
 from holdfast.engine.grading import Grading
 from holdfast.engine.recorder import Recorder
 from holdfast.engine.retry import Retrier
 from holdfast.engine.signals import Signals
 from holdfast.engine.sources import Supply
 from holdfast.engine.spare_cores import Machine, SpareCores
-from holdfast.engine.trial import Halted, Trials
+from holdfast.engine.trial import Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
@@ -34,13 +36,17 @@ from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
+from holdfast.store.answers import describe_answers
 from holdfast.store.journal import Journal
 from holdfast.targets.concurrency import FIXED, concurrency_of
 from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from holdfast.conversation.simulated_user import Player
     from holdfast.engine.hooks import Hooks
+    from holdfast.engine.inputs import InputRecorder
     from holdfast.engine.session import Session
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
@@ -84,10 +90,14 @@ class Loop:
             grades=not (options.skip_graders and identity.work.slots),
             graders={} if options.skip_graders else {p.name: GraderProgress() for p in grader_places(self._spec)},
         )
+        self._partial_reported = False
         self._spare_cores, self._usable_cores = SpareCores(), usable_cores()
         self._budget = Budget(self._spec.limits, self.progress, session.notice)
         self._batches: Batches | None = None
+        self._collector: asyncio.Task[None] | None = None
+        """submits batches and collects their results"""
         self._crash: BaseException | None = None
+        self._final_notices: set[str] = set()
         self._opening: asyncio.Task[None] | None = None
         self._hooks: Hooks | None = None
         if session.generates and self._spec.hooks is not None:
@@ -110,6 +120,17 @@ class Loop:
             return FIXED  # each trial starts processes of its own
         budget = limits.max_cost is not None or limits.token_budget is not None
         return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
+
+    def _input_recorder(self) -> InputRecorder | None:
+        """Return what records the files that code of the user reads; None if no such code was loaded."""
+        session = self._session
+        if "holdfast.functions.observing" not in sys.modules or not session.identity.code:
+            return None
+        from holdfast.engine.inputs import InputRecorder
+        from holdfast.functions.observing import exclude
+
+        exclude(session.options.runs_dir)
+        return InputRecorder(session.identity, session.rundir, session.journals, session.notice)
 
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. All results are on disk when this returns."""
@@ -134,6 +155,7 @@ class Loop:
                 self.progress,
                 self._display,
                 nothing_to_grade=not self._session.identity.work.slots,
+                inputs=self._input_recorder(),
             )
             in_batches = self._batches is not None
             retrier = Retrier(self._spec.limits, self.brake, self._window, recorder, self.progress, batches=in_batches)
@@ -156,27 +178,55 @@ class Loop:
                 stopping=self._stopping,
             )
             stack.push_async_callback(self._grading.close)
-            watchers = [self._tick(), self._watch_dataset()]
+            for watcher in (self._tick(), self._watch_dataset()):
+                self._start(watcher, stack)
             if self._batches is not None:
                 self._batches.open()
-                watchers.append(self._batches.run())
-            for watcher in watchers:
-                task = asyncio.create_task(watcher)
-                task.add_done_callback(self._ended)
-                stack.callback(task.cancel)
+                self._collector = self._start(self._batches.run(), stack)
             self._source.arrived = self._admit
             self._admit()
-            while self._workers or (not self.brake.pulled and await self._source.more(self.brake)):
+            while self._workers or await self._more():
                 if self._workers:
                     await asyncio.wait(self._workers)
                 self._admit()
             await self._grading.finish()
+            await self._grade_sets(recorder, retrier)
+            if self._batches is not None:
+                await self._batches.settle()
             self.faults = list(self._grading.down.values())
             if isinstance(self.brake.reason, BudgetReached):
                 self.brake.reason = self._budget.reached()  # trials in flight have spent more since
         self._display.tick(self.progress)
         if self._crash is not None:
             raise self._crash
+
+    async def _more(self) -> bool:
+        """Wait for trials; return False if none come. Some may have started before the run was stopped meanwhile."""
+        return (not self.brake.pulled and await self._source.more(self.brake)) or bool(self._workers)
+
+    def _start(self, watcher: Coroutine[Any, Any, None], stack: AsyncExitStack) -> asyncio.Task[None]:
+        """Start what runs beside the trials, until the run is over."""
+        task = asyncio.create_task(watcher)
+        task.add_done_callback(self._ended)
+        stack.callback(task.cancel)
+        return task
+
+    async def _grade_sets(self, recorder: Recorder, retrier: Retrier) -> None:
+        """Ask the graders that look at all outputs together; of several workers, the one that finishes the run does."""
+        if self.brake.pulled or self._session.worker is not None or not self._grading.set_graders:
+            return
+        from holdfast.engine.sets import Sets  # which few evals need
+
+        task = asyncio.create_task(Sets(self._session, self._grading, recorder, retrier).grade())
+        self._workers.add(task)  # an interruption cancels it
+        task.add_done_callback(self._workers.discard)
+        try:
+            await task
+        except Fault as fault:
+            self.brake.pull(fault)
+        except asyncio.CancelledError:
+            if not self.brake.pulled:
+                raise
 
     async def _open(self, stack: AsyncExitStack) -> bool:
         """Run hooks, then open the target and graders, which may start servers; return False if stopped meanwhile."""
@@ -234,13 +284,31 @@ class Loop:
         except Exception as error:
             self._session.warn(f"{error if isinstance(error, HoldfastError) else repr(error)}")
         for message in getattr(part, "final_notices", ()):
-            self._session.notice(message)
+            if message not in self._final_notices:  # votes of one judge have the same
+                self._final_notices.add(message)
+                self._session.notice(message)
 
     def _asked_models(self) -> list[str]:
         """Return the models that this process will ask."""
         blocks = [grader.block for grader in self._graders]
         judges = [block.model for block in blocks if is_judge(block)]
         return [model for model in self._spec.models() if self._session.generates or model in judges]
+
+    def finish(self, reason: Interrupted, hint: str = "") -> None:
+        """Start no further request, and let those in flight finish; `hint` says how to abandon them."""
+        if self.brake.halted:
+            return
+        self.brake.halt(reason)
+        if self._opening is not None:
+            self._opening.cancel()
+            return
+        self._grading.halt()
+        if self._batches is not None:
+            self._batches.leave()
+        if count := self.progress.asking:
+            self._session.notice(describe_stopping(count, hint))
+        else:
+            self._session.log.write("stopping")
 
     def interrupt(self, reason: Interrupted | Fault | Waiting) -> None:
         """Stop admission and cancel the trials in flight; those that finished are on disk."""
@@ -251,6 +319,8 @@ class Loop:
         for worker in self._workers:
             worker.cancel()
         self._grading.abandon()
+        if self._collector is not None:
+            self._collector.cancel()
 
     def _admit(self) -> None:
         """Start a worker if the window has room; it starts the next one.
@@ -328,15 +398,18 @@ class Loop:
             self.progress.limit = self._window.limit
             self.progress.mark()
             if self._batches is not None:
+                if self.brake.halted:
+                    self._batches.leave()
                 self.progress.batches = self._batches.summary()
             self._display.tick(self.progress)
             self._report_rate_limits()
+            self._report_partial_answers()
             self._suggest_workers()
             self._check_budget()
             if self._session.lost.is_set() and not self.brake.pulled:
                 self.interrupt(Fault("lease_lost", "another process has taken over this run"))
             if self._session.options.finishing.is_set():
-                self.brake.pull(Interrupted(signal.SIGINT))
+                self.finish(Interrupted(signal.SIGINT), self._session.options.abandon_hint)
             if self._session.options.cancelled.is_set() and not cancelled:
                 cancelled = True
                 self.interrupt(Interrupted(signal.SIGINT))
@@ -353,6 +426,12 @@ class Loop:
             if limited.waiting and not limited.reported and limited.seconds >= _PATIENCE_SECONDS:
                 limited.reported = True
                 self._session.notice(f"{rate_limit_text(where, limited)}. The run continues when the server answers.")
+
+    def _report_partial_answers(self) -> None:
+        """Say once that answers are not whole, as soon as one is: the run may have to be stopped and corrected."""
+        if not self._partial_reported and (described := describe_answers(self.progress.kinds)) is not None:
+            self._partial_reported = True
+            self._session.notice(f"so far {described}")
 
     def _suggest_workers(self) -> None:
         """Suggest workers where this process has the run to itself and is its limit."""
@@ -387,10 +466,15 @@ def run_loop(session: Session, source: Supply | None = None) -> Loop:
     async def main() -> Loop:
         loop, events = Loop(session, source), asyncio.get_running_loop()
 
-        def stop(number: int) -> None:  # called between any two steps of Python code, so it only leaves a note
+        # Called between any two steps of Python code, so they only leave a note.
+        def finish(number: int) -> None:
+            hint = "; Ctrl-C again to abandon them" if number == signal.SIGINT else ""
+            events.call_soon_threadsafe(loop.finish, Interrupted(number), hint)
+
+        def stop(number: int) -> None:
             events.call_soon_threadsafe(loop.interrupt, Interrupted(number))
 
-        with Signals(stop):
+        with Signals(stop, finish, lambda: loop.brake.halted):
             await loop.run()
         return loop
 

@@ -36,6 +36,8 @@ class Options(msgspec.Struct, frozen=True):
     """set from another thread to stop the run as Ctrl-C does"""
     finishing: threading.Event = msgspec.field(default_factory=threading.Event)
     """set from another thread to start nothing new, and let what is in flight finish"""
+    abandon_hint: str = ""
+    """how the user abandons what is in flight then, for the message that says what the run waits for"""
     wait: float = 0
     """seconds to wait for another process that holds the run; negative: as long as it takes"""
     wait_for_batches: bool = True

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import DataError, Fault, Interrupted, ResultsError, VersionError
+from holdfast.engine.gates import settle_gate
+from holdfast.errors import DataError, Fault, Interrupted, ResultsError, UsageError, VersionError
 from holdfast.plan.identity import new_manifest
 from holdfast.plan.plan import Plan
 from holdfast.report.benchmark import describes
 from holdfast.report.failures import read_failures
-from holdfast.report.gate import missed_minima
 from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.outcome import Outcome
 from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import benchmark_tasks
 from holdfast.store.batches import forget_results
 from holdfast.store.claims import end_rounds
+from holdfast.store.durable import advice_for
 
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
@@ -57,6 +58,7 @@ def conclude(run: Session, remaining: Plan, reason: Reason | None, started: floa
         )
     try:
         metrics = write_report(run.identity, run.rundir, run.index)
+        gate = settle_gate(run.spec, run.rundir, metrics, options.runs_dir)
         end_rounds(run.rundir)
         forget_results(run.rundir)
     except (Fault, DataError, OSError) as error:
@@ -67,7 +69,7 @@ def conclude(run: Session, remaining: Plan, reason: Reason | None, started: floa
         remaining,
         metrics,
         run.index.spent,
-        missed_gates=missed_minima(metrics, run.spec.gate),
+        gate=gate,
         failures=failures,
         wall=time.monotonic() - started,
     )
@@ -89,15 +91,21 @@ def finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) ->
         return None
     if not rundir.manifest.exists():
         rundir.write_manifest(new_manifest(identity))
+    try:
+        gate = settle_gate(identity.spec, rundir, metrics, options.runs_dir)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the outcome of the gate: {rundir.gate}: {error.strerror or error}", remedy=advice_for(error)
+        ) from error
     samples, trials = identity.survey.count, identity.spec.trials
-    incomplete = metrics.coverage < 1
+    incomplete = metrics.lacks_outputs or metrics.lacks_verdicts
     return Outcome(
         rundir,
         Plan(samples, trials, finished=samples * trials, to_grade=0, to_run=0),
         metrics,
         None,
         already=True,
-        missed_gates=missed_minima(metrics, identity.spec.gate),
+        gate=gate,
         failures=gather_failures(rundir, identity, rundir.load(repair=False), None) if incomplete else None,
     )
 
@@ -109,8 +117,8 @@ def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -
         return None  # not ours, or damaged: it is rebuilt from the journals if the manifest's version is ours
     if metrics is None or rundir.has_lost_lines(metrics) or not _is_current(metrics, identity.spec):
         return None
-    ungraded = bool(metrics.graders) and metrics.graded < metrics.outputs
-    if (options.retry_failed and metrics.coverage < 1) or (options.grade_only and ungraded):
+    incomplete = metrics.lacks_outputs or metrics.lacks_verdicts
+    if (options.retry_failed and incomplete) or (options.grade_only and metrics.lacks_verdicts):
         return None
     return metrics
 

@@ -13,7 +13,7 @@ from holdfast.engine.session import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.graders.expected import render_text
 from holdfast.graders.judge_model import JudgeModel, JudgeSession
-from holdfast.graders.replies import Unreadable, boundary, read_choice
+from holdfast.graders.replies import boundary, read_choice
 from holdfast.graders.types import message_text
 from holdfast.report.pairwise import Pair
 from holdfast.report.run_view import RunView
@@ -81,23 +81,22 @@ class PairJudge(Target):
     async def __aexit__(self, *details: Any) -> None:
         await self._model.__aexit__(*details)
 
+    @property
+    def final_notices(self) -> list[str]:
+        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
+        return self._model.final_notices
+
     async def reply(self, turn: Turn) -> Reply:
         """Return `first`, `second` or `tie`, with the judge's reply as the message."""
         session = JudgeSession(self._model, list(turn.messages), schema=_SCHEMA)
-        reply = await session.ask()
-        try:
-            choice, _ = read_choice(reply.text, "better", _CHOICES)
-        except Unreadable as unreadable:
-            correction = f"Your reply {unreadable}\nReply again, with one JSON object and nothing else: {_FORM}"
-            session.say({"role": "user", "content": correction})
-            reply = await session.ask()
-            try:
-                choice, _ = read_choice(reply.text, "better", _CHOICES)
-            except Unreadable as again:
-                raise session.unreadable(str(again)) from again
+        choice, reply, _ = await session.verdict(_read, _FORM)
         assert session.usage is not None
         message = {"role": "assistant", "content": reply.text}
         return Reply(text=choice, messages=[message], usage=session.usage, stop=reply.stop)
+
+
+def _read(reply: str) -> str:
+    return read_choice(reply, "better", _CHOICES)[0]
 
 
 class _Answer(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import UnsetType
 
 from holdfast.graders.build import place_name
+from holdfast.store.answers import KIND_CODES, answer_kind
 from holdfast.store.records import to_line
 from holdfast.store.refs import OutputRef, VerdictRef, moments
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.display.types import Display
+    from holdfast.engine.inputs import InputRecorder
     from holdfast.plan.progress import Progress
     from holdfast.store.index import Index
     from holdfast.store.journal import Journal
@@ -25,9 +27,18 @@ class Recorder:
     """Records the outputs, grades, calls and errors of a run."""
 
     def __init__(
-        self, journal: Journal, index: Index, progress: Progress, display: Display, *, nothing_to_grade: bool
+        self,
+        journal: Journal,
+        index: Index,
+        progress: Progress,
+        display: Display,
+        *,
+        nothing_to_grade: bool,
+        inputs: InputRecorder | None = None,
     ) -> None:
+        """`inputs` records what code of the user reads, if the eval has any that runs in this process."""
         self._journal = journal
+        self._inputs = inputs
         self._index = index
         self._progress = progress
         self._display = display
@@ -48,12 +59,14 @@ class Recorder:
 
     async def step(self, record: Step) -> None:
         """Record a call of a trial; return when the record is on disk."""
+        self._record_inputs()
         await self._journal.write("steps", to_line(record))
         self._index.spent.add(record.usage)
         self._progress.step(record.kind)
 
     async def output(self, record: Output, *, usage_counted: bool) -> None:
         """Record a finished trial; return when it is on disk. `usage_counted`: its calls were counted one by one."""
+        self._record_inputs()
         line = await self._journal.write("outputs", to_line(record))
         self._keep_output(record, line)
         timing = record.timing
@@ -61,20 +74,31 @@ class Recorder:
             self._index.spent.add(record.usage)
         self._index.spent.add_time(timing.started, timing.started + timing.seconds)
         self._progress.outputs += 1
+        self._progress.kinds[answer_kind(record.answer, record.stop)] += 1
         self._progress.graded += self._nothing_to_grade
         self._display.output(record)
+
+    def _record_inputs(self) -> None:
+        """Record what code has read since the last time, so that no result is on disk before what it depends on."""
+        if self._inputs is not None:
+            self._inputs.flush()
 
     def _keep_output(self, record: Output, line: LineRef) -> None:
         """Add an output to the index, in half the time if it is new and has nothing rare, as most are."""
         outputs, usage, timing = self._index.outputs, record.usage, record.timing
         marks = () if isinstance(record.marks, UnsetType) else moments(record.marks, usage, timing.seconds)
         stopped_by = None if isinstance(record.stopped_by, UnsetType) else record.stopped_by
+        kind = answer_kind(record.answer, record.stop)
+        row = None if isinstance(record.row, UnsetType) else record.row
         if not marks and stopped_by is None:
             path, offset, length = line
             place = outputs.number_of(path), offset, length
-            if outputs.add_plain(record.key, *place, record.digest, usage, timing.seconds, timing.started):
+            times = timing.seconds, timing.started
+            if outputs.add_plain(record.key, *place, record.digest, usage, *times, row, KIND_CODES[kind]):
                 return
-        outputs[record.key] = OutputRef(line, record.digest, usage, timing.seconds, marks, stopped_by, timing.started)
+        outputs[record.key] = OutputRef(
+            line, record.digest, usage, timing.seconds, marks, stopped_by, timing.started, row, kind
+        )
 
     def expect_grades(self, key: str, graders: Sequence[int]) -> None:
         """Register the graders whose verdicts an output still lacks."""
@@ -85,10 +109,12 @@ class Recorder:
 
     def grade(self, record: Grade) -> None:
         """Record a verdict without waiting for the disk."""
+        self._record_inputs()
         self._journal.post("grades", to_line(record), lambda: self._graded(record))
 
     async def grade_now(self, record: Grade) -> None:
         """Record a verdict; return when it is on disk."""
+        self._record_inputs()
         await self._journal.write("grades", to_line(record))
         self._graded(record)
 
@@ -96,9 +122,11 @@ class Recorder:
         key, status, score, usage = record.grade_key, record.status, record.score, record.usage
         graded_at = 0.0 if isinstance(record.time, UnsetType) else record.time
         counts = None if isinstance(record.counts, UnsetType) else record.counts
+        together = None if isinstance(record.together, UnsetType) else record.together
         verdicts = self._index.verdicts
-        if counts is not None or not verdicts.add_plain(key, status, score, usage, graded_at):
-            verdicts[key] = VerdictRef(status, score, usage, graded_at, counts)
+        rare = counts is not None or together is not None
+        if rare or not verdicts.add_plain(key, status, score, usage, graded_at):
+            verdicts[key] = VerdictRef(status, score, usage, graded_at, counts, together)
         self._index.spent.add_grade(usage, graded_at, record.seconds)
         self._display.grade(record)
         missing = self._missing_grades.pop(record.key, 0)

@@ -16,6 +16,8 @@ Invariants:
 7. A call that failed has no record, and keeps its number: when it is repeated, it is the same call.
 8. Once a whole turn is on record, the calls inside it are not asked for again.
 9. An attempt that is over records nothing, although its threads may still be running.
+10. In a run that is halted no call starts, except inside one that is in flight. A trial that wants to make one ends as
+   soon as nothing of it is in flight.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Closing, FindHome, Reading, ReplayPolicy, Reply
 
 _INSIDE_TURN = ("model", "tool", "intent")
+_INSIDE_CALL: ContextVar[bool] = ContextVar("inside_call", default=False)
+"""True in what a recorded call runs, such as a tool that asks a model"""
 
 
 class LiveCall(msgspec.Struct, frozen=True):
@@ -84,10 +89,17 @@ class Replay:
         notice: Callable[[str], None],
         workspace: Workspace | None = None,
         in_batches: Callable[[], float] = lambda: 0.0,
+        halted: Callable[[], bool] = lambda: False,
+        end_trial: Callable[[], object] = lambda: None,
     ) -> None:
-        """`in_batches` returns the seconds that the trial has waited for batches, which count nowhere."""
+        """`in_batches` returns the seconds that the trial has waited for batches, which count nowhere.
+
+        `halted` returns True if no call may start any more, and `end_trial` ends the trial without an output.
+        """
         self._pending = pending
         self._in_batches = in_batches
+        self.halted = halted
+        self.end_trial = end_trial
         self._recorder = recorder
         self._notice = notice
         self.workspace = workspace
@@ -273,6 +285,12 @@ class RecordedCalls:
         self._again_keys: set[Key] = set()
         """the `replay: again` calls of this attempt"""
         self._over = False
+        self._in_flight = 0
+        """calls that are being made"""
+        self._held: list[asyncio.Future[None]] = []
+        """calls that may not start, because the run is halted"""
+        self._ending = False
+        """the trial was ended because of them"""
         self.first = first
         self.usage: Usage | None = None
         """of this attempt's model calls, including those answered from the record; None: there was none"""
@@ -300,17 +318,47 @@ class RecordedCalls:
         self._request_counts[kind, request_digest] += 1
         return self._turn, kind, request_digest, self._request_counts[kind, request_digest]
 
-    async def _call(self, key: Key, live: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
+    async def _admit(self) -> None:
+        """Return if a call may start; if not, wait until the attempt is over, and raise AttemptError."""
+        if not self._replay.halted() or _INSIDE_CALL.get():
+            return
+        held = asyncio.get_running_loop().create_future()
+        self._held.append(held)
+        self._end_if_held()
+        await held
+        self._check_not_over()
+
+    def _end_if_held(self) -> None:
+        """End the trial if it cannot continue, and nothing of it is in flight."""
+        if self._held and not self._in_flight and not self._ending:
+            self._ending = True
+            self._replay.end_trial()
+
+    async def _make(self, key: Key, live: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
+        """Make a call and record its result."""
+        call = self._replay.begin_call(key)
+        self._in_flight += 1
+        outside = _INSIDE_CALL.set(True)
+        try:
+            response, usage = await live()
+            self._check_not_over()  # the next attempt may have an answer of its own to the same call
+            await self._replay.end_call(call, response, usage)
+        finally:
+            _INSIDE_CALL.reset(outside)
+            self._in_flight -= 1
+            self._end_if_held()
+        return response
+
+    async def _call(self, key: Key, live: Callable[[], Awaitable[tuple[Any, Usage]]], *, admitted: bool = False) -> Any:
         """Return the result of a call, as JSON: from the record, or from `live`, which also returns its usage."""
         _, kind, request, nth = key
         try:
             if (step := self._replay.take(key)) is not None:
                 response = step.response
             else:
-                call = self._replay.begin_call(key)
-                response, usage = await live()
-                self._check_not_over()  # the next attempt may have an answer of its own to the same call
-                await self._replay.end_call(call, response, usage)
+                if not admitted:
+                    await self._admit()
+                response = await self._make(key, live)
         except (AttemptError, Fault) as error:
             if isinstance(error, Fault) or error.kind != "bad_request":
                 self._outages.setdefault(request, error)
@@ -378,10 +426,13 @@ class RecordedCalls:
             )
             return msgspec.to_builtins(response), NO_USAGE
 
-        if replay == "never":
+        admitted = replay == "never"
+        if admitted:
+            if not self._replay.has(key):
+                await self._admit()  # before the intent, which would say that the call may have happened
             await self._replay.record_intent((turn, "intent", request, nth), name)
         try:
-            response = msgspec.convert(await self._call(key, run), ToolResponse)
+            response = msgspec.convert(await self._call(key, run, admitted=admitted), ToolResponse)
         except (AttemptError, Fault):
             raise
         except Exception:  # raised by the user's function, which was called all the same
@@ -444,6 +495,9 @@ class RecordedCalls:
     def end(self) -> None:
         """End the attempt. Calls that a thread makes or ends later are not recorded."""
         self._over = True
+        for held in self._held:
+            if not held.done():
+                held.set_result(None)
 
     def raise_outage(self) -> None:
         """Raise a failure that the target met and did not overcome: a reply after an outage is not its answer."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import UNSET
 
+from holdfast.engine.brake import Halted
 from holdfast.engine.time_limits import TimeLimits
 from holdfast.errors import AttemptError, Fault, RestartTrial
 from holdfast.store.records import ErrorRecord, to_microseconds, to_milliseconds
@@ -193,6 +194,11 @@ class Retrier:
         """Ask a grader. Its failures do not stop the run; a `streak` of them is a Fault of this grader."""
         return self._retry(call, pending, name, deadline, lambda: 0, streak)
 
+    @property
+    def halted(self) -> bool:
+        """True if no request may start any more."""
+        return self._brake.halted
+
     def begin_work(self) -> None:
         """Begin to count time as busy."""
         self._progress.begin_work()
@@ -212,6 +218,8 @@ class Retrier:
     ) -> T:
         seconds, retry, refusals, so_far = self._limits.turn_timeout, 0, 0, progress()
         while True:
+            if self._brake.halted:
+                raise Halted
             started, waited = time.monotonic(), deadline.in_batches
             try:
                 with self._time_limits.at(min(started + seconds, deadline.at)) as limit:
@@ -312,12 +320,12 @@ class Retrier:
         )
 
     async def _back_off(self, error: AttemptError | Fault, delay: float, where: str) -> None:
-        """Wait before the next attempt; raise the error if the run is stopped meanwhile."""
+        """Wait before the next attempt; raise the error, or Halted, if the run is stopped meanwhile."""
         limited = error.kind == "rate_limit"
         self._progress.wait(where, limited=limited)
         try:
             if await self._brake.sleep(delay):
-                raise error
+                raise Halted if self._brake.halted else error
         finally:
             self._progress.waited(where, limited=limited)
 

@@ -31,6 +31,7 @@ from holdfast.export.live import live_exporters
 from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
+from holdfast.plan.inputs import choose_run
 from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
 from holdfast.spec.target_schema import ModelTarget
@@ -341,11 +342,19 @@ def _finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) -
 
 def locate_run(spec: Eval, options: Options) -> RunIdentity:
     """Identify the run of an eval, as the options say: with another run's outputs, or in spite of changed code."""
+    if spec.gate is not None and spec.gate.baseline is not None:
+        from holdfast.engine.gates import find_baseline
+
+        find_baseline(spec, options.runs_dir)  # while nothing is done
     identity = identify(spec)
+    if options.accept_drift:
+        identity = msgspec.structs.replace(identity, accepts_drift=True)
     if options.outputs_of is not None:
-        identity = match_outputs(options.outputs_of, identity, grading=True)
+        identity = match_outputs(options.outputs_of, identity)
     if options.accept_drift:
         identity = accept_drift(identity, identity.directory(options.runs_dir), options.runs_dir)
+    if identity.code and not options.fresh:
+        identity = choose_run(identity, options.runs_dir)
     problem = identity.survey.unsendable
     if problem is not None and not options.grade_only and not _has_begun(identity, options):
         raise problem
@@ -377,7 +386,7 @@ def report_notices(run: Session) -> None:
     spec = run.spec
     messages = [*spec.notices]
     if run.finished is None:
-        messages += [*unseen_code(spec), *run.identity.idle_notices]
+        messages += [*unseen_code(spec), *run.identity.idle_notices, *run.identity.spelling_notices]
     for message in messages:
         if message in run.options.noted:
             run.log.write(f"notice {message}")

@@ -1,6 +1,9 @@
-"""Ctrl-C and SIGTERM: the first stops in good order, the second leaves at once, whatever the process is doing.
+"""Ctrl-C and SIGTERM: finish what is in flight, abandon it, leave at once whatever the process is doing.
 
-SIGUSR2, by which a batch system says that the time is nearly up, counts as SIGTERM.
+The first Ctrl-C asks to finish, the second to stop, and the third leaves. SIGTERM asks to stop at once, because its
+sender soon kills. SIGUSR2, by which a batch system says that the time is nearly up, asks to finish, and otherwise
+counts as SIGTERM. Where nothing can be in flight, the first signal asks to stop. A signal that comes before the last
+one was heeded leaves: the process is busy.
 
 Handlers in Python run in the main thread, between two steps of Python code. Where no such step comes (the main thread
 is inside C code, or another thread does not let go of the interpreter) only the kernel can end the process: `harden`
@@ -13,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,12 +36,25 @@ class Signals:
     """those in force"""
     hard = False
 
-    def __init__(self, stop: Callable[[int], None], leave: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        stop: Callable[[int], None],
+        finish: Callable[[int], None] | None = None,
+        heeded: Callable[[], bool] = lambda: True,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `finish`, then `stop`, with SIGINT or SIGTERM, then `leave`, after which the process ends.
+
+        `heeded` returns True once what `finish` asked for has begun.
+        """
         self._stop = stop
-        """called at the first signal, with SIGINT or SIGTERM"""
+        self._finish = finish
+        self._heeded = heeded
         self._leave = leave
-        """called at the second, right before the process ends"""
-        self._asked = False
+        self._asked: Literal["finish", "stop"] | None = None
+        """what the last signal asked for"""
+        self._number: int | None = None
+        """that signal, as SIGINT or SIGTERM"""
         self._outer: Signals | None = None
         self._before: dict[int, Any] = {}
 
@@ -47,7 +63,8 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return
         self._outer, Signals.current = Signals.current, self
-        self._asked = self._outer is not None and self._outer._asked
+        if self._outer is not None:
+            self._asked, self._number = self._outer._asked, self._outer._number
         for number in NUMBERS:
             self._before[number] = signal.getsignal(number)
             self._arm(number)
@@ -63,16 +80,22 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
             if self._outer is not None:
-                self._outer._asked |= self._asked
+                if self._asked is not None:
+                    self._outer._asked, self._outer._number = "stop", self._number
                 self._outer._arm(number)
 
     @classmethod
     def harden(cls) -> None:
-        """From now on the second signal ends this process even when no Python code runs."""
+        """From now on a signal that follows another ends this process even when no Python code runs."""
         cls.hard = True
         if cls.current is not None:
             for number in NUMBERS:
                 cls.current._arm(number)
+
+    @classmethod
+    def received(cls) -> int | None:
+        """Return the signal that has asked this process to finish or to stop, as SIGINT or SIGTERM."""
+        return None if cls.current is None else cls.current._number
 
     def _arm(self, number: int) -> None:
         signal.signal(number, self._handle)
@@ -81,14 +104,15 @@ class Signals:
 
     def _handle(self, number: int, _: object) -> None:
         counts_as = signal.SIGTERM if number == signal.SIGUSR2 else number
-        if self._asked:
+        if self._asked == "stop" or (self._asked == "finish" and not self._heeded()):
             self._leave()
             if sys.stderr is not None and sys.stderr.isatty():
                 os.write(2, b"\x1b[?25h\n")  # the cursor, which the display hides
             os._exit(128 + counts_as)
-        self._asked = True
+        gently = self._finish is not None and self._asked is None and number != signal.SIGTERM
+        self._asked, self._number = "finish" if gently else "stop", counts_as
         self._arm(number)
-        self._stop(counts_as)
+        (self._finish if gently and self._finish is not None else self._stop)(counts_as)
 
 
 def _reset_on_arrival(number: int) -> None:

@@ -15,6 +15,7 @@ from holdfast.display.types import Result, SuiteCell
 from holdfast.engine.budget import budget_reached
 from holdfast.engine.outcome import finished_outcome
 from holdfast.engine.session import locate_run, preview_run
+from holdfast.engine.signals import Signals
 from holdfast.errors import BudgetReached, HoldfastError, Interrupted
 from holdfast.report.outcome import Outcome
 
@@ -71,11 +72,15 @@ class SuiteOutcome:
     @property
     def exit_code(self) -> int:
         """The exit code that matters most: interrupted, wrong usage, not finished, held, gate not met, finished."""
+        if isinstance(self.reason, Interrupted):
+            return self.reason.exit_code
         return worst_exit_code([cell.exit_code for cell in self.cells])
 
     @property
     def result(self) -> Result:
         """The outcome in a form for programs."""
+        if isinstance(self.reason, Interrupted):
+            return Result(exit_code=self.exit_code, reason="interrupted", message=str(self.reason))
         worst = max(self.cells, key=lambda cell: -_WORST.index(cell.exit_code)).result
         return Result(exit_code=self.exit_code, reason=worst.reason, message=worst.message)
 
@@ -125,6 +130,8 @@ def run_suite(
         after(number, ended[-1])
         if ended[-1].outcome is not None and isinstance(ended[-1].outcome.reason, Interrupted):
             return SuiteOutcome(tuple(ended), ended[-1].outcome.reason)
+        if (received := Signals.received()) is not None and len(ended) < len(cells):
+            return SuiteOutcome(tuple(ended), Interrupted(received))  # what was in flight completed this cell
     return SuiteOutcome(tuple(ended), reached)
 
 

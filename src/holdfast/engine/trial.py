@@ -21,9 +21,11 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
 from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import dataset_changed
+from holdfast.engine.brake import Halted
 from holdfast.engine.retry import Deadline
 from holdfast.errors import AttemptError, RestartTrial
 from holdfast.graders.types import Case
+from holdfast.spec.row_fields import fields_of_target
 from holdfast.store.blobs import Blobs
 from holdfast.store.index import read_output, read_steps
 from holdfast.store.records import NO_USAGE, Output, Timing, to_microseconds, to_milliseconds
@@ -45,10 +47,6 @@ if TYPE_CHECKING:
     from holdfast.plan.plan import PendingTrial
     from holdfast.store.records import Mark, Usage
     from holdfast.targets.types import Turn
-
-
-class Halted(Exception):
-    """The run has stopped admitting work in the middle of a conversation, which continues in another process."""
 
 
 class Trials:
@@ -84,6 +82,7 @@ class Trials:
         # Needed by each trial, and the same for all of them.
         self.multi_turn, self.multi_call = self.spec.multi_turn, self.spec.multi_call
         self.has_opening = self.spec.history is not None or self.spec.prompt is None
+        self.sees_part = fields_of_target(self.spec) is not None
         """messages before the prompt are not what the target said"""
         self.checkpoints = grading.checkpoints
         self._recorded_calls = session.index.steps
@@ -106,7 +105,18 @@ class Trials:
 
         recorded = read_steps(self._recorded_calls.pop(pending.key, []))
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
-        return Replay(pending, self.recorder, recorded, self.notice, workspace, lambda: deadline.in_batches)
+        trial = asyncio.current_task()
+        assert trial is not None
+        return Replay(
+            pending,
+            self.recorder,
+            recorded,
+            self.notice,
+            workspace,
+            in_batches=lambda: deadline.in_batches,
+            halted=lambda: self.retrier.halted,
+            end_trial=trial.cancel,
+        )
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -153,7 +163,7 @@ class Trial:
         attempt = 1 + shared.recorder.failed_attempts(pending.key, "target")
         # Checkpoints grade the conversation as it was after a turn, which the marks say.
         marked = conversation.turns > 1 or shared.checkpoints
-        stopped_by = shared.work.stop_digest(conversation.turns, pending.panel) if conversation.stopped else UNSET
+        stopped_by = shared.work.stop_digest(conversation.turns) if conversation.stopped else UNSET
         marks = conversation.marks if marked else UNSET
         output = self._output(conversation, timing, attempt, conversation.state, marks, stopped_by)
         usage_counted = shared.multi_turn or (self._replay is not None and self._replay.usage_counted)
@@ -306,6 +316,7 @@ class Trial:
             output=reply.text,
             turns=conversation.turns,
             stop=conversation.stop,
+            answer=conversation.answer,
             usage=conversation.usage,
             timing=timing,
             digest=conversation.marks[-1].digest,
@@ -316,6 +327,8 @@ class Trial:
             calls=conversation.calls,
             trace=[*conversation.trace] if conversation.trace else UNSET,
             opening=conversation.opening if self._shared.has_opening else UNSET,
+            value=reply.value,
+            row=self._pending.sample.row if self._shared.sees_part else UNSET,
         )
 
 

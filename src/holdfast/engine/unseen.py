@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def unseen_code(spec: Eval) -> Iterator[str]:
-    """Describe each program, and each loaded file with a function, that is not completely covered by the key."""
+    """Describe each program that is not completely covered by the key."""
     for location, command in _commands(spec):
         from holdfast.spec.fingerprint import computed_imports
 
@@ -22,10 +22,17 @@ def unseen_code(spec: Eval) -> Iterator[str]:
                 f"{spec.document.where(location)}: {place} changes sys.path, or imports modules by names that it "
                 "computes: modules found only that way are not part of the key. After a change of one, use --fresh."
             )
-    if "holdfast.functions.loading" in sys.modules:  # else no function has been loaded
-        from holdfast.functions.loading import unseen_imports
+    for number, hook in enumerate(() if spec.hooks is None else spec.hooks.before_task):
+        from holdfast.spec.fingerprint import is_file
+        from holdfast.spec.named_inputs import is_named
 
-        yield from unseen_imports()
+        for word in hook.arguments:
+            path = os.path.normpath(f"{hook.working_directory}/{word}")
+            if is_file(spec.folder / path) and not is_named(spec, path):
+                yield (
+                    f"{spec.document.where(('hooks', 'before_task', number))}: {word} is part of no key. If answers "
+                    f'depend on it, write `files: {{target: [{path}]}}`, and else `files: ["!{path}"]`.'
+                )
 
 
 def _commands(spec: Eval) -> Iterator[tuple[Location, Sequence[str]]]:

@@ -67,6 +67,7 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
     page = generate(
         "report.html",
         page=run_overview(view, tally),
+        gate=view.rundir.read_gate(),
         graders=view.graders,
         counts=counts,
         total=counts.total(),

@@ -1,7 +1,7 @@
 """A run as a JUnit report, which CI systems read: a test suite per run, a test case per trial.
 
 A failed trial is a failure with the graders' feedback, one without a verdict an error, one that no grader looked at
-is skipped.
+is skipped. Each condition of the run's gate is a test case, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.report.run_view import Pending, RunView
+    from holdfast.store.gate import Check
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """characters that XML cannot hold, not even as references"""
@@ -34,7 +35,11 @@ def write_junit(view: RunView, folder: Path) -> list[Path]:
     classname = f"{manifest.name}.{manifest.target}"
     counts: Counter[str] = Counter()
     seconds = 0.0
+    gate = view.rundir.read_gate()
     with Spool() as cases, replacing(path) as file:
+        for check in gate.checks if gate is not None else ():
+            cases.write(_gate_case(check, f"{classname}.gate").encode())
+            counts["passed" if check.passed else "failures"] += 1
         for trial in view.everything():
             status, text, took = _case(trial, classname, several=manifest.trials > 1)
             cases.write(text.encode())
@@ -78,6 +83,14 @@ def _case(trial: GradedTrial | Pending, classname: str, *, several: bool) -> tup
     return trial.status, f"<testcase{_attributes(case)}>{inside}</testcase>\n", output.timing.seconds
 
 
+def _gate_case(check: Check, classname: str) -> str:
+    case = {"classname": classname, "name": check.what}
+    inside = f"<system-out>{_text(check.message)}</system-out>"
+    if not check.passed:
+        inside = _element("failure", f"gate failed: {check.message}", "")
+    return f"<testcase{_attributes(case)}>{inside}</testcase>\n"
+
+
 def _name(sample: str, trial: int, *, several: bool) -> str:
     return f"{sample} [trial {trial}]" if several else sample
 
@@ -86,12 +99,14 @@ def _properties(view: RunView) -> str:
     metrics = view.metrics
     properties: dict[str, Any] = {"run": view.manifest.id, "finished": str(metrics is not None).lower()}
     if metrics is not None:
-        properties |= {"coverage": metrics.coverage, "score": metrics.score}
+        properties |= {**metrics.shares, **{f"answers.{name}": n for name, n in metrics.to_dict()["answers"].items()}}
         for name, values in metrics.graders.items():
             properties |= {f"{name}.{key}": getattr(values, key) for key in ("score", "low", "high")}
         for field, value, name, values in metrics.value_scores():
             place = f"by.{field}.{value}.{name}"
             properties |= {f"{place}.{key}": getattr(values, key) for key in ("score", "low", "high")}
+    if (gate := view.rundir.read_gate()) is not None:
+        properties["gate"] = "passed" if gate.passed else "failed"
     lines = (
         f"<property{_attributes({'name': name, 'value': value})}/>\n"
         for name, value in properties.items()

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -49,7 +50,7 @@ class ExportEntry(msgspec.Struct, omit_defaults=True, frozen=True):
     time: str
     options: dict[str, Any]
     of: str = ""
-    """digest of the `metrics.json` that was exported; empty for a run that was not finished"""
+    """digest of the `metrics.json` and `gate.json` that were exported; empty for a run that was not finished"""
     where: list[str] = []
     """addresses, and paths relative to the run directory"""
     notes: list[str] = []
@@ -203,10 +204,14 @@ def _file(rundir: RunDir) -> Path:
 
 
 def _digest(rundir: RunDir) -> str:
+    """Return a digest of the report, and of the gate's outcome, which exports state too."""
     try:
-        return digest_bytes(rundir.metrics.read_bytes()).removeprefix("sha256:")
+        report = rundir.metrics.read_bytes()
     except FileNotFoundError:
         return ""
+    with suppress(FileNotFoundError):
+        report += rundir.gate.read_bytes()
+    return digest_bytes(report).removeprefix("sha256:")
 
 
 def _now() -> str:

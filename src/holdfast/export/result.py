@@ -16,7 +16,7 @@ from holdfast.display.notebook import html_table, html_text
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.export.tables import columns, rows
 from holdfast.report.compare import compare_scores, read_scores
-from holdfast.report.gate import Rules, gate_run, missed_minima
+from holdfast.report.gate import Rules, gate_run, margin_of
 from holdfast.report.run_view import RunView
 from holdfast.store.rundir import RunDir
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.report.compare import Comparison
     from holdfast.report.gate import GateResult, NewPolicy, RemovedPolicy
+    from holdfast.spec.gate_schema import Inconclusive
     from holdfast.store.metrics import Metrics
 
 
@@ -96,7 +97,8 @@ class Run:
         ]
         titles = ("grader", "score", "95 % interval", "passed", "graded")
         table = html_table(titles, cells) if cells else ""
-        return f"{html_text(_summary(self.metrics))}{table}{html_text(str(self.path))}"
+        notices = "".join(html_text(f"note: {notice}") for notice in self.metrics.notices)
+        return f"{html_text(_summary(self.metrics))}{table}{notices}{html_text(str(self.path))}"
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame with a row per trial and the columns of `holdfast export --to csv`."""
@@ -121,8 +123,9 @@ def load_run(path: str | Path) -> Run:
     if metrics is None:
         reason = f"resume it with `{shlex.join(['holdfast', 'resume', str(path)])}`"
         return Run(Path(path), finished=False, metrics=None, exit_code=3, reason=reason)
-    missed = missed_minima(metrics, view.manifest.eval.get("gate") or {})
-    return Run(Path(path), finished=True, metrics=metrics, exit_code=1 if missed else 0, reason=None)
+    gate = view.rundir.read_gate()
+    met = gate is None or gate.passed
+    return Run(Path(path), finished=True, metrics=metrics, exit_code=0 if met else 1, reason=None)
 
 
 def compare(first: Run | str | Path, second: Run | str | Path) -> Comparison:
@@ -135,7 +138,10 @@ def gate(
     baseline: Run | str | Path | None = None,
     *,
     minima: Mapping[str, float] | None = None,
-    max_regression_pct: float = 0.0,
+    max_drop: float | str | None = None,
+    confidence: float = 0.95,
+    inconclusive: Inconclusive = "pass",
+    max_regression_pct: float | None = None,
     golden: Collection[str] = (),
     golden_rows: bool = True,
     new: NewPolicy = "ignore",
@@ -143,11 +149,14 @@ def gate(
 ) -> GateResult:
     """Check a finished run against minimum values, a baseline and samples that must pass, as `holdfast gate` does.
 
+    `max_drop` is how far a metric may fall below the baseline, as in `"2pt"`, the default, or 0.02.
+    `max_regression_pct` allows so much less than the baseline's value instead, and tests nothing.
     `minima` maps metrics, such as `score`, `passed`, a grader's name or `NAME/pass@3`, to values from 0 to 1.
     `golden` are ids of samples that must pass; with `golden_rows` so must those whose row has `golden: true`.
     The result is true if all checks passed.
     """
-    rules = Rules(max_regression_pct, golden, minima, new, removed)
+    margin = margin_of(max_drop, max_regression_pct)
+    rules = Rules(margin, confidence, inconclusive, max_regression_pct, golden, minima, new, removed)
     return gate_run(_view(run), None if baseline is None else _view(baseline), rules, golden_rows=golden_rows)
 
 

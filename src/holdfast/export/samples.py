@@ -43,6 +43,7 @@ def as_line(trial: GradedTrial) -> dict[str, Any]:
         "fields": trial.fields,
         "messages": output.messages,
         "output": output.output,
+        "answer": output.answer,
         "stop": output.stop,
         "usage": output.usage,
         "seconds": output.timing.seconds,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = (
-    *("sample", "trial", "status", "score", "prompt", "output", "error", "stop"),
+    *("sample", "trial", "status", "score", "prompt", "output", "error", "answer", "stop"),
     *("input_tokens", "output_tokens", "requests", "cost", "seconds"),
 )
 
@@ -54,6 +54,7 @@ def rows(view: RunView, *, typed: bool = False) -> Iterator[dict[str, Any]]:
             "score": trial.score,
             "prompt": _cell(output.prompt),
             "output": output.output,
+            "answer": output.answer,
             "stop": output.stop,
             "input_tokens": usage.input_tokens,
             "output_tokens": usage.output_tokens,

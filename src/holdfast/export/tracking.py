@@ -30,7 +30,7 @@ def numbers(metrics: Metrics) -> dict[str, float]:
     data = metrics.to_dict()
     flat = {name: data[name] for name in ("score", "passed", "coverage", "samples", "total", "outputs", "graded")}
     blocks = {**data["metrics"], "overall": data["overall"] or {}}
-    blocks |= {name: data[name] for name in ("usage", "judge_usage", "timing")}
+    blocks |= {name: data[name] for name in ("answers", "usage", "judge_usage", "timing")}
     for block, values in blocks.items():
         flat |= {f"{block}/{name}": value for name, value in values.items() if name not in Rule._fields}
     for field, value, grader, group in metrics.value_scores():

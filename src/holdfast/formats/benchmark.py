@@ -21,6 +21,7 @@ from holdfast.formats.providers import unknown_task
 from holdfast.spec.benchmark_schema import BenchmarkBlock
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.providers import provider_of
+from holdfast.spec.schema import as_dataset
 from holdfast.spec.validation import validate_block
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class BenchmarkFile(Format):
 def _split_dataset(override: Override) -> list[Override]:
     """Return an override of the whole `dataset` as overrides of its keys, which leave the benchmark's own in place."""
     key, value = override
-    if key == ("dataset",) and isinstance(value, dict):
-        return [(("dataset", name), each) for name, each in value.items()]
+    if key == ("dataset",) and isinstance(block := as_dataset(value), dict):
+        return [(("dataset", name), each) for name, each in block.items()]
     return [override]
 
 

@@ -1,6 +1,7 @@
 """Users' Python functions, for targets, graders, tools and simulated users.
 
 `loading`    finds a function by its file or module, loads it once, and says what code it depends on
+`observing`  notes which files of the project functions read
 `calling`    calls a function with the values that its parameters name, and describes what it raises
 `callables`  identifies functions that are passed from Python, also those of a notebook
 `blocks`     replaces functions in blocks that are passed from Python by references
@@ -14,3 +15,4 @@ from holdfast.functions.calling import user_traceback as user_traceback
 from holdfast.functions.loading import find_function as find_function
 from holdfast.functions.loading import function_source as function_source
 from holdfast.functions.loading import load_function as load_function
+from holdfast.functions.loading import parameters_of as parameters_of

@@ -7,6 +7,7 @@ from exiting.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import AttemptError, ConfigError, Problem
+from holdfast.functions.observing import running
 from holdfast.spec.redact import redact
 
 if TYPE_CHECKING:
@@ -83,10 +85,11 @@ class Function:
         """Call the function with those of the offered values that it names."""
         arguments = dict(offered) if self.takes_all else {name: offered[name] for name in self.names if name in offered}
         try:
-            if self._is_async:
-                return await self._function(**arguments)
-            result = await _in_thread(functools.partial(self._function, **arguments))
-            return await result if inspect.isawaitable(result) else result
+            with running:
+                if self._is_async:
+                    return await self._function(**arguments)
+                result = await _in_thread(functools.partial(self._function, **arguments))
+                return await result if inspect.isawaitable(result) else result
         except SystemExit as error:  # it ends the function, not the run
             raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
         except KeyboardInterrupt as error:  # not from Ctrl-C, for which the run has its own handler
@@ -161,7 +164,8 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name="holdfast-function", daemon=True).start()
+    context = contextvars.copy_context()  # which says inside which call it runs
+    threading.Thread(target=context.run, args=[run], name="holdfast-function", daemon=True).start()
     return await future
 
 

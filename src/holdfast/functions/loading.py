@@ -10,6 +10,7 @@ files that it really imported are added.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -31,8 +32,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from holdfast.errors import ConfigError, Problem
+from holdfast.errors import ConfigError, HoldfastError, Problem
 from holdfast.functions.calling import describe_error
+from holdfast.functions.observing import observe
+from holdfast.spec.code_files import SESSION_FILE, note_files
 from holdfast.spec.fingerprint import (
     ADDED_TO_PATH,
     Scan,
@@ -76,6 +79,7 @@ def function_source(
     `functions.callables` has put its digest into `version`.
     """
     if reference.startswith(SESSION):
+        note_files([SESSION_FILE])
         return reference.rpartition(":")[2], {}
     path, module, name = find_function(reference, folder, where)
     if path is None:
@@ -88,7 +92,9 @@ def function_source(
     if functions and reference in functions:
         return name, scan(path, folder, imported_files).digests
     try:
-        return name, _load(path.resolve(), folder, module).scan.digests
+        loaded = _load(path.resolve(), folder, module).scan
+        note_files(loaded.files)
+        return name, loaded.digests
     except Exception:  # of the user's file; `load_function` reports it
         return name, read.digests
 
@@ -134,6 +140,32 @@ def find_function(reference: str, folder: Path, where: str) -> Reference:
     return Reference(path, None, name)
 
 
+def parameters_of(reference: str, folder: Path, functions: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the names of a function's parameters, without running its file; None where the file does not tell."""
+    if reference in functions:
+        function = functions[reference]
+        called = function.__call__ if inspect.isclass(function) else function
+        try:
+            parameters = inspect.signature(called).parameters.values()
+        except (TypeError, ValueError):
+            return None
+        every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        return None if every else frozenset(parameter.name for parameter in parameters) - {"self"}
+    try:
+        path, _, name = find_function(reference, folder, "")
+        body: list[ast.stmt] = [] if path is None else ast.parse(path.read_bytes()).body
+    except (HoldfastError, OSError, SyntaxError, ValueError):
+        return None  # whoever calls the function says so
+    for part in (name, "__call__"):
+        node = next((each for each in body if getattr(each, "name", None) == part), None)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
+            signature = node.args
+            listed = [*signature.posonlyargs, *signature.args, *signature.kwonlyargs]
+            return None if signature.kwarg else frozenset(each.arg for each in listed) - {"self"}
+        body = node.body if isinstance(node, ast.ClassDef) else []
+    return None
+
+
 def _has_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
@@ -151,6 +183,7 @@ def load_function(
     `functions` are those that were handed over from Python.
     """
     if functions is not None and reference in functions:
+        observe(folder)
         return functions[reference]  # type: ignore[no-any-return]
     location = find_function(reference, folder, where)
     try:
@@ -200,8 +233,6 @@ class _Loaded(msgspec.Struct, frozen=True):
     module: Any
     scan: Scan
     """the file, and everything that it imported"""
-    unseen: tuple[Path, ...]
-    """imported files that are not part of fingerprints, since reading the code did not show them"""
 
     @property
     def is_current(self) -> bool:
@@ -211,16 +242,6 @@ class _Loaded(msgspec.Struct, frozen=True):
 _modules: dict[Path, _Loaded] = {}
 _digests: dict[Path, str] = {}
 """digests of users' modules at the time of their import"""
-
-
-def unseen_imports() -> list[str]:
-    """Describe, for each loaded file, the modules that it imports and that are not part of its fingerprint."""
-    return [
-        f"{path.name} imports {', '.join(str(file) for file in loaded.unseen)} in a way that reading its code does not "
-        "show: changes there are not noticed. Import it in the file itself, or change `version` with it."
-        for path, loaded in _modules.items()
-        if loaded.unseen
-    ]
 
 
 class _SourceLoader(SourceFileLoader):
@@ -268,6 +289,7 @@ def _load(path: Path, folder: Path, module_name: str | None = None) -> _Loaded:
     earlier = _modules.get(path)
     if earlier is not None and earlier.is_current:
         return earlier
+    observe(path.parent, folder)
     _distrust_bytecode()
     packages = [] if module_name is None else package_files(path)
     read = scan(path, folder, more=packages)
@@ -283,9 +305,8 @@ def _load(path: Path, folder: Path, module_name: str | None = None) -> _Loaded:
         ADDED_TO_PATH.update(set(sys.path) - entries)
     more = [file for name in set(sys.modules) - names if (file := users_file(sys.modules[name])) is not None]
     complete = scan(path, folder, imported_files, [*packages, *sorted(set(more) - read.files.keys())])
-    unseen = () if read.doubtful else tuple(file for file in complete.files if file not in read.files)
     _digests.update(complete.files)
-    _modules[path] = _Loaded(module, complete, unseen)
+    _modules[path] = _Loaded(module, complete)
     return _modules[path]
 
 

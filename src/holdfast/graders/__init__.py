@@ -2,7 +2,8 @@
 
 `types`        Case, Verdict, and the base classes of graders
 `build`        the graders of an eval: their places, identities and construction
-`text`         exact, text, choice
+`text`         exact, text
+`choice`       choice
 `number`       number
 `expected`     expected values, rendered for a row and shown in feedback
 `likelihood`   likelihood
@@ -18,14 +19,15 @@
 `judge`        prompt: a judge model
 `judge_model`  requests to a judge
 `votes`        the combined verdict of several judges
-`replies`      scores read from a judge's reply
+`replies`      verdicts read from a judge's reply
 `trigger`      trigger
 `tool_calls`   the tool calls of a conversation, read from its messages
+`tool_arguments` tests of the arguments of calls
 `tool_graders` behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
 `files`        file, diff
 `programs`     program, code
 `sandbox`      runs programs of graders, and `confine`, which restricts them in the child process
-`assertions`   evaluates the assertions of `code` in a child process
+`assertions`   evaluates the assertions of `code` in child processes
 `guard`        graders of plug-ins, which are not trusted
 `slow_checks`  patterns and comparisons that could take forever, and `slow_worker`, their child process
 `pool`         child processes that are killed when they take too long, and `worker_loop`, their side of the protocol

@@ -11,13 +11,13 @@ from holdfast.errors import AttemptError
 from holdfast.graders.votes import Votes
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.load_graders import GRADERS
+from holdfast.spec.named_inputs import named_inputs, with_named_inputs
 from holdfast.spec.origin import Origin
-from holdfast.spec.template import RENDER_ERRORS, expression
+from holdfast.spec.template import RENDER_ERRORS, expression, normal_expression, normal_form
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from holdfast.data.panels import Stale
     from holdfast.graders.types import Grader, InstantGrader, WaitingGrader
     from holdfast.spec.document import Location
     from holdfast.spec.grader_schema import Combine, GraderBlock
@@ -78,28 +78,17 @@ def grader_identity(place: GraderPlace, spec: Eval) -> dict[str, Any]:
     """Return everything of a grader that can change its verdict."""
     kind = grader_class(place.block)
     identity = kind.identity(place.block, Origin(spec, place.where))
+    identity |= {name: normal_form(identity[name]) for name in place.block.templates if name in identity}
+    expressions = ("where", *place.block.expressions)
+    identity |= {name: normal_expression(identity[name]) for name in expressions if name in identity}
     if kind.revision:
         identity = {**identity, "revision": kind.revision}
     if not GRADERS.is_builtin(place.block.type):
         from holdfast.functions.loading import module_source
 
         identity = {**identity, "source": module_source(kind.__module__, spec.folder)}
-    return identity
-
-
-def revise(identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a Python grader's identity on stale rows; None for other kinds."""
-    return {**identity, "revision": 1} if identity.get("type") == "python" else None
-
-
-def stale_rows(spec: Eval) -> dict[int, Stale]:
-    """Tell, for graders by their numbers, on which rows verdicts of earlier versions do not hold."""
-    stale: dict[int, Stale] = {}
-    for number, place in enumerate(grader_places(spec)):
-        kind = grader_class(place.block)
-        if (is_stale := kind.stale(place.block, Origin(spec, place.where))) is not None:
-            stale[number] = is_stale
-    return stale
+    runs_code = place.block.runs_code or not GRADERS.is_builtin(place.block.type)
+    return with_named_inputs(identity, named_inputs(spec, place.block.name, runs_code=runs_code))
 
 
 def threshold(block: GraderBlock) -> float | None:

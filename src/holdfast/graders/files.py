@@ -10,10 +10,11 @@ from msgspec import UnsetType
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
-from holdfast.graders.expected import share
+from holdfast.graders.expected import Patterns, expected_names, share
 from holdfast.graders.types import WaitingGrader
 from holdfast.spec.file_grader_schema import DiffGrader, FileGrader
-from holdfast.spec.regex import compile_regex
+from holdfast.spec.schema import inside_workspace
+from holdfast.spec.template import is_template
 from holdfast.store.blobs import follow
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from holdfast.graders.types import Case, Verdict
     from holdfast.spec.origin import Origin
-    from holdfast.spec.regex import Regex
     from holdfast.store.blobs import Blobs
 
 
@@ -59,30 +59,38 @@ class File(WaitingGrader):
     schema = FileGrader
     block: FileGrader
 
+    def __init__(self, block: FileGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        self._contents = [
+            (expected, Patterns(expected.must_match, block.dialect), Patterns(expected.must_not_match, block.dialect))
+            for expected in block.content_patterns
+        ]
+
     async def judge(self, case: Case) -> Verdict:
         """Make one check per file and per pattern."""
-        return await asyncio.to_thread(self._judge, _Workspace(case))
+        return await asyncio.to_thread(self._judge, _Workspace(case), case.sample.fields)
 
-    def _judge(self, files: _Workspace) -> Verdict:
-        block = self.block
-        failures = [f"{path} is missing" for path in block.must_exist if not files.has(path)]
-        failures += [f"{path} is there" for path in block.must_not_exist if files.has(path)]
-        count = len(block.must_exist) + len(block.must_not_exist)
-        for expected in block.content_patterns:
-            path, required, forbidden = expected.path, expected.must_match, expected.must_not_match
-            count += 1 + len(required) + len(forbidden)
-            data = files.read(path)
-            if data is None:
-                failures.append(f"{path} is missing")
-                failures += [f"{path} has no {pattern!r}: it is missing" for pattern in (*required, *forbidden)]
-                continue
-            text = data.decode("utf-8", "replace")
-            failures += [f"{path} has no {p!r}" for p in required if not self._regex(p).search(text)]
-            failures += [f"{path} has {p!r}" for p in forbidden if self._regex(p).search(text)]
+    def _judge(self, files: _Workspace, fields: dict[str, Any]) -> Verdict:
+        must_exist, must_not_exist = (
+            [path for written in paths for path in _paths(written, fields)]
+            for paths in (self.block.must_exist, self.block.must_not_exist)
+        )
+        failures = [f"{path} is missing" for path in must_exist if not files.has(path)]
+        failures += [f"{path} is there" for path in must_not_exist if files.has(path)]
+        count = len(must_exist) + len(must_not_exist)
+        for expected, match, not_match in self._contents:
+            required, forbidden = match.for_row(fields), not_match.for_row(fields)
+            for path in _paths(expected.path, fields):
+                count += 1 + len(required) + len(forbidden)
+                data = files.read(path)
+                if data is None:
+                    failures.append(f"{path} is missing")
+                    failures += [f"{path} has no {p.pattern!r}: it is missing" for p in (*required, *forbidden)]
+                    continue
+                text = data.decode("utf-8", "replace")
+                failures += [f"{path} has no {p.pattern!r}" for p in required if not p.search(text)]
+                failures += [f"{path} has {p.pattern!r}" for p in forbidden if p.search(text)]
         return share(count, failures)
-
-    def _regex(self, pattern: str) -> Regex:
-        return compile_regex(pattern, dialect=self.block.dialect)
 
 
 class Diff(WaitingGrader):
@@ -103,28 +111,44 @@ class Diff(WaitingGrader):
 
     async def judge(self, case: Case) -> Verdict:
         """Make one check per file, per snapshot and per text."""
-        return await asyncio.to_thread(self._judge, _Workspace(case))
+        return await asyncio.to_thread(self._judge, _Workspace(case), case.sample.fields)
 
-    def _judge(self, files: _Workspace) -> Verdict:
+    def _judge(self, files: _Workspace, fields: dict[str, Any]) -> Verdict:
         count, failures = 0, []
         for expected in self.block.expected_files:
-            path, snapshot, fragments = expected.path, expected.snapshot, expected.fragments()
-            checks = 1 + (snapshot is not None) + len(fragments)
-            count += checks
-            data = files.read(path)
-            if data is None:
-                failures += [f"{path} is missing"] * checks
-                continue
-            if snapshot is not None and data != self._snapshots[snapshot]:
-                failures.append(f"{path} is not as {snapshot}")
-            text = data.decode("utf-8", "replace")
-            failures += [
-                f"{path} {'lacks' if required else 'has'} {fragment!r}"
-                for required, fragment in fragments
-                if (fragment in text) != required
+            snapshot = expected.snapshot
+            fragments = [
+                (required, fragment)
+                for required, written in expected.fragments()
+                for fragment in expected_names(written, fields)
             ]
+            checks = 1 + (snapshot is not None) + len(fragments)
+            for path in _paths(expected.path, fields):
+                count += checks
+                data = files.read(path)
+                if data is None:
+                    failures += [f"{path} is missing"] * checks
+                    continue
+                if snapshot is not None and data != self._snapshots[snapshot]:
+                    failures.append(f"{path} is not as {snapshot}")
+                text = data.decode("utf-8", "replace")
+                failures += [
+                    f"{path} {'lacks' if required else 'has'} {fragment!r}"
+                    for required, fragment in fragments
+                    if (fragment in text) != required
+                ]
         verdict = share(count, failures)
         return type(verdict)(verdict.score, "; ".join(dict.fromkeys(failures)))
+
+
+def _paths(written: str, fields: dict[str, Any]) -> list[str]:
+    """Return the paths in the workspace that a text stands for, in their plainest form."""
+    if not is_template(written):
+        return [written]
+    try:
+        return [inside_workspace(path) for path in expected_names(written, fields)]
+    except ValueError as error:
+        raise AttemptError("grader", f"{written!r}: {error}", retry=False) from error
 
 
 def _read_snapshots(block: DiffGrader, origin: Origin) -> dict[str, bytes]:

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from holdfast.errors import AttemptError, Fault
 from holdfast.functions import user_error
 from holdfast.graders.python import check_score
-from holdfast.graders.types import Grader, InstantGrader, Verdict, WaitingGrader
+from holdfast.graders.types import Grader, InstantGrader, SetVerdict, Verdict, WaitingGrader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from holdfast.graders.types import Case
     from holdfast.spec.origin import Origin
@@ -27,6 +27,7 @@ class _Guarded(Grader):
 
     async def __aenter__(self) -> Self:
         await self._grader.__aenter__()
+        self.looks_at_all = self._grader.looks_at_all
         return self
 
     async def __aexit__(self, *details: object) -> None:
@@ -52,6 +53,22 @@ class GuardedWaiting(_Guarded, WaitingGrader):
             returned = await self._grader.judge(case)
         return _check(returned, self._grader)
 
+    async def judge_all(self, cases: Sequence[Case]) -> SetVerdict:
+        """Return the grader's verdicts, once they are known to be one for each output."""
+        with _own_errors():
+            returned = await self._grader.judge_all(cases)
+        if not isinstance(returned, SetVerdict) or len(returned.verdicts) != len(cases):
+            raise _wrong(f"did not return a holdfast.SetVerdict with {len(cases)} verdicts", self._grader)
+        _check_json(returned.score, self._grader)
+        _check_json(returned.details, self._grader)
+        return replace(returned, verdicts=[self._check_one(verdict) for verdict in returned.verdicts])
+
+    def _check_one(self, verdict: Any) -> Verdict | AttemptError:
+        try:
+            return verdict if isinstance(verdict, AttemptError) else _check(verdict, self._grader)
+        except AttemptError as error:
+            return error
+
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
@@ -71,11 +88,15 @@ def _check(returned: Any, grader: Grader) -> Verdict:
     threshold = grader.threshold(grader.block) if grader.block.threshold is None else grader.block.threshold
     if verdict.score is not None and verdict.passed is None and threshold is None:
         raise _wrong("has no threshold, and its verdict does not set `passed`", grader)
+    _check_json(verdict, grader)
+    return verdict
+
+
+def _check_json(value: Any, grader: Grader) -> None:
     try:
-        msgspec.json.encode(verdict)
+        msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise _wrong(f"returned a value that cannot be serialized as JSON: {error}", grader) from error
-    return verdict
 
 
 def _wrong(message: str, grader: Grader) -> AttemptError:

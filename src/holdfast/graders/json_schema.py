@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from holdfast.dialects.reading import after_thoughts
 from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.content_grader_schema import JsonSchemaGrader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.graders.types import Case
     from holdfast.spec.origin import Origin
 
-_FENCE = re.compile(r"```(?:json)?[^\S\n]*\n(.*?)```", re.DOTALL)
-"""with one way to match each line end: with two, many empty lines and no closing fence would take forever"""
+_FENCE: Final = re.compile(r"^[^\S\n]*```[^\S\n]*(\w*)[^\n]*$", re.MULTILINE)
+_OPENING: Final = re.compile(r"\{(?=\s{0,99}[\"}])|\[(?=\s{0,99}[\[{\"\]\d-])|\[(?=\s{0,99}(?:true|false|null)\b)")
+_MOST_BROKEN: Final = 1_000
+"""values that cannot be decoded, after which no more are looked for: each takes as long as the text before it"""
+_DECODER: Final = json.JSONDecoder(strict=False)
+_NOTE: Final = re.compile(r"\[[\d\s,]*\]")
+_INTRODUCED: Final = re.compile(r"(?:\A|[\n:])[\s*_`]*\Z")
+_SEEN: Final = 40
+"""characters before a value that tell whether it is introduced"""
 
 
 class JsonSchema(InstantGrader):
     """Scores 1 when the answer is JSON that is valid under the schema, else 0 with the first reason."""
 
     schema = JsonSchemaGrader
+    revision = 1
     block: JsonSchemaGrader
 
     def __init__(self, block: JsonSchemaGrader, origin: Origin) -> None:
@@ -37,7 +49,7 @@ class JsonSchema(InstantGrader):
         """Parse the answer and validate it."""
         text = case.output.output
         try:
-            value = msgspec.json.decode(_extract(text) if self.block.extract else text)
+            value = msgspec.json.decode(_extract(after_thoughts(text)) if self.block.extract else text)
         except msgspec.ValidationError as error:
             return Verdict(0.0, f"a number is too large to be checked: {error}")
         except (msgspec.DecodeError, RecursionError) as error:
@@ -67,9 +79,62 @@ def _refuse_retrieval(uri: str) -> dict[str, Any] | bool:
     raise ValueError(f"{uri} is not fetched; put what it refers to under $defs")
 
 
+class _Part(NamedTuple):
+    start: int
+    text: str
+
+
 def _extract(text: str) -> str:
-    if fenced := _FENCE.search(text):
-        return fenced[1]
-    starts = [place for place in (text.find("{"), text.find("[")) if place >= 0]
-    end = max(text.rfind("}"), text.rfind("]"))
-    return text[min(starts) : end + 1] if starts and end >= 0 else text
+    """Return the JSON that a text concludes with: its last block of JSON, or a value that is introduced after that.
+
+    Of a text without such blocks it is the last object or list. Numbers in brackets are notes, unless there is nothing
+    else.
+    """
+    blocks, prose = _split(text)
+    outermost = [*_values(prose)]
+    values = [each for each in outermost if not _NOTE.fullmatch(each.text)] or ([] if blocks else outermost)
+    if blocks:
+        values = [
+            each
+            for each in values
+            if each.start > blocks[-1].start
+            and each.text != "{}"
+            and _INTRODUCED.search(prose[max(0, each.start - _SEEN) : each.start])
+        ]
+    parts = values or blocks
+    return parts[-1].text if parts else text
+
+
+def _split(text: str) -> tuple[list[_Part], str]:
+    """Return the fenced blocks that may be JSON, and the text with blanks in place of all fenced blocks."""
+    blocks: list[_Part] = []
+    prose, place = [], 0
+    fences = _FENCE.finditer(text)
+    for opening in fences:
+        closing = next(fences, None)
+        end = len(text) if closing is None else closing.start()
+        content = text[opening.end() : end]
+        if opening[1].casefold() in ("json", "jsonc", "json5") or (
+            not opening[1] and content.lstrip()[:1] in ("{", "[")
+        ):
+            blocks.append(_Part(opening.start(), content))
+        prose += [text[place : opening.start()], " " * ((closing.end() if closing else end) - opening.start())]
+        place = closing.end() if closing else end
+    return blocks, "".join([*prose, text[place:]])
+
+
+def _values(text: str) -> Iterator[_Part]:
+    """Yield the outermost objects and lists of a text. What is broken is passed over as far as it could be read."""
+    place = broken = 0
+    while broken < _MOST_BROKEN and (match := _OPENING.search(text, place)) is not None:
+        try:
+            _, place = _DECODER.raw_decode(text, match.start())
+        except json.JSONDecodeError as error:
+            if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
+                yield _Part(match.start(), text[match.start() :])  # it was cut off, and is what the text ends with
+                return
+            place, broken = max(match.end(), error.pos), broken + 1
+        except RecursionError:
+            return
+        else:
+            yield _Part(match.start(), text[match.start() : place])

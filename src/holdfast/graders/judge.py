@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from holdfast.canonical import digest
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.expected import render_text
-from holdfast.graders.judge_model import JudgeModel, JudgeSession, is_refusal
+from holdfast.graders.judge_model import JudgeModel, JudgeSession, check_whole, is_refusal
 from holdfast.graders.replies import SHARE, Unreadable, boundary, read_checks, read_score
 from holdfast.graders.tool_calls import calls_in_messages
 from holdfast.graders.types import Verdict, WaitingGrader, message_text
@@ -107,7 +107,7 @@ class Judge(WaitingGrader):
     """Asks the judge about each output."""
 
     schema = PromptGrader
-    revision = 2
+    revision = 3
     block: PromptGrader
 
     def __init__(self, block: PromptGrader, origin: Origin) -> None:
@@ -148,6 +148,11 @@ class Judge(WaitingGrader):
     async def __aexit__(self, *details: Any) -> None:
         await self._model.__aexit__(*details)
 
+    @property
+    def final_notices(self) -> list[str]:
+        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
+        return self._model.final_notices
+
     async def judge(self, case: Case) -> Verdict:
         """Return the judge's score and reason."""
         return await (self._scored(case) if self.block.prompt is None else self._checked(case))
@@ -155,32 +160,20 @@ class Judge(WaitingGrader):
     async def _scored(self, case: Case) -> Verdict:
         question = self._marked(case, rubric=render_text(self.block.rubric, case.fields()))
         session = JudgeSession(self._model, _messages(self._scaled(_INSTRUCTIONS), question), schema=_SCORE_SCHEMA)
-        reply = await session.ask()
+        (score, reason), reply, rejected = await session.verdict(self._read, self._scaled(_FORM))
         details = {"judge": self._model.name, "reply": reply.text}
-        try:
-            score, reason = self._score_of(reply)
-        except Unreadable as unreadable:
-            form = self._scaled(_FORM)
-            correction = f"Your reply {unreadable}\nReply again, with one JSON object and nothing else: {form}"
-            session.say({"role": "user", "content": correction})
-            second = await session.ask()
-            details = {"judge": self._model.name, "reply": second.text, "rejected_reply": reply.text}
-            try:
-                score, reason = self._score_of(second)
-            except Unreadable as again:
-                raise session.unreadable(str(again)) from again
+        if rejected is not None:
+            details["rejected_reply"] = rejected.text
         return Verdict(score, reason, details, session.usage)
 
     def _scaled(self, text: str) -> str:
         lowest, highest = self.block.range or SHARE
         return text.replace("LOWEST", f"{lowest:g}").replace("HIGHEST", f"{highest:g}")
 
-    def _score_of(self, reply: Reply) -> tuple[float, str]:
+    def _read(self, reply: str) -> tuple[float, str]:
         """Return the judge's score as a share of its range, and its reason."""
-        if reply.stop == "length":
-            raise Unreadable("was cut off at its token limit before its verdict was complete")
         lowest, highest = self.block.range or SHARE
-        score, reason = read_score(reply.text, (lowest, highest))
+        score, reason = read_score(reply, (lowest, highest))
         return (score - lowest) / (highest - lowest), reason
 
     async def _checked(self, case: Case) -> Verdict:
@@ -203,17 +196,7 @@ class Judge(WaitingGrader):
     async def _listed(self, question: str) -> Verdict:
         """Ask a judge that cannot call tools, for a list of checks."""
         session = JudgeSession(self._model, _messages(_LISTING, question), schema=_CHECKS_SCHEMA)
-        reply = await session.ask()
-        try:
-            passes, fails = read_checks(reply.text)
-        except Unreadable as unreadable:
-            correction = f"Your reply {unreadable}\nReply again, with one JSON object and nothing else: {_CHECKS_FORM}"
-            session.say({"role": "user", "content": correction})
-            reply = await session.ask()
-            try:
-                passes, fails = read_checks(reply.text)
-            except Unreadable as again:
-                raise session.unreadable(str(again)) from again
+        (passes, fails), reply, _ = await session.verdict(read_checks, _CHECKS_FORM)
         return self._share(passes, fails, reply, session)
 
     async def _called(self, question: str) -> Verdict:
@@ -237,6 +220,10 @@ class Judge(WaitingGrader):
         verdicts: dict[str, list[str]] = {PASS: [], FAIL: []}
         for _ in range(_MOST_ROUNDS):
             reply = await session.ask()
+            try:
+                check_whole(reply)
+            except Unreadable as unreadable:
+                raise session.unreadable(str(unreadable)) from unreadable
             message = (reply.messages or [{}])[-1]
             for call in calls_in_messages([message]):
                 if call.name in verdicts:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
+from holdfast.dialects.stops import describe_partial
 from holdfast.errors import AttemptError, Fault
+from holdfast.graders.replies import Unreadable
 from holdfast.targets.model import Model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.spec.judge_schema import PromptGrader
     from holdfast.store.records import Usage
     from holdfast.targets.batches import Batches
@@ -20,6 +24,7 @@ DEFAULT_LIMIT: Final = 4096
 """tokens of a judge's reply where `params` sets no limit: room to reason, and an end for a model that finds none"""
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
 _OTHER_NAME: Final = "max_completion_tokens"
+T = TypeVar("T")
 _REFUSALS: Final = (400, 404, 405, 415, 422, 501)
 """statuses of a server that does not know a field of the request"""
 
@@ -50,6 +55,11 @@ class JudgeModel:
 
     async def __aexit__(self, *details: Any) -> None:
         await self._model.__aexit__(*details)
+
+    @property
+    def final_notices(self) -> list[str]:
+        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
+        return self._model.final_notices
 
     async def ask(self, messages: list[Message], schema: dict[str, Any] | None, tools: list[Any] | None) -> Reply:
         """Return the model's reply. `schema` is asked for as structured output where the server has it."""
@@ -102,6 +112,13 @@ def _names_limit(message: str) -> bool:
     return any(name in message for name in _LIMITS) or "context length" in message
 
 
+def check_whole(reply: Reply) -> Reply:
+    """Return a whole reply; raise Unreadable for another one, which is no verdict even if it looks like one."""
+    if (reason := describe_partial(reply.stop)) is not None:
+        raise Unreadable(f"{reason} before its verdict was complete")
+    return reply
+
+
 class JudgeSession:
     """A conversation with the judge about one output, and its usage."""
 
@@ -130,6 +147,23 @@ class JudgeSession:
         message = (reply.messages or [{"role": "assistant", "content": reply.text}])[-1]
         self._messages.append({**message, "content": message.get("content") or ("" if self._tools else "(no text)")})
         return reply
+
+    async def verdict(self, read: Callable[[str], T], form: str) -> tuple[T, Reply, Reply | None]:
+        """Ask for a verdict in a form; a judge that gives none is shown its mistake once.
+
+        Return what `read` makes of the reply, the reply, and the one that was rejected before it.
+        """
+        first = await self.ask()
+        try:
+            return read(check_whole(first).text), first, None
+        except Unreadable as unreadable:
+            correction = f"Your reply {unreadable}\nReply again, with one JSON object and nothing else: {form}"
+        self.say({"role": "user", "content": correction})
+        second = await self.ask()
+        try:
+            return read(check_whole(second).text), second, first
+        except Unreadable as again:
+            raise self.unreadable(str(again)) from again
 
     def say(self, *messages: Message) -> None:
         """Add messages for the judge."""

@@ -19,7 +19,7 @@ class Mathematics(WaitingGrader):
     """Asks several processes, so that an answer which takes long does not delay the others."""
 
     schema = MathGrader
-    revision = 1
+    revision = 2
     requires = ("math_verify", "math-verify")
     block: MathGrader
 
@@ -37,7 +37,7 @@ class Mathematics(WaitingGrader):
         reason = "no mathematics found in the answer"
         for text in expected:
             try:
-                answer = await self._pool.ask({"expected": text, "answer": case.text(self.block)}, self.block.timeout)
+                answer = await self._pool.ask({"expected": text, "answer": case.answer(self.block)}, self.block.timeout)
             except NoAnswer as error:
                 failure = failure or error  # another expected text may be equal all the same
                 continue

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.graders.expected import render_text, share
+from holdfast.graders.expected import expected_value, share
 from holdfast.graders.sandbox import Confined, restored_workspace, run_in
 from holdfast.graders.tool_calls import NOT_SEEN, calls_of
 from holdfast.graders.types import Verdict
 from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader
 from holdfast.spec.fingerprint import check_program, command_files, named_file
+from holdfast.spec.template import is_template
 
 if TYPE_CHECKING:
     from holdfast.graders.sandbox import ProgramResult
@@ -24,22 +26,6 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
 
 _TOOL_CALLS: Final = re.compile(r"\btool_calls\b")
-_JAVASCRIPT: Final = """
-const asked = JSON.parse(require('fs').readFileSync(0, 'utf8'));
-const write = process.stdout.write.bind(process.stdout);
-process.stdout.write = process.stderr.write.bind(process.stderr);
-write('ready\\n');
-const results = asked.assertions.map((assertion) => {
-  const names = JSON.parse(JSON.stringify(asked.names));
-  names.workspace = process.cwd();
-  try {
-    return [Boolean(new Function(...Object.keys(names), `return (${assertion}\\n);`)(...Object.values(names))), ''];
-  } catch (error) {
-    return [false, String(error)];
-  }
-});
-write(JSON.stringify(results));
-"""
 
 
 class Program(Confined):
@@ -62,7 +48,9 @@ class Program(Confined):
     async def judge(self, case: Case) -> Verdict:
         """Run the program with the output on standard input; its standard output is the feedback."""
         block = self.block
-        arguments = [self._resolve(block.command), *(self._argument(written, case) for written in block.args)]
+        arguments = [self._resolve(block.command)]
+        for written in block.args:
+            arguments += self._arguments(written, case)
         if any("\0" in argument for argument in arguments):
             raise AttemptError("grader", "an argument holds a NUL character", retry=False)
         async with restored_workspace(case) as sandbox:
@@ -78,29 +66,34 @@ class Program(Confined):
         path = named_file(self._folder, argument)
         return argument if path is None else str(path.resolve())
 
-    def _argument(self, written: str, case: Case) -> str:
-        """Render an argument. One that depends on the row is not resolved: its file would be in no key."""
-        argument = render_text(written, case.sample.fields)
-        return self._resolve(argument) if argument == written else argument
+    def _arguments(self, written: str, case: Case) -> list[str]:
+        """Render an argument; a list gives several. What depends on the row names no file: it would be in no key."""
+        if not is_template(written):
+            return [self._resolve(written)]
+        value = expected_value(written, case.sample.fields)
+        values = value if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(each, str | int | float) for each in values):
+            raise AttemptError("grader", f"{written!r} gives {value!r:.80} for this row, not a text", retry=False)
+        return [str(each) for each in values]
 
 
 class Code(Confined):
     """Scores the share of assertions that are true."""
 
     schema = CodeGrader
+    revision = 1
     block: CodeGrader
 
     def __init__(self, block: CodeGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        if block.language == "python":
-            self._command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("assertions.py"))]
-        else:
-            self._command = ["node", "-e", _JAVASCRIPT]
-        if shutil.which(self._command[0]) is None:
-            raise origin.error(f"needs {self._command[0]}, which is not on the PATH")
+        self._command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("assertions.py"))]
+        if block.language == "javascript":
+            self._command.append("javascript")
+            if shutil.which("node") is None:
+                raise origin.error("needs node, which is not on the PATH")
 
     async def judge(self, case: Case) -> Verdict:
-        """Evaluate the assertions in a child process."""
+        """Evaluate the assertions in child processes. Whatever ends them, or their results, the output has failed."""
         if calls_of(case.output) is None and any(_TOOL_CALLS.search(text) for text in self.block.assertions):
             return NOT_SEEN
         names = _names(case, case.text(self.block), timed="seconds" in self.block.measures)
@@ -114,9 +107,10 @@ class Code(Confined):
             raise AttemptError("grader", message, retry=False)
         if ran.killed is not None:
             return _killed(ran, self.block.on_timeout)
-        try:
+        results: list[tuple[bool, str]] = []
+        with suppress(msgspec.MsgspecError):
             results = msgspec.json.decode(answer, type=list[tuple[bool, str]])
-        except msgspec.MsgspecError:  # an assertion ended the process
+        if len(results) != len(self.block.assertions):
             reason = f"exit code {ran.code} before all assertions were evaluated"
             return Verdict(0.0, reason, {"exit_code": ran.code, "isolation": ran.isolation})
         failures = [

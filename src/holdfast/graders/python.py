@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
-from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.errors import AttemptError, HoldfastError
-from holdfast.functions import Function, find_function, function_source, load_function, user_error
-from holdfast.graders.expected import render_text
+from holdfast.errors import AttemptError
+from holdfast.functions import Function, function_source, load_function, user_error
+from holdfast.graders.expected import expected_value, render_text
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.content_grader_schema import PythonGrader
+from holdfast.spec.template import is_template, texts
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from holdfast.data.panels import Stale
     from holdfast.graders.types import Case
-    from holdfast.spec.load import Eval
     from holdfast.spec.origin import Origin
 
 OFFERED: Final = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info", "metadata")
@@ -46,30 +41,13 @@ class PythonCheck(WaitingGrader):
         function = load_function(block.function, origin.folder, where, origin.spec.functions)
         self.function = Function(function, (*OFFERED, *block.params), where, takes_fields=True)
         self._threshold = 0.5 if block.threshold is None else block.threshold
+        self._fixed_params = not any(map(is_template, texts(block.params)))
 
     @classmethod
     def identity(cls, block: PythonGrader, origin: Origin) -> dict[str, Any]:
         """Add the function's code."""
         name, source = function_source(block.function, origin.folder, origin.where(), origin.spec.functions)
         return {**block.identity(), "function": name, "source": source}
-
-    @classmethod
-    def stale(cls, block: PythonGrader, origin: Origin) -> Stale | None:
-        """Tell rows where the function may see other values than it did before `EXPECTED` was looked through.
-
-        It used to get the row's `expected`, else its `answer`, else None, and no `metadata`. Verdicts from then do not
-        count for a row that has its expected value elsewhere.
-        """
-        names = _parameters(block.function, origin.spec)
-        if "metadata" in names:
-            return lambda _: True
-        parameters = (names & {"expected", "ground_truth"}) - block.params.keys()
-        if not parameters or block.expected is not None:
-            return None
-        return lambda fields: (
-            ("ground_truth" in parameters and "ground_truth" in fields)
-            or not ("expected" in fields or "answer" in fields)
-        )
 
     def lacking(self, fields: Collection[str]) -> list[str]:
         """The parameters for which a row with these fields has no value."""
@@ -116,43 +94,15 @@ class PythonCheck(WaitingGrader):
             "solution_str": text,
             "extra_info": fields,
         }
-        if "metadata" in self.function.names:  # functions with **kwargs do not get it, as in earlier versions
+        if "metadata" in self.function.names:  # and not for **kwargs, which have the row already
             offered["metadata"] = fields
         for name in ("expected", "ground_truth", *self.function.fields):
             if name in EXPECTED and self.block.expected is not None:
                 offered[name] = render_text(self.block.expected, fields)
             elif holders := [field for field in self.sought(name) if field in fields]:
                 offered[name] = fields[holders[0]]
-        return {**offered, **self.block.params}
-
-
-_ASKS_ALL: Final = frozenset({"expected", "ground_truth"})
-
-
-def _parameters(reference: str, spec: Eval) -> frozenset[str]:
-    """The names of a function's parameters, from its `def` where the file has one, else from the function itself."""
-    if reference not in spec.functions:
-        with suppress(HoldfastError, OSError, SyntaxError, ValueError):
-            path, _, name = find_function(reference, spec.folder, "")
-            if path is not None and (names := _defined(path.read_text("utf-8"), name)) is not None:
-                return names
-    try:
-        function = load_function(reference, spec.folder, "", spec.functions)
-        parameters = inspect.signature(function).parameters.values()
-    except (HoldfastError, TypeError, ValueError):
-        return _ASKS_ALL  # the call fails as well, and reports the reason
-    every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return frozenset(parameter.name for parameter in parameters) | (_ASKS_ALL if every else frozenset())
-
-
-@lru_cache(maxsize=256)
-def _defined(text: str, name: str) -> frozenset[str] | None:
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            signature = node.args
-            parameters = [*signature.posonlyargs, *signature.args, *signature.kwonlyargs]
-            return frozenset(each.arg for each in parameters) | (_ASKS_ALL if signature.kwarg else frozenset())
-    return None
+        params = self.block.params
+        return {**offered, **(params if self._fixed_params else expected_value(params, fields))}
 
 
 def as_verdict(returned: Any, threshold: float) -> Verdict:
@@ -166,9 +116,17 @@ def as_verdict(returned: Any, threshold: float) -> Verdict:
     if isinstance(returned, dict):
         keys = {"score", "passed", "feedback", "reason", "details"}
         rest = {key: value for key, value in returned.items() if key not in keys}
-        score = check_score(returned.get("score", returned.get("passed")))
         if "score" in returned:
+            score = check_score(returned["score"])
             _agree(score, returned.get("passed"), threshold)
+        elif "passed" in returned:
+            score = float(_check_passed(returned["passed"]))
+        else:
+            names = ", ".join(map(repr, returned)) or "no keys"
+            raise _wrong(
+                f"the function returned a dict with neither `score` nor `passed`, but {names}; to skip an output, "
+                'return {"score": None}'
+            )
         return Verdict(
             score,
             str(returned.get("feedback") or returned.get("reason") or ""),
@@ -181,13 +139,21 @@ def _agree(score: float | None, passed: Any, threshold: float) -> None:
     """Refuse a verdict that contradicts itself: whether an output passes is decided by its score."""
     if passed is None:
         return
-    if not isinstance(passed, bool) and passed not in (0, 1):
-        raise _wrong(f"`passed` must be true or false, not {passed!r}")
-    if score is None or bool(passed) != (score >= threshold):
+    if score is None or _check_passed(passed) != (score >= threshold):
         raise _wrong(
             f"the function returned passed={bool(passed)} with a score of {score}, and the grader's threshold is "
             f"{threshold:g}: return one of the two, or set the threshold"
         )
+
+
+def _check_passed(value: Any) -> bool:
+    number = math.nan if isinstance(value, str | bytes) else value  # a bool of another library counts too
+    try:
+        if number in (0, 1):
+            return bool(number)
+    except ValueError:  # of an array
+        pass
+    raise _wrong(f"`passed` must be true or false, not {value!r}")
 
 
 def check_score(value: Any) -> float | None:
@@ -195,7 +161,7 @@ def check_score(value: Any) -> float | None:
     if value is None:
         return None
     try:
-        number = math.nan if isinstance(value, str) else float(value)
+        number = math.nan if isinstance(value, str | bytes | bytearray | memoryview) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number <= 1:

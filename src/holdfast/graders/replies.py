@@ -1,13 +1,16 @@
-"""Scores read from a judge's reply, so that a score which the judge only quotes is never taken for its own.
+"""Verdicts read from a judge's reply: its own, and whole.
 
 A judge is asked for one JSON object. Many add prose, a code fence or their thoughts, and quote what they judge, which
 may contain a score that its author would like to have. So objects are decoded whole, from the outside in; thoughts do
-not count; and where a reply names more than one score, only a verdict that concludes it does. Everything else is
-Unreadable, and the judge is asked again: better no score than somebody else's.
+not count; a verdict that the words before it give to somebody else is a quotation; and of several verdicts only one
+that concludes the reply counts. A number is read whole: `1 out of 10`, `0.5 - 0.7`, `0,8` and a score on a scale other
+than the one asked for are no scores. Everything else is Unreadable, and the judge is asked again: better no score than
+a wrong one.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,19 +20,71 @@ from holdfast.canonical import digest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DECODER: Final = json.JSONDecoder(strict=False)  # models break lines inside of texts
-_NUMBER: Final = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key has two values")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder(strict=False, object_pairs_hook=_refuse_repeated)  # models break lines inside texts
+_PLAIN: Final = r"[-+]?(?:\d++(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d++)?"
+_NUMBER: Final = re.compile(rf"({_PLAIN})\.?")
+_SHARE: Final = re.compile(rf"({_PLAIN})\s*(?:/|(?:out\s+)?of)\s*({_PLAIN})(?![\w%.,]*\d)", re.IGNORECASE)
+_RANGE: Final = rf"({_PLAIN})\s*(?:-|–|—|to|and|through|\.\.+)\s*({_PLAIN})"
 _MENTION: Final = re.compile(
-    r"(?i)\bscore\b\W{1,5}?(?P<number>[-+]?(?:\d+(?:\.\d+)?|\.\d+))(?P<scale>\s*[/%])?"
-    r"(?!\s*(?:[-–—]|to)\s*\d)"  # `score (0-1)` names the scale
+    rf"""\bscore\b(?:\s*[(\[]\s*(?:scale\W{{1,3}})?{_RANGE}\s*[)\]])?(?:\s+is\b)?[\s:=*()\[\]"'–—-]{{1,6}}?"""
+    rf"(?P<score>{_PLAIN})",
+    re.IGNORECASE,
 )
-_OPENING: Final = re.compile(r"(?i)\s*<(?:think|thinking|thought|reasoning)>")
-_CLOSING: Final = re.compile(r"(?i)</(?:think|thinking|thought|reasoning)>")
-_NOTHING_BEFORE: Final = re.compile(r"\s*(?:```\w*)?\s*")
+_GOES_ON: Final = re.compile(
+    r"""(?ix) [\w%‰] | [.,]\d | [ \t]*(?: [%‰/] | per\s?cent | (?:out\s+)?of\b
+      | (?: [-–—~…;,&|(±] | \.\.+ | to\b | or\b | and\b | through\b | -> | => | → | \+/- )?[ \t]*[-+]?\.?\d )"""
+)
+"""what makes a number one end of a range, or a part of something else"""
+_UNITS: Final = re.compile(r"\s*(?:stars?|points?|pts?|marks?)\b", re.IGNORECASE)
+_SCALE: Final = re.compile(
+    rf"""(?ix) \b scale \b [^.\n\d]{{0,40}} {_RANGE} | \b (\d+) [ -] point \b
+      | \b max(?:imum)? (?:\s(?:score|points?|marks?|grade))? (?:\s(?:is|of|was))? \s*[:=]?\s* ({_PLAIN})
+        (?= \s* (?:points?|marks?|stars?)? \s* (?:[.,;)\n]|\Z) )"""
+)
+"""a scale that is named beside a score"""
+_SCALE_KEYS: Final = ("max", "max_score", "maximum", "out_of", "outOf", "scale", "range", "total")
+
+_OPENING: Final = re.compile(r"(?i)\s*(?:<(?:think|thinking|thought|reasoning)>|\[think\])")
+_CLOSING: Final = re.compile(r"(?i)</(?:think|thinking|thought|reasoning)>|\[/think\]")
+_NOTHING_BEFORE: Final = re.compile(r"\s*(?:```\w*|`)?[\s*_#\[]*")
 _NOTHING_AFTER: Final = re.compile(r"[\s`*_.)\]]*")
+_FENCE: Final = re.compile(r"```\w*\Z")
 _OWN_SENTENCE: Final = re.compile(
-    r"(?i)(?:\A|[.!?…\n])[\s*_#]*(?:(?:so|my|the|own|final|overall|total|verdict)[\s*_:]+){0,4}\Z"
+    r"(?:\A|[.!?…\n])[\s*_#-]*(?:(?:so|thus|therefore|hence|my|the|own|final|overall|total|verdict)[\s*_:,]+){0,4}\Z",
+    re.IGNORECASE,
 )
+_QUOTING: Final = re.compile(
+    r"""(?ix) \b(?: says? | said | saying | writes? | wrote | written | writing | claim\w* | contain\w* | prints?
+      | printed | states? | stated | stating | reads | instruct\w* | ask\w* | demand\w* | tells? | told | telling
+      | includ\w+ | quot\w+ | inject\w* | trick\w* | pretend\w* | outputs | returned | returns | replie[sd]
+      | embed\w* | suggest\w* | insist\w* | wants? | wanted | tries | tried | trying | attempt\w* | request\w*
+      | ends?\ with | begins?\ with | example | e\.g | such\ as | format | if | would\ like | itself | himself
+      | themselves | (?:candidate|answer|model|student|author|response|assistant|submission|user)(?:'s|’s|s')
+      | (?:not|never|cannot|can't|won't|refus\w+)\ (?:\w+\ ){0,2}?
+        (?:output|give|return|reply|say|answer|follow|obey|respond|write|print|grade|assign|award)
+    )(?!\w)"""
+)
+_QUOTED_LINE: Final = re.compile(rf"{_QUOTING.pattern}\W*:", re.IGNORECASE | re.VERBOSE)
+_ANOTHERS: Final = re.compile(
+    r"""(?ix) \b(?: answer | candidate | response | reply | output | text | student | model | assistant | author | user
+      | submission | essay | completion | it | they | he | she | prompt | content | message )\b"""
+)
+_OWN: Final = re.compile(
+    r"""(?ix) \b(?: my | I | here | verdict | evaluation | assessment | grade | grading | judge?ment | rating | final
+      | overall | result | conclusion | therefore | thus | so | hence | json )\b"""
+)
+_IN_SENTENCE: Final = re.compile(r"[ \t]*(?:is|was|were|would|which|that|as|in|from)\b|[\"'”’»]")
+_LONGEST_LITERAL: Final = 20_000
+_SEEN: Final = 300
+"""characters before a verdict that are looked at"""
 
 
 class Unreadable(ValueError):
@@ -37,12 +92,12 @@ class Unreadable(ValueError):
 
 
 class _Statement(NamedTuple):
-    """A place of a reply that names a score."""
+    """A place of a reply that names a verdict."""
 
     start: int
     end: int
-    score: float | None
-    """None: not a number within the range"""
+    value: Any
+    """None: no verdict of the kind that was asked for"""
     reason: str = ""
     is_object: bool = False
 
@@ -56,37 +111,39 @@ def read_score(reply: str, within: Range = SHARE) -> tuple[float, str]:
     """Return the judge's score, within a range, and its reason; raises Unreadable."""
     text = without_thoughts(reply)
     lone = text.strip("\n\r\t `*_")
-    if _NUMBER.fullmatch(lone):
-        return _valid(_score(lone, within), lone, within), ""
-    objects = list(json_objects(text))
+    if (value := _score(lone, within)) is not None:
+        return value, ""
+    objects = list(json_objects(text)) or list(_literal(text))
     statements = [
-        _Statement(start, end, _score(value["score"], within), str(value.get("reason") or ""), is_object=True)
+        _Statement(start, end, _object_score(value, within), str(value.get("reason") or ""), is_object=True)
         for start, end, value in objects
         if "score" in value
     ]
-    for match in _MENTION.finditer(text):
-        if not any(start <= match.start() < end for start, end, _ in objects):
-            score = None if match["scale"] else _score(match["number"], within)
-            statements.append(_Statement(match.start(), match.end(), score))
+    statements += [
+        _mentioned(text, match, within)
+        for match in _MENTION.finditer(text)
+        if not any(start <= match.start() < end for start, end, _ in objects)
+    ]
     if not statements:
         raise Unreadable(f"gave no score from {within[0]:g} to {within[1]:g}: {reply[:200]!r}")
-    return _verdict(text, sorted(statements), within)
-
-
-def _verdict(text: str, statements: list[_Statement], within: Range) -> tuple[float, str]:
-    last = statements[-1]
-    agreed = len({statement.score for statement in statements}) == 1
-    leads = agreed and _NOTHING_BEFORE.fullmatch(text, 0, statements[0].start) is not None
-    concludes = _NOTHING_AFTER.fullmatch(text, last.end) is not None or text[last.end :].strip("`*_. \n\r\t") == "}"
-    if not agreed and not last.is_object:
-        concludes = concludes and _OWN_SENTENCE.search(text, 0, last.start) is not None
-    if not leads and not concludes:
-        raise Unreadable(f"did not end its reply with a verdict of its own: {text.strip()[-200:]!r}")
+    conclusion = _conclusion(text, sorted(statements, key=lambda statement: statement.start))
+    prose = _outside(text, objects)
+    if conclusion.value is None or any(not _is_range(match, within) for match in _SCALE.finditer(prose)):
+        raise Unreadable(f"gave no score from {within[0]:g} to {within[1]:g}: {text.strip()[:200]!r}")
     reason = next((statement.reason for statement in reversed(statements) if statement.is_object), "")
-    return _valid(last.score, text[last.start : last.end], within), reason
+    return float(conclusion.value), reason
 
 
 def _score(value: Any, within: Range) -> float | None:
+    """Return a number, or a text that is nothing but one, as a score."""
+    if isinstance(value, str):
+        share = _SHARE.fullmatch(value.strip())
+        if share is not None and float(share[2]) != within[1]:
+            return None
+        number = share or _NUMBER.fullmatch(value.strip())
+        value = None if number is None else number[1]
+    if isinstance(value, bool) and within != SHARE:
+        return None
     try:
         score = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -94,10 +151,75 @@ def _score(value: Any, within: Range) -> float | None:
     return score if within[0] <= score <= within[1] else None
 
 
-def _valid(score: float | None, text: str, within: Range) -> float:
-    if score is None:
-        raise Unreadable(f"gave no score from {within[0]:g} to {within[1]:g}: {text[:200]!r}")
-    return score
+def _object_score(value: dict[str, Any], within: Range) -> float | None:
+    for key in _SCALE_KEYS:
+        numbers = [float(number) for number in re.findall(_PLAIN, str(value.get(key, "")).replace("-", " "))]
+        if numbers and numbers[-1] != within[1]:
+            return None
+    return _score(value["score"], within)
+
+
+def _mentioned(text: str, match: re.Match[str], within: Range) -> _Statement:
+    """Return the score after the word; without a value where the number goes on, or has another scale."""
+    start, number = match.start(), match.start("score")
+    share = _SHARE.match(text, number)
+    end = match.end() if share is None else share.end()
+    whole = _score(text[number:end], within)
+    other_scale = match[1] is not None and (float(match[1]), float(match[2])) != within
+    if other_scale or _GOES_ON.match(text, end) or (within == SHARE and _UNITS.match(text, end)):
+        whole = None
+    if not _OWN_SENTENCE.search(_before(text, start)):
+        whole = None
+    return _Statement(start, end, whole)
+
+
+def _is_range(match: re.Match[str], within: Range) -> bool:
+    lowest, highest = match[1], match[2] or match[3] or match[4]
+    return (lowest is None or float(lowest) == within[0]) and float(highest) == within[1]
+
+
+def _outside(text: str, objects: list[tuple[int, int, dict[str, Any]]]) -> str:
+    starts = [0, *(end for _, end, _ in objects)]
+    ends = [*(start for start, _, _ in objects), len(text)]
+    return " ".join(text[start:end] for start, end in zip(starts, ends, strict=True))
+
+
+def _conclusion(text: str, statements: list[_Statement]) -> _Statement:
+    """Return the statement that is the judge's verdict; raise Unreadable where none is."""
+    first, last = statements[0], statements[-1]
+    agreed = len({repr(statement.value) for statement in statements}) == 1
+    begins = _NOTHING_BEFORE.fullmatch(text, 0, first.start) is not None
+    leads = agreed and begins and not _IN_SENTENCE.match(text, first.end)
+    concludes = _NOTHING_AFTER.fullmatch(text, last.end) is not None and _is_own(text, statements, agreed=agreed)
+    if not leads and not concludes:
+        raise Unreadable(f"did not end its reply with a verdict of its own: {text.strip()[-200:]!r}")
+    return last
+
+
+def _is_own(text: str, statements: list[_Statement], *, agreed: bool) -> bool:
+    """Return False for a last statement that the words before it introduce as a quotation, or as one of several."""
+    last = statements[-1]
+    before = _before(text, last.start)
+    bare = _FENCE.sub("", before.rstrip(" \t\r\n*_#")).rstrip(" \t\r\n*_#")
+    if not bare.strip("`["):
+        return True
+    line = bare[bare.rfind("\n") + 1 :]
+    same_line = "\n" not in before[len(bare) :]
+    if same_line and (bare[-1] in "\"'“‘«`>" or _QUOTED_LINE.search(line)):
+        return False
+    if not same_line and not bare.endswith((":", "：")):
+        return True
+    lead = re.split(r"[.!?…](?:\s|\Z)", line)[-1]
+    if len(statements) > 1 and last.is_object and same_line:
+        lead = bare[max(statements[-2].end - last.start + len(before), len(bare) - len(lead)) :]
+        if not agreed and not _OWN.search(lead):
+            return False
+    return not _QUOTING.search(lead) and (not _ANOTHERS.search(lead) or _OWN.search(lead) is not None)
+
+
+def _before(text: str, end: int) -> str:
+    """Return the text before a place; of a long one the last part, which then does not look like a beginning."""
+    return text[:end] if end <= _SEEN else f"…,{text[end - _SEEN : end]}"
 
 
 def without_thoughts(reply: str) -> str:
@@ -134,6 +256,21 @@ def _group_end(text: str, start: int) -> int:
     return len(text)
 
 
+def _literal(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield a reply that is nothing but a dict as Python writes it, with single quotes or a comma at its end."""
+    bare = text.strip().removeprefix("```json").removeprefix("```python").strip("`\n ")
+    if not (bare.startswith("{") and bare.endswith("}")) or len(bare) > _LONGEST_LITERAL:
+        return
+    try:
+        node = ast.parse(bare, mode="eval").body
+        value = ast.literal_eval(node)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return
+    if isinstance(node, ast.Dict) and len(value) == len(node.keys):
+        start = text.index(bare)
+        yield start, start + len(bare), value
+
+
 def boundary(*texts: str) -> str:
     """Return a code to mark where judged text begins and ends.
 
@@ -145,8 +282,9 @@ def boundary(*texts: str) -> str:
 
 def read_checks(reply: str) -> tuple[list[str], list[str]]:
     """Return the checks that passed and those that failed, each with its reason; raises Unreadable."""
-    lists = [value["checks"] for _, _, value in json_objects(without_thoughts(reply)) if "checks" in value]
-    checks = lists[0] if len(lists) == 1 else None
+    text = without_thoughts(reply)
+    lists = _under("checks", text)
+    checks = _conclusion(text, lists).value if len(lists) == 1 else None
     if not isinstance(checks, list) or not checks or not all(_is_check(check) for check in checks):
         raise Unreadable(f"gave no JSON object with `checks`: {reply[:200]!r}")
     verdicts: dict[bool, list[str]] = {True: [], False: []}
@@ -163,14 +301,19 @@ def _is_check(check: Any) -> bool:
 def read_choice(reply: str, key: str, choices: tuple[str, ...]) -> tuple[str, str]:
     """Return the judge's choice under a key of its JSON object, and its reason; raises Unreadable."""
     text = without_thoughts(reply)
-    verdicts = [(start, end, value) for start, end, value in json_objects(text) if key in value]
+    verdicts = _under(key, text)
     if not verdicts:
         raise Unreadable(f"gave no JSON object with {key!r}: {reply[:200]!r}")
-    start, end, verdict = verdicts[-1]
-    agreed = len({str(value[key]) for _, _, value in verdicts}) == 1
-    leads = agreed and _NOTHING_BEFORE.fullmatch(text, 0, verdicts[0][0]) is not None
-    if not leads and _NOTHING_AFTER.fullmatch(text, end) is None:
-        raise Unreadable(f"did not end its reply with a verdict of its own: {text.strip()[-200:]!r}")
-    if verdict[key] not in choices:
-        raise Unreadable(f"gave {key!r} as none of {', '.join(choices)}: {text[start:end][:200]!r}")
-    return str(verdict[key]), str(verdict.get("reason") or "")
+    verdict = _conclusion(text, verdicts)
+    if verdict.value not in choices:
+        raise Unreadable(f"gave {key!r} as none of {', '.join(choices)}: {text[verdict.start : verdict.end][:200]!r}")
+    return str(verdict.value), verdict.reason
+
+
+def _under(key: str, text: str) -> list[_Statement]:
+    """Return what a reply's objects have under a key."""
+    return [
+        _Statement(start, end, value[key], str(value.get("reason") or ""), is_object=True)
+        for start, end, value in json_objects(text)
+        if key in value
+    ]

@@ -1,16 +1,13 @@
-"""Graders that compare texts: exact, text, choice."""
+"""Graders that compare texts: exact, text."""
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unicodedata import normalize
 
-from holdfast.errors import AttemptError
-from holdfast.graders.expected import expected_texts, one_of, share
+from holdfast.graders.expected import Patterns, expected_texts, one_of, share, texts_to_find
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.regex import compile_regex
-from holdfast.spec.text_grader_schema import ChoiceGrader, ExactGrader, TextGrader
+from holdfast.spec.text_grader_schema import ExactGrader, TextGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
@@ -42,8 +39,8 @@ class Text(InstantGrader):
 
     def __init__(self, block: TextGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        self._match = [compile_regex(pattern, dialect=block.dialect) for pattern in block.regex_match]
-        self._not_match = [compile_regex(pattern, dialect=block.dialect) for pattern in block.regex_not_match]
+        self._match = Patterns(block.regex_match, block.dialect)
+        self._not_match = Patterns(block.regex_not_match, block.dialect)
 
     def check(self, case: Case) -> Verdict:
         """Check each text and each pattern."""
@@ -57,82 +54,15 @@ class Text(InstantGrader):
             (block.contains_cs, block.not_contains_cs, block.contains_any_cs, exact, str),
         ):
             required, forbidden, alternative = (
-                _expand(parts, fields) for parts in (contains, not_contains, contains_any)
+                texts_to_find(parts, fields) for parts in (contains, not_contains, contains_any)
             )
             count += len(required) + len(forbidden) + bool(alternative)
             failures += [f"lacks {part!r}" for part in required if fold(part) not in text]
             failures += [f"contains {part!r}" for part in forbidden if fold(part) in text]
             if alternative and not any(fold(part) in text for part in alternative):
                 failures.append(f"has none of {', '.join(map(repr, alternative))}")
-        count += len(self._match) + len(self._not_match)
-        failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(answer)]
-        failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(answer)]
+        match, not_match = self._match.for_row(fields), self._not_match.for_row(fields)
+        count += len(match) + len(not_match)
+        failures += [f"does not match {p.pattern!r}" for p in match if not p.search(answer)]
+        failures += [f"matches {p.pattern!r}" for p in not_match if p.search(answer)]
         return share(count, failures)
-
-
-def _expand(parts: list[str], fields: dict[str, Any]) -> list[str]:
-    """Return the texts to look for; a template that gives a list stands for each of its elements."""
-    expanded: list[str] = []
-    for part in parts:
-        texts = expected_texts(part, fields)
-        if "" in texts:
-            raise AttemptError(
-                "grader", f"{part!r} renders to empty text for this row, which matches every answer", retry=False
-            )
-        expanded += texts
-    return expanded
-
-
-class Choice(InstantGrader):
-    """Scores 1 when the answer names the expected choice."""
-
-    schema = ChoiceGrader
-    revision = 1
-    block: ChoiceGrader
-
-    def __init__(self, block: ChoiceGrader, origin: Origin) -> None:
-        super().__init__(block, origin)
-        letter = f"([{re.escape(block.choices)}])"
-        named = rf"(?i:answer|choice|option)\W*(?:(?i:is|would be)\W+)?{letter}(?![\w'])"
-        # From the plainest to the vaguest. Before a small word, A is usually an article and I a pronoun.
-        self._patterns = [
-            re.compile(rf"\\boxed\{{\W*(?:text\W*)?{letter}(?!\w)"),
-            re.compile(rf"{named}(?!(?<=I)\s+[a-z])"),
-            re.compile(rf"{named}(?=\W*$)", re.IGNORECASE | re.MULTILINE),
-            re.compile(rf"(?<![\w']){letter}\s+is\s+(?:the\s+)?(?:correct|right|best)"),
-            re.compile(rf"\A\W*{letter}(?![\w'])(?!(?<=[AI])\s+[a-z])"),
-            re.compile(rf"[(\[*]{letter}[)\]*]"),
-            re.compile(rf"(?<![\w']){letter}(?=\s*[.):!]|\s*\Z)"),
-            re.compile(named),
-        ]
-        self._loose = re.compile(rf"\A\W*{letter}\W*\Z", re.IGNORECASE)
-
-    def check(self, case: Case) -> Verdict:
-        """Compare the letter in the answer with the expected one."""
-        letters = [self._letter(text) for text in expected_texts(self.block.expected, case.sample.fields)]
-        letter = self._find(case.text(self.block))
-        if letter is None:
-            return Verdict(0.0, "no choice found in the answer", {"found": None})
-        right = letter in letters
-        return Verdict(float(right), "" if right else f"chose {letter}, not {' or '.join(letters)}", {"found": letter})
-
-    def _find(self, text: str) -> str | None:
-        if match := self._loose.search(text):
-            return match[1].upper()
-        for pattern in self._patterns:
-            if matches := pattern.findall(text):
-                return str(matches[-1]).upper()
-        return None
-
-    def _letter(self, text: str) -> str:
-        text = text.strip()
-        if text.isdecimal() and int(text) < len(self.block.choices):
-            return self.block.choices[int(text)].upper()
-        letter = text.strip("().").upper()
-        if len(letter) != 1 or letter not in self.block.choices.upper():
-            raise AttemptError(
-                "grader",
-                f"the expected choice is {text!r}, not a letter of {self.block.choices}",
-                retry=False,
-            )
-        return letter

@@ -22,7 +22,7 @@ from holdfast.spec.text_metric_schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from holdfast.graders.types import Case
     from holdfast.spec.origin import Origin
@@ -33,11 +33,15 @@ class Overlap(InstantGrader):
 
     default_threshold = 0.5
     block: OverlapBlock
+    strips = True
+    """white space around the texts is ignored"""
 
     def check(self, case: Case) -> Verdict:
         """Compare the answer with its references."""
-        texts = [text.strip() for text in expected_texts(self.block.expected, case.sample.fields)]
-        answer = normalize("NFC", case.text(self.block)).strip()
+        texts = expected_texts(self.block.expected, case.sample.fields)
+        answer = normalize("NFC", case.text(self.block))
+        if self.strips:
+            texts, answer = [text.strip() for text in texts], answer.strip()
         if "" in texts:
             raise AttemptError("grader", "a reference is empty for this row", retry=False)
         if self.block.ignore_case:
@@ -120,6 +124,7 @@ class Rouge(Overlap):
     """The best F-measure over the references."""
 
     schema = RougeGrader
+    block: RougeGrader
     requires = ("rouge_score", "rouge-score")
 
     def __init__(self, block: RougeGrader, origin: Origin) -> None:
@@ -127,8 +132,8 @@ class Rouge(Overlap):
         from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
         self._variant = block.variant
-        characters = _Characters() if block.tokenize == "characters" else None
-        self._scorer = RougeScorer([block.variant], use_stemmer=block.stem, tokenizer=characters)
+        tokenizer = _tokenizer(block.tokenize, origin)
+        self._scorer = RougeScorer([block.variant], use_stemmer=block.stem, tokenizer=tokenizer)
 
     most_steps = 4_000_000
 
@@ -152,15 +157,38 @@ class Rouge(Overlap):
         return float(self._scorer.score(reference, answer)[self._variant].fmeasure)
 
     def _refuse(self, reference: str) -> None:
-        hint = "it has too few words of Latin letters or digits; `tokenize: characters` takes any language"
+        hint = "it is too short"
+        if self.block.tokenize == "words":
+            hint = "it has too few words of Latin letters or digits; `tokenize: characters` takes any language"
         raise AttemptError(
             "grader", f"{self._variant} cannot use the reference {reference[:80]!r}: {hint}", retry=False
         )
 
 
-class _Characters:
-    def tokenize(self, text: str) -> list[str]:
-        return [character for character in text if not character.isspace()]
+class _Tokenizer:
+    """What rouge-score asks for the words of a text."""
+
+    def __init__(self, split: Callable[[str], list[str]]) -> None:
+        self.tokenize = split
+
+
+def _tokenizer(name: str, origin: Origin) -> _Tokenizer | None:
+    """Return a tokenizer; None for rouge-score's own."""
+    match name:
+        case "whitespace":
+            return _Tokenizer(str.split)
+        case "characters":
+            return _Tokenizer(lambda text: [character for character in text if not character.isspace()])
+        case "ja-mecab":
+            try:
+                from sacrebleu.tokenizers.tokenizer_ja_mecab import TokenizerJaMecab
+
+                mecab = TokenizerJaMecab()  # type: ignore[no-untyped-call]
+            except (ImportError, RuntimeError) as error:
+                message = "`tokenize: ja-mecab` needs packages that are not installed"
+                raise origin.error(message, "pip install 'sacrebleu[ja]'") from error
+            return _Tokenizer(lambda text: mecab(text).split())
+    return None
 
 
 class CharF1(Overlap):
@@ -173,6 +201,7 @@ class CharF1(Overlap):
         super().__init__(block, origin)
         from rapidfuzz.distance import Indel
 
+        self.strips = block.strip
         self._similarity = Indel.normalized_similarity
 
     def compare(self, answer: str, references: list[str]) -> Verdict:

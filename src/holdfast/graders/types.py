@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
-from holdfast.dialects.reading import reasoning_text, visible
+from holdfast.dialects.reading import after_thoughts, reasoning_text, visible
+from holdfast.spec.template import fill_in
 from holdfast.store.records import content_text
 
 if TYPE_CHECKING:
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
-    from holdfast.data.panels import Stale
-    from holdfast.errors import Problem
+    from holdfast.errors import AttemptError, Problem
     from holdfast.spec.content_grader_schema import PythonGrader
     from holdfast.spec.document import Document, Location
     from holdfast.spec.grader_schema import GraderBlock, TextBlock
@@ -45,6 +45,17 @@ class Verdict(msgspec.Struct, frozen=True):
     """numbers that are summed over a run, for metrics that are not the mean of their parts"""
 
 
+class SetVerdict(msgspec.Struct, frozen=True):
+    """A grader's judgment of all outputs of a run together."""
+
+    verdicts: list[Verdict | AttemptError]
+    """on each output, in the order in which they were given; AttemptError: this one could not be judged"""
+    score: Any = None
+    """the grader's own number for all outputs, where that is not the mean of the scores; JSON"""
+    details: Any = None
+    """further data about all outputs, for the record; JSON"""
+
+
 class Case(msgspec.Struct, frozen=True):
     """An output to be graded, with the sample it answers."""
 
@@ -55,12 +66,19 @@ class Case(msgspec.Struct, frozen=True):
 
     def text(self, block: TextBlock | PythonGrader) -> str:
         """Return the text to grade: the last reply, or with `transcript: all` all replies so far."""
+        return "\n\n".join(filter(None, self._replies(block)))
+
+    def answer(self, block: TextBlock | PythonGrader) -> str:
+        """Return the text in which an answer is looked for: without the reasoning that servers leave in replies."""
+        return "\n\n".join(filter(None, map(after_thoughts, self._replies(block))))
+
+    def _replies(self, block: TextBlock | PythonGrader) -> list[str]:
         if block.transcript != "all":
-            return self.output.output
+            return [self.output.output]
         texts = [message_text(message) for message in self.output.conversation if message.get("role") == "assistant"]
         if not texts or texts[-1] != self.output.output:
             texts.append(self.output.output)  # HTTP workflows may give an answer that is in no message
-        return "\n\n".join(filter(None, texts))
+        return texts
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -81,6 +99,10 @@ class Case(msgspec.Struct, frozen=True):
             {**shown, "reasoning": text} if (text := reasoning_text(message)) else shown
             for shown, message in zip(self.messages, self.output.messages, strict=True)
         ]
+
+    def fill_in(self, value: Any) -> Any:
+        """Return a text, or a list or mapping of texts, with its templates rendered with the row."""
+        return fill_in(value, self.sample.fields)
 
     def fields(self) -> dict[str, Any]:
         """Return the variables of a grader's templates: the row's fields, `output` and `messages`."""
@@ -109,9 +131,13 @@ class Grader:
     """an optional module that the grader imports, and the package that provides the module"""
     extra: ClassVar[str | None] = None
     """the extra of Holdfast that installs what the grader needs, where that is more than one package"""
+    one_scale: ClassVar[bool] = False
+    """verdicts with `counts` are measurements without a score; beside these, all others are measurements, too"""
 
     block: GraderBlock
     """the grader's block in the eval file"""
+    looks_at_all = False
+    """True: asked about all outputs of the run at once, with `WaitingGrader.judge_all`; known once it is open"""
 
     def __init__(self, block: GraderBlock, origin: Origin) -> None:
         self.block = block
@@ -134,11 +160,6 @@ class Grader:
     def threshold(cls, block: Any) -> float | None:
         """Return the threshold for a block that sets none."""
         return cls.default_threshold
-
-    @classmethod
-    def stale(cls, block: Any, origin: Origin) -> Stale | None:
-        """Return a test for rows on which verdicts of earlier versions do not hold; None: there are no such rows."""
-        return None
 
     @classmethod
     def totals(cls, block: Any, counts: Sequence[int]) -> dict[str, float]:
@@ -169,4 +190,8 @@ class WaitingGrader(Grader):
 
     async def judge(self, case: Case) -> Verdict:
         """Return the verdict on one output."""
+        raise NotImplementedError
+
+    async def judge_all(self, cases: Sequence[Case]) -> SetVerdict:
+        """Return the verdicts on all outputs of the run, if the grader `looks_at_all`."""
         raise NotImplementedError

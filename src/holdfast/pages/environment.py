@@ -13,9 +13,10 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from holdfast.display.format import dollars, duration, latency, printable, share
+from holdfast.display.format import difference_interval, dollars, duration, latency, printable, share
 from holdfast.pages.prose import render_markdown
 from holdfast.report.overview import FEW
+from holdfast.store.answers import ANSWER_CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,9 +58,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.globals["few"] = FEW
+    templates.globals |= {"few": FEW, "answer_classes": ANSWER_CLASSES}
     templates.filters |= {
         "share": share,
+        "difference_interval": difference_interval,
         "dollars": dollars,
         "duration": duration,
         "latency": latency,
@@ -128,7 +130,7 @@ def _term(text: str) -> str:
 
 def _status_query(grader: str, status: str) -> str:
     """Return the filter for trials to which a grader, or all together, gave a status."""
-    status = {"errors": "error"}.get(status, status)
+    status = {"errors": "error", "left_out": "skipped"}.get(status, status)
     return status if grader == "overall" else f"{_term(grader)}:{status}"
 
 

@@ -28,43 +28,31 @@ class RowChanges(msgspec.Struct, frozen=True):
     new: int = 0
     changed: int = 0
     gone: int = 0
+    relabelled: int = 0
+    """changed only in fields that the target does not see"""
 
     def __str__(self) -> str:
-        counts = [(self.new, "new"), (self.changed, "changed"), (self.gone, "gone")]
+        counts = [
+            (self.new, "new"),
+            (self.changed, "changed"),
+            (self.gone, "gone"),
+            (self.relabelled, "changed in fields that only graders read"),
+        ]
         parts = [f"{count:,} {what}" for count, what in counts if count]
         if not parts:
             return ""
-        count, what = parts[0].split(" ")
+        count, _, what = parts[0].partition(" ")
         return ", ".join([f"{count} {'row' if count == '1' else 'rows'} {what}", *parts[1:]])
 
 
-def identity_changes(old: Identity, new: Identity, *, same_rows: bool = True) -> list[str]:
-    """List what changed between two runs' identities: conversation, target, graders, trials.
-
-    If the rows differ, what rows add to the identities of target and graders does not count as a change.
-    """
-    if not same_rows:
-        old, new = _without_rows(old), _without_rows(new)
+def identity_changes(old: Identity, new: Identity) -> list[str]:
+    """List what changed between two runs' identities: conversation, target, graders, trials."""
     changes = list(_conversation(old.conversation, new.conversation))
     changes += _target(old.target, new.target)
     changes += _graders(old.graders, new.graders)
     if old.trials != new.trials:
         changes.append(f"trials {old.trials} → {new.trials}")
     return changes
-
-
-def _without_rows(identity: Identity) -> Identity:
-    return msgspec.structs.replace(
-        identity,
-        target={key: value for key, value in identity.target.items() if key != "request_values"},
-        graders={name: grader_alone(grader) for name, grader in identity.graders.items()},
-    )
-
-
-def grader_alone(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a grader's identity without what the rows of its run add to its key."""
-    added = {"reread", "revision"} if identity.get("type") == "python" else {"reread"}
-    return {key: value for key, value in identity.items() if key not in added}
 
 
 def grader_changes(old: Any, new: Any) -> list[str]:
@@ -137,8 +125,9 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
         if path == "target.version" and all(str(value).startswith("sha256:") for value in (old, new)):
             yield "the function, or what it uses, changed"
             return
+        digests = any(str(value).startswith("sha256:") for value in (old, new))
         short = all(len(str(value)) <= _SHOWN and not isinstance(value, dict | list) for value in (old, new))
-        yield f"{path} {_shown(old)} → {_shown(new)}" if short else f"{path} changed"
+        yield f"{path} {_shown(old)} → {_shown(new)}" if short and not digests else f"{path} changed"
 
 
 def _is_flat(block: Any) -> bool:

@@ -9,6 +9,7 @@ The digests of the rows are stored, too, so that a run that borrows from this on
 
 from __future__ import annotations
 
+import os
 import sys
 from array import array
 from collections import Counter
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 _NAME: Final = "done"
-_MAGIC: Final = b"holdfast done 3\n"
+_MAGIC: Final = b"holdfast done 4\n"
 _CHUNK: Final = 1 << 20
 """bytes of digests that are compared at once"""
 
@@ -57,11 +58,13 @@ class _Header(msgspec.Struct, array_like=True):
     """a verdict may end a conversation, so that others are not needed"""
     has_panels: bool
     """with the panel of each row; else all rows have the first"""
+    has_asked: bool
+    """with digests of the parts of rows that the target sees"""
 
 
 def read_done(identity: RunIdentity, rundir: RunDir, index: Index) -> bytes:
     """Return `Plan.done` for the records of the cached index that an index continues; empty if it is not known."""
-    if not index.origin or identity.work.typed_digest is not None:  # which of two keys counts depends on all records
+    if not index.origin:
         return b""
     with suppress(OSError, ValueError, msgspec.DecodeError), (rundir.path / INDEX / _NAME).open("rb") as file:
         header = _read(file)
@@ -72,8 +75,8 @@ def read_done(identity: RunIdentity, rundir: RunDir, index: Index) -> bytes:
 
 def write_done(identity: RunIdentity, rundir: RunDir, index: Index, done: bytes) -> None:
     """Store `Plan.done` of an index that is as it was cached."""
-    if not index.origin or index.new_bytes or not done:
-        return
+    if not index.origin or index.new_bytes or not done or index.verdicts.of_sets():
+        return  # a new output makes verdicts on all outputs together invalid
     from holdfast.store.cache_file import write_cache
 
     survey, work = identity.survey, identity.work
@@ -88,8 +91,9 @@ def write_done(identity: RunIdentity, rundir: RunDir, index: Index, done: bytes)
         kinds=[_signs(work, kind) for kind in kinds],
         stops=_may_stop(work),
         has_panels=any(rows),
+        has_asked=bool(survey.asked),
     )
-    body: list[bytes | memoryview] = [done, survey.digests]
+    body: list[bytes | memoryview] = [done, survey.digests, survey.asked]
     if header.has_panels:
         body.append(memoryview(rows).cast("B"))
     with suppress(OSError):
@@ -101,7 +105,7 @@ def inherit_done(survey: Survey, work: Work, lender: RunDir, index: Index) -> In
 
     Only rows that one of both has not, and trials that are not finished there, are looked up by their keys.
     """
-    if not index.origin or work.typed_digest is not None or _may_stop(work):
+    if not index.origin or _may_stop(work):
         return None
     with suppress(OSError, ValueError, EOFError, msgspec.DecodeError), (lender.path / INDEX / _NAME).open("rb") as file:
         header = _read(file)
@@ -109,12 +113,16 @@ def inherit_done(survey: Survey, work: Work, lender: RunDir, index: Index) -> In
             return None
         done = file.read(header.rows * header.trials)
         same, digests = _read_digests(file, header.rows * WIDTH, survey)
+        asked = digests
+        if header.has_asked:
+            file.seek(same * WIDTH, os.SEEK_CUR)
+            asked = file.read((header.rows - same) * WIDTH)
         panels = array(code_for(len(header.kinds)))
         if header.has_panels:
             panels.fromfile(file, header.rows)
         else:
             panels.frombytes(bytes(panels.itemsize * header.rows))
-        return _inherit(survey, work, index, _Lent(header, done, survey, same, digests, panels))
+        return _inherit(survey, work, index, _Lent(header, done, survey, same, digests, asked, panels))
     return None
 
 
@@ -145,6 +153,8 @@ class _Lent(msgspec.Struct, frozen=True):
     """rows at the beginning that are those of the survey"""
     digests: bytes
     """of the other rows"""
+    asked: bytes
+    """`Sample.asked` of these"""
     panels: array[int]
 
     def matches(self) -> list[CommonRows]:
@@ -181,20 +191,22 @@ class _Lent(msgspec.Struct, frozen=True):
         verdicts = sum(count * len(kinds[panel]) for panel, count in counts.items())
         for number in places_of(0, self.done) if verdicts < len(index.verdicts) else ():
             row, trial = divmod(number, trials)
-            key = work.key(self.row_at(row), trial + 1, typed=False)
+            key = work.key(self.asked_at(row), trial + 1)
             ref = index.outputs.get(key)
-            for fingerprints, turn, measures in kinds[self.panels[row]] if ref is not None else ():
+            for fingerprint, turn, measures, reads_row in kinds[self.panels[row]] if ref is not None else ():
                 if turn is not None or measures:
                     return False
-                verdicts += sum(grade_key(key, ref.digest, each) in index.verdicts for each in fingerprints)
+                verdicts += (
+                    grade_key(key, ref.digest, fingerprint, row=ref.row if reads_row else None) in index.verdicts
+                )
         return verdicts == len(index.verdicts)
 
-    def row_at(self, position: int) -> str:
-        """Return the digest of a row."""
+    def asked_at(self, position: int) -> str:
+        """Return `Sample.asked` of a row of the lender."""
         if position < self.same:
-            return "sha256:" + self.survey.digest_at(position).hex()
+            return "sha256:" + self.survey.asked_at(position).hex()
         start = (position - self.same) * WIDTH
-        return "sha256:" + self.digests[start : start + WIDTH].hex()
+        return "sha256:" + self.asked[start : start + WIDTH].hex()
 
 
 def _inherit(survey: Survey, work: Work, index: Index, lent: _Lent) -> Inherited | None:
@@ -204,28 +216,28 @@ def _inherit(survey: Survey, work: Work, index: Index, lent: _Lent) -> Inherited
     for match in lent.matches():
         known[match.new * trials : (match.new + match.length) * trials] = lent.known_of(match, work, state)
         gone[match.old : match.old + match.length] = bytes(match.length)
-    usable, missing = len(known) - known.count(0), array("Q")
-    for number, key in work.keys(survey, done=bytes(known)):
-        if key in outputs:
+    usable, missing, relabelled = len(known) - known.count(0), array("Q"), dict[str, str]()
+    for number, key in work.keys(survey, bytes(known)):
+        row, position = outputs.row_of(key), number // trials
+        if row < 0:
+            if number % trials == 0:
+                missing.append(position)
+        elif survey.asked and outputs.sample_row_at(row) != survey.row_text(position):
+            relabelled[key] = survey.row_text(position)
+        else:
             usable += 1
-        elif number % trials == 0:
-            missing.append(number // trials)
-    rows = map(lent.row_at, places_of(1, bytes(gone)))
-    keys = (work.key(row, trial, typed=False) for row, trial in product(rows, range(1, trials + 1)))
+    rows = map(lent.asked_at, places_of(1, bytes(gone)))
+    keys = (work.key(row, trial) for row, trial in product(rows, range(1, trials + 1)))
     unwanted = [key for key in keys if key in outputs]
     if usable + len(unwanted) != len(outputs):
         return None  # the lender has outputs of other rows, which may be those of this run
-    return Inherited(bytes(known), usable, missing, unwanted)
+    return Inherited(bytes(known), usable, missing, unwanted, relabelled)
 
 
 def _signs(work: Work, panel: Panel) -> list[Any]:
     """Return what the keys of a panel's verdicts are made of, beside the outputs."""
-    slots = [(work.slots[number], number in panel.reread) for number in panel.graders]
-    return [
-        [list(slot.identified(reread=reread)), slot.turn, list(slot.measures)]
-        for slot, reread in slots
-        if not slot.votes
-    ]
+    slots = [work.slots[number] for number in panel.graders]
+    return [[slot.fingerprint, slot.turn, list(slot.measures), slot.reads_row] for slot in slots if not slot.votes]
 
 
 def _may_stop(work: Work) -> bool:

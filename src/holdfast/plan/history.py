@@ -13,10 +13,13 @@ from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.errors import UsageError
+from holdfast.graders.build import grader_places
 from holdfast.plan.changes import RowChanges, identity_changes
+from holdfast.plan.inputs import stale_parts, with_state
 from holdfast.plan.keys import run_id
 from holdfast.plan.plan import Work, make_plan
-from holdfast.plan.reuse import Borrowed, Lender, borrow
+from holdfast.plan.reuse import Borrowed, Lender, Offer, borrow, drop_other_sets
+from holdfast.spec.named_inputs import TARGET
 from holdfast.store.catalog import brief_runs
 from holdfast.store.lines import scan
 from holdfast.store.manifest import Drift
@@ -42,6 +45,7 @@ class _First(msgspec.Struct):
     key: str
     sample: str
     trial: int
+    row: str | None = None
 
 
 def other_runs(
@@ -57,7 +61,7 @@ def other_runs(
     compared = set([path for path, brief in others if brief.name == identity.spec.name][:alike])
     runs = []
     for path, brief in others:
-        if path in compared or brief.fingerprints["work"] in identity.work.digests:
+        if path in compared or brief.fingerprints["work"] == identity.work.digest:
             other = RunDir(path)
             with suppress(UsageError, OSError):  # it may be gone by now
                 if (manifest := other.read_manifest()) is not None:
@@ -88,18 +92,28 @@ def plan_with_reuse(
     runs that did the same.
     """
     candidates = list(others)
+    lenders = [
+        (run_label(other, runs_dir), other)
+        for other, manifest in candidates
+        if manifest.fingerprints.work == identity.work.digest and (identity.drift or not manifest.drift)
+    ]
+    stale = {name: stale_parts(other, identity) for name, other in lenders}
+    places = [place.name for place in grader_places(identity.spec)]
     borrowed = borrow(
         identity.survey,
         identity.work,
         index,
         [
-            (run_label(other, runs_dir), other)
-            for other, manifest in candidates
-            if manifest.fingerprints.work in identity.work.digests and (identity.drift or not manifest.drift)
+            Offer(name, other, frozenset(number for number, grader in enumerate(places) if grader in stale[name].parts))
+            for name, other in lenders
+            if TARGET not in stale[name].parts
         ],
         grades=grades,
         known_done=known_done,
     )
+    drop_other_sets(index, borrowed)
+    for name in borrowed.names:
+        borrowed.inputs += stale[name].current
     if borrowed.shared is not None:
         known_done = borrowed.shared.known_done
     plan = make_plan(identity.survey, identity.work, index, borrowed, known_done)
@@ -115,14 +129,16 @@ def plan_with_reuse(
     shared = borrowed.shared
     if shared is not None and shared.name != run_label(nearest[0], runs_dir):
         shared = None
-    return borrowed, replace(plan, reasons=tuple(_reasons(identity, *nearest, shared)))
+    reasons = [*_reasons(identity, *nearest, shared), *stale_parts(nearest[0], identity).parts.values()]
+    return borrowed, replace(plan, reasons=tuple(dict.fromkeys(reasons)))
 
 
 def _likeness(identity: RunIdentity, run: OtherRun) -> int:
     """Return a number that is higher the less has changed since a run."""
     manifest = run[1]
     same_rows = manifest.fingerprints.dataset == identity.survey.digest
-    return same_rows - len(identity_changes(manifest.identity, identity.contents, same_rows=same_rows))
+    changes = len(identity_changes(manifest.identity, identity.contents))
+    return same_rows - changes - len(stale_parts(run[0], identity).parts)
 
 
 def run_label(rundir: RunDir, runs_dir: Path) -> str:
@@ -133,7 +149,7 @@ def run_label(rundir: RunDir, runs_dir: Path) -> str:
 
 def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest, shared: Lender | None) -> list[str]:
     same_rows = manifest.fingerprints.dataset == identity.survey.digest
-    reasons = identity_changes(manifest.identity, identity.contents, same_rows=same_rows)
+    reasons = identity_changes(manifest.identity, identity.contents)
     if not same_rows:
         reasons.append(
             _row_changes(identity, rundir, manifest) if shared is None else _changes_since(shared, identity, manifest)
@@ -145,41 +161,52 @@ def _changes_since(shared: Lender, identity: RunIdentity, manifest: Manifest) ->
     """Describe how the rows changed since a run whose journals are shared: only rows that differ are looked at."""
     decoder = msgspec.json.Decoder(_First)
     first = (decoder.decode(line.read()) for line in shared.unwanted.values())
-    gone = {each.sample for each in first if each.trial == 1}
+    relabelled = 0
+    gone = set()
+    for each in first:
+        if each.trial == 1 and each.key in shared.relabelled:
+            relabelled += 1
+        elif each.trial == 1:
+            gone.add(each.sample)
     missing = set(shared.missing) if gone else set()
     rows = enumerate(identity.dataset.rows()) if gone else ()
     changed = sum(identity.dataset.sample(row).id in gone for position, row in rows if position in missing)
-    changes = RowChanges(len(shared.missing) - changed, changed, len(gone) - changed)
+    changes = RowChanges(len(shared.missing) - changed, changed, len(gone) - changed, relabelled)
     return _describe(changes, unfinished=shared.recorded < manifest.dataset.count * manifest.trials)
 
 
 def _describe(changes: RowChanges, *, unfinished: bool) -> str:
     """Describe how the rows changed since a run. Outputs that an unfinished run lacks say nothing about its rows."""
     if unfinished:
-        return str(RowChanges(0, changes.changed, 0)) or "other rows chosen, or not all were run"
+        known = RowChanges(0, changes.changed, 0, changes.relabelled)
+        return str(known) or "other rows chosen, or not all were run"
     return str(changes) or "rows in another order"
 
 
 def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
     """Describe how the rows changed since the nearest run, by that run's keys, so that a new prompt does not matter."""
-    decoder, earlier = msgspec.json.Decoder(_First), dict[str, str]()
+    decoder, earlier = msgspec.json.Decoder(_First), dict[str, _First]()
     with suppress(OSError, msgspec.DecodeError):  # what cannot be read counts as missing below
         for path in rundir.journals("outputs"):
             for line in scan(path):
                 if line.sound:
                     first = decoder.decode(line.data)
                     if first.trial == 1:
-                        earlier[first.sample] = first.key
+                        earlier[first.sample] = first
     unfinished = len(earlier) < manifest.dataset.count
     work = Work.of_run(manifest)
-    new = changed = 0
+    new = changed = relabelled = 0
     for sample in identity.dataset:
-        key = earlier.pop(sample.id, None)
-        if key is None:
+        if sample.id not in earlier:
             new += 1
-        elif key not in work.keys_of(sample.digest, 1, typed=sample.typed):
+            continue
+        first = earlier.pop(sample.id)
+        same = first.key == work.key(sample.digest, 1) if first.row is None else first.row == sample.row
+        if not same and first.key == work.key(sample.asked, 1):
+            relabelled += 1
+        elif not same:
             changed += 1
-    return _describe(RowChanges(new, changed, len(earlier)), unfinished=unfinished)
+    return _describe(RowChanges(new, changed, len(earlier), relabelled), unfinished=unfinished)
 
 
 def accept_drift(identity: RunIdentity, rundir: RunDir, runs_dir: Path) -> RunIdentity:
@@ -197,7 +224,7 @@ def accept_drift(identity: RunIdentity, rundir: RunDir, runs_dir: Path) -> RunId
         same_talk = manifest.fingerprints.conversation == identity.fingerprints["conversation"]
         if manifest.name != identity.spec.name or not same_target or not same_talk:
             continue
-        if manifest.fingerprints.work in identity.work.digests and not manifest.drift:
+        if manifest.fingerprints.work == identity.work.digest and not manifest.drift:
             if other.finished:
                 return identity
             begun = True
@@ -222,28 +249,12 @@ def _code(target: dict[str, Any]) -> dict[str, Any]:
     return {**target.get("source", {}), **target.get("files", {})}
 
 
-def _with_texts_alone(identity: RunIdentity) -> RunIdentity:
-    """Return the identity from before HTTP requests could contain values that are not texts."""
-    target = {key: value for key, value in identity.contents.target.items() if key != "request_values"}
-    parts = {**identity.fingerprints, "target": digest(target)}
-    return replace(
-        identity,
-        work=replace(identity.work, typed_digest=None),
-        fingerprints=parts,
-        contents=replace(identity.contents, target=target),
-        id=run_id(identity.spec.name, parts),
-    )
-
-
-def match_outputs(lender: OtherRun, identity: RunIdentity, *, grading: bool = False) -> RunIdentity:
+def match_outputs(lender: OtherRun, identity: RunIdentity) -> RunIdentity:
     """Return the identity with which a run's outputs are valid; raise UsageError with the changes if they are not.
 
-    If the eval is that of the run, the identity names the run's directory, wherever that is. With `grading` the target
-    is not asked, so a run whose requests could contain only texts is graded as it is.
+    If the eval is that of the run, the identity names the run's directory, wherever that is.
     """
     rundir, manifest = lender
-    if grading and "request_values" in identity.contents.target.keys() - manifest.identity.target.keys():
-        identity = _with_texts_alone(identity)
     same_target = _without_code(manifest.identity.target) == _without_code(identity.contents.target)
     if manifest.drift is not None and same_target:
         work = Work(manifest.fingerprints.work, identity.work.trials, identity.work.slots)
@@ -251,9 +262,14 @@ def match_outputs(lender: OtherRun, identity: RunIdentity, *, grading: bool = Fa
         identity = replace(
             identity, work=work, fingerprints=parts, drift=manifest.drift, id=run_id(identity.spec.name, parts)
         )
-    if manifest.fingerprints.work in identity.work.digests:
-        return replace(identity, run_path=rundir.path) if identity.id == manifest.id else identity
-    changes = "; ".join(identity_changes(manifest.identity, identity.contents)) or "it is another eval"
+    if manifest.fingerprints.work == identity.work.digest:
+        if isinstance(state := manifest.fingerprints.inputs, str):
+            identity = with_state(identity, state)
+        changes = stale_parts(rundir, identity).parts.get(TARGET, "")
+        if not changes:
+            return replace(identity, run_path=rundir.path) if identity.id == manifest.id else identity
+    else:
+        changes = "; ".join(identity_changes(manifest.identity, identity.contents)) or "it is another eval"
     raise UsageError(
         f"the outputs of run {manifest.id} do not fit this eval: {changes}",
         remedy="Grading never calls the target; `holdfast eval` runs what depends on the change.",

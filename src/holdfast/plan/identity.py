@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from functools import cached_property
@@ -14,20 +15,25 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.data.panels import name_graders
+from holdfast.data.questions import misspelled_fields
 from holdfast.errors import ConfigError, Problem
-from holdfast.graders.build import grader_identity, grader_places, revise, stale_rows, threshold
-from holdfast.plan.keys import run_id, work_digests
+from holdfast.graders.build import grader_identity, grader_places, threshold
+from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Slot, Work
+from holdfast.spec.code_files import SESSION_FILE, noting_files
 from holdfast.spec.load import target_name
+from holdfast.spec.named_inputs import TARGET
 from holdfast.spec.redact import without_secrets
+from holdfast.spec.row_fields import fields_of_grader, fields_of_target
+from holdfast.spec.template import normal_expression
 from holdfast.store.blobs import link_of, mode_of
 from holdfast.store.durable import slug
 from holdfast.store.manifest import DatasetInfo, Fingerprints, Identity, Manifest
 from holdfast.store.rundir import RunDir
-from holdfast.targets.build import target_identity
+from holdfast.targets.build import target_identity, target_sees_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from holdfast.graders.build import GraderPlace
@@ -53,14 +59,19 @@ class RunIdentity(msgspec.Struct, frozen=True, dict=True):
     id: str
     stamp: tuple[tuple[int, int], ...]
     """of the dataset's files when they were read"""
+    code: Mapping[str, frozenset[str]] = {}
+    """files that identify the code which runs in this process, by part: `target`, or a grader; relative to the eval"""
+    accepts_drift: bool = False
+    """outputs are kept although files that code reads have changed"""
     drift: Drift | None = None
     run_path: Path | None = None
     """the run directory, if it is known: a run may have been moved"""
 
-    @property
-    def work_digest(self) -> str:
-        """The work digest of the manifest: that of rows with values that are not texts, if there are any."""
-        return (self.work.typed_digest if self.survey.typed else None) or self.work.digest
+    @cached_property
+    def spelling_notices(self) -> list[str]:
+        """Notices about fields of the rows that are spelled as other tools spell them."""
+        fields = {name for names, _ in self.survey.shapes for name in names}
+        return list(misspelled_fields(self.spec, fields))
 
     @cached_property
     def idle_notices(self) -> list[str]:
@@ -84,21 +95,23 @@ class RunIdentity(msgspec.Struct, frozen=True, dict=True):
 
 def identify(spec: Eval) -> RunIdentity:
     """Read the dataset once and derive the run's identity."""
-    dataset = Dataset(spec)
-    conversation, target = Script.identity(spec), target_identity(spec)
-    if spec.responder is not None:
-        from holdfast.conversation.simulated_user import responder_identity  # which few evals need
+    dataset = Dataset(spec, must_differ=not spec.same_prompt and not target_sees_row(spec))
+    code: dict[str, set[Path]] = {}
+    with noting_files() as code[TARGET]:
+        conversation, target = Script.identity(spec), target_identity(spec)
+        if spec.responder is not None:
+            from holdfast.conversation.simulated_user import responder_identity  # which few evals need
 
-        conversation["responder"] = responder_identity(spec)
+            conversation["responder"] = responder_identity(spec)
     if (files := workspace_identity(spec)) is not None:
         conversation["workspace"] = files
-    places = [(place, grader_identity(place, spec)) for place in grader_places(spec)]
+    places = []
+    for place in grader_places(spec):
+        with noting_files() as code[place.name]:
+            places.append((place, grader_identity(place, spec)))
     stamp, survey = dataset.stamp(), _survey(spec, dataset)
-    slots, identities = _slots(places, survey)
-    texts, values = work_digests(conversation, target)
-    if survey.typed:  # a run of its own: an earlier one is finished with answers to requests that held texts
-        target["request_values"] = "JSON"
-    work = Work(texts, spec.trials, slots, values)
+    identities = {place.name: identity for place, identity in places}
+    work = Work(work_digest(conversation, target), spec.trials, _slots(spec, places))
     parts = {
         "dataset": survey.digest,
         "conversation": digest(conversation),
@@ -108,28 +121,35 @@ def identify(spec: Eval) -> RunIdentity:
     }
     if spec.checkpoints:
         parts["checkpoints"] = [[checkpoint.after_turn, checkpoint.stops] for checkpoint in spec.checkpoints]
-    if reread := [
-        name
-        for number, (name, slot) in enumerate(zip(identities, slots, strict=True))
-        if number in survey.panels.reread() and slot.revised is None  # else its identity says so already
-    ]:
-        parts["reread"] = reread  # a run of its own: an earlier one is finished with verdicts that do not hold
-        identities |= {name: {**identities[name], "reread": True} for name in reread}
     identity = Identity(conversation=conversation, target=target, graders=identities, trials=spec.trials)
-    return RunIdentity(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
+    return RunIdentity(
+        spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp, _relative_files(code, spec)
+    )
+
+
+def _relative_files(code: Mapping[str, set[Path]], spec: Eval) -> dict[str, frozenset[str]]:
+    """Return the files of code by their names from the eval's folder."""
+    folder = os.path.realpath(spec.folder)
+    return {
+        part: frozenset(
+            str(file) if file == SESSION_FILE else os.path.relpath(os.path.realpath(file), folder) for file in files
+        )
+        for part, files in code.items()
+        if files
+    }
 
 
 def _survey(spec: Eval, dataset: Dataset) -> Survey:
-    stale, check = stale_rows(spec), None
+    check = None
     if spec.continuations is not None:
         from holdfast.graders.likelihood import row_check  # which few evals need
 
         check = row_check(spec)
     if sum(size for size, _ in dataset.stamp()) < _LARGE:
-        return dataset.survey(stale, check)
+        return dataset.survey(check)
     from holdfast.data.survey_cache import survey_dataset
 
-    return survey_dataset(spec, dataset, stale, check)
+    return survey_dataset(spec, dataset, check)
 
 
 def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:
@@ -144,7 +164,7 @@ def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:
         holdfast=__version__,
         python=platform.python_version(),
         platform=f"{host.system} {host.release} {host.machine}",
-        fingerprints=Fingerprints(**identity.fingerprints, work=identity.work_digest),
+        fingerprints=Fingerprints(**identity.fingerprints, work=identity.work.digest),
         identity=identity.contents,
         fresh=fresh,
         drift=identity.drift,
@@ -161,26 +181,24 @@ def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:
     )
 
 
-def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> tuple[tuple[Slot, ...], dict[str, Any]]:
-    """Return the graders' slots, and their identities by name."""
-    slots, identities = [], {}
-    reread = survey.panels.reread()
-    for number, (place, identity) in enumerate(places):
-        other = revise(identity)
-        identities[place.name] = identity if other is None or number not in reread else other
-        slots.append(
-            Slot(
-                digest(identity),
-                place.turn,
-                place.stops,
-                threshold(place.block),
-                place.block.measures,
-                None if other is None else digest(other),
-                place.votes,
-                place.combine,
-            )
-        )
-    return tuple(slots), identities
+def _slots(spec: Eval, places: list[tuple[GraderPlace, dict[str, Any]]]) -> tuple[Slot, ...]:
+    visible = fields_of_target(spec)
+    return tuple(slot_of(place, digest(identity), visible) for place, identity in places)
+
+
+def slot_of(place: GraderPlace, fingerprint: str, visible: frozenset[str] | None) -> Slot:
+    """Return a grader's slot; `visible` are the fields of a row that the target sees, None for all of them."""
+    fields = fields_of_grader(place.block)
+    return Slot(
+        fingerprint,
+        place.turn,
+        place.stops,
+        threshold(place.block),
+        place.block.measures,
+        visible is not None and (fields is None or not fields <= visible),
+        place.votes,
+        place.combine,
+    )
 
 
 def installed_code(identity: RunIdentity) -> list[str]:
@@ -227,4 +245,4 @@ def workspace_identity(spec: Eval) -> dict[str, Any] | None:
         name: path if isinstance(path, str) else digest_bytes(path.read_bytes()) + mode_of(path)
         for name, path in common_files(spec).items()
     }
-    return {"folder": contents, "files": spec.workspace.files}
+    return {"folder": contents, "files": normal_expression(spec.workspace.files)}

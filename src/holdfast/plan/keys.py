@@ -1,7 +1,8 @@
 """Keys: what can change a result is in its key, and nothing else is.
 
-generation key   the sample's content, the conversation, the target, the trial number
-grade key        the generation key, the digest of what was said, the grader
+generation key   what the target sees of the sample, the conversation, the target, the trial number
+grade key        the generation key, the digest of what was said, the grader, and the row, if the grader sees more of it
+set digest       all outputs of a run: verdicts of graders that look at them together carry it
 run id           all of a run's parts, so that the same command finds the same directory
 
 In none of them: concurrency, time-outs, retries, budgets, thresholds, weights, API keys, the base URL of a model
@@ -11,9 +12,10 @@ In none of them: concurrency, time-outs, retries, budgets, thresholds, weights, 
 from __future__ import annotations
 
 from hashlib import sha256
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from holdfast.canonical import digest, digest_as_written
+from holdfast.canonical import digest, digest_as_written, digest_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,31 +26,22 @@ def work_digest(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> s
     return digest({"conversation": conversation, "target": target})
 
 
-def work_digests(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return the work digests of rows whose requests contain only texts, and of other rows, if there can be any.
+def generation_key(asked: str, trial: int, work: str) -> str:
+    """Return the key of a trial, from the digest of what the target sees of the sample and the run's work digest."""
+    return digest_as_written({"sample": asked, "trial": trial, "work": work})
 
-    Earlier versions sent numbers, lists and objects in the body for an HTTP target as texts, so their answers do not
-    count for requests that contain values.
+
+def grade_key(generation: str, output: str, grader: str, turn: int | None = None, row: str | None = None) -> str:
+    """Return the key of a grade, from the output's digest and the grader's fingerprint.
+
+    `row` is `Sample.row`; None for a grader that sees no more of the row than the target does.
     """
-    if target.get("kind") != "http":
-        return work_digest(conversation, target), None
-    texts = {key: value for key, value in target.items() if key != "request_values"}
-    return work_digest(conversation, texts), work_digest(conversation, {**texts, "request_values": "JSON"})
+    return digest_as_written({"generation": generation, "grader": grader, "output": output, "row": row, "turn": turn})
 
 
-def generation_key(sample: str, trial: int, work: str) -> str:
-    """Return the key of a trial, from the sample's digest and the run's work digest."""
-    return digest_as_written({"sample": sample, "trial": trial, "work": work})
-
-
-def grade_key(generation: str, output: str, grader: str, turn: int | None = None) -> str:
-    """Return the key of a grade, from the output's digest and the grader's fingerprint."""
-    return digest_as_written({"generation": generation, "grader": grader, "output": output, "turn": turn})
-
-
-def generation_digests(samples: bytes, trials: int, work: str) -> list[bytes]:
-    """Return the 16 bytes of the keys of all trials of many samples, whose digests follow each other in `samples`."""
-    texts = samples.hex()
+def generation_digests(asked: bytes, trials: int, work: str) -> list[bytes]:
+    """Return the 16 bytes of the keys of all trials of many samples, whose digests follow each other in `asked`."""
+    texts = asked.hex()
     ends = [f'","trial":{trial},"work":"{work}"}}' for trial in range(1, trials + 1)]
     return [
         sha256(f'{{"sample":"sha256:{texts[start : start + 32]}{end}'.encode()).digest()[:16]
@@ -57,14 +50,25 @@ def generation_digests(samples: bytes, trials: int, work: str) -> list[bytes]:
     ]
 
 
-def grade_digests(generations: Iterable[str], outputs: Iterable[bytes], grader: str) -> list[bytes]:
-    """Return the 16 bytes of the keys of a grader's verdicts on many outputs, from their keys and digests."""
+def grade_digests(
+    generations: Iterable[str], outputs: Iterable[bytes], grader: str, rows: Iterable[bytes] | None
+) -> list[bytes]:
+    """Return the 16 bytes of the keys of a grader's verdicts on many outputs, from their keys and digests.
+
+    `rows` are the bytes of `Sample.row`; None for a grader that sees no more of the rows than the target does.
+    """
+    ends = repeat('null,"turn":null}') if rows is None else (f'"{row.hex()}","turn":null}}' for row in rows)
     return [
         sha256(
-            f'{{"generation":"{generation}","grader":"{grader}","output":"sha256:{output.hex()}","turn":null}}'.encode()
+            f'{{"generation":"{generation}","grader":"{grader}","output":"sha256:{output.hex()}","row":{end}'.encode()
         ).digest()[:16]
-        for generation, output in zip(generations, outputs, strict=True)
+        for generation, output, end in zip(generations, outputs, ends, strict=False)
     ]
+
+
+def set_digest(outputs: Iterable[tuple[str, str]]) -> str:
+    """Return the digest of all outputs of a run, from their keys and digests in any order."""
+    return digest_bytes("".join(sorted(key + output for key, output in outputs)).encode())
 
 
 def run_id(name: str, parts: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -11,12 +10,12 @@ import msgspec
 from holdfast.canonical import digest
 from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import format_count
-from holdfast.plan.keys import generation_key, grade_key, work_digests
+from holdfast.plan.keys import generation_key, grade_key
 from holdfast.plan.votes import combine_votes
 from holdfast.store.records import apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from holdfast.data.dataset import Dataset, Sample, Survey
     from holdfast.data.panels import Panel
@@ -43,8 +42,8 @@ class Slot(NamedTuple):
     """None: the grader decides whether an output passes"""
     measures: tuple[Measure, ...] = ()
     """what the grader looks at beside the conversation"""
-    revised: str | None = None
-    """the fingerprint of a Python grader for rows that it reads differently than earlier versions did"""
+    reads_row: bool = False
+    """the grader sees more of the row than the target does"""
     votes: tuple[int, ...] = ()
     """the slots whose verdicts it combines, instead of having one of its own"""
     combine: Combine = "mean"
@@ -53,27 +52,12 @@ class Slot(NamedTuple):
         """Return True if a verdict fails by the present threshold."""
         return apply_threshold(self.threshold, status, score) == "failed"
 
-    def identified(self, *, reread: bool) -> tuple[str, ...]:
-        """Return the fingerprints in the keys under which its verdict counts. New verdicts get the first.
-
-        `reread` is for a row that the grader reads differently than in earlier versions. Where there was one such row,
-        earlier versions gave a Python grader's verdicts on all rows the key of that row.
-        """
-        if reread:
-            return (self.revised or _reread(self.fingerprint),)
-        return (self.fingerprint,) if self.revised is None else (self.fingerprint, self.revised)
-
-    def keys(self, generation: str, moment: Moment, *, reread: bool = False) -> tuple[str, ...]:
-        """Return the keys of its verdict on a conversation at a moment. New verdicts get the first."""
+    def key(self, generation: str, moment: Moment, row: str | None) -> str:
+        """Return the key of its verdict on a conversation at a moment; `row` is that of the output."""
         judged = moment.digest
         if self.measures:
             judged = digest([judged, {measure: getattr(moment, measure) for measure in self.measures}])
-        return tuple([grade_key(generation, judged, each, self.turn) for each in self.identified(reread=reread)])
-
-
-@cache
-def _reread(fingerprint: str) -> str:
-    return digest({"grader": fingerprint, "expected": "alternatives"})
+        return grade_key(generation, judged, self.fingerprint, self.turn, row if self.reads_row else None)
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -84,65 +68,34 @@ class Work(msgspec.Struct, frozen=True):
     trials: int
     slots: tuple[Slot, ...]
     """the graders: checkpoints' in the order of their turns, then those at the end"""
-    typed_digest: str | None = None
-    """the digest for rows whose requests contain values that are not texts; None: `digest` is for all rows"""
 
     @classmethod
     def of_run(cls, manifest: Manifest, slots: tuple[Slot, ...] = ()) -> Work:
         """Return the work of a run, from its manifest."""
-        recorded = manifest.fingerprints.work
-        texts, values = work_digests(manifest.identity.conversation, manifest.identity.target)
-        if recorded not in (texts, values):  # the run kept the keys of another run
-            texts, values = recorded, None
-        return cls(texts, manifest.trials, slots, values)
+        return cls(manifest.fingerprints.work, manifest.trials, slots)
 
-    @property
-    def digests(self) -> frozenset[str]:
-        """Work digests of the runs that can lend to this one."""
-        return frozenset({self.digest, self.typed_digest or self.digest})
+    def key(self, asked: str, trial: int) -> str:
+        """Return the generation key of a trial, from the digest of what the target sees of the sample."""
+        return generation_key(asked, trial, self.digest)
 
-    def keys_of(self, sample: str, trial: int, *, typed: bool) -> tuple[str, ...]:
-        """Return the generation keys under which an output of a trial counts. New outputs get the first.
-
-        If one row's request contained a value that is not a text, earlier versions gave all rows the key of such rows.
-        """
-        if self.typed_digest is None:
-            return (generation_key(sample, trial, self.digest),)
-        values = generation_key(sample, trial, self.typed_digest)
-        return (values,) if typed else (generation_key(sample, trial, self.digest), values)
-
-    def key(self, sample: str, trial: int, *recorded: Container[str], typed: bool) -> str:
-        """Return the generation key of a trial: the first that is in one of `recorded`, or that of a new output."""
-        new = generation_key(sample, trial, self.typed_digest if typed and self.typed_digest else self.digest)
-        if typed or self.typed_digest is None or (recorded and new in recorded[0]):
-            return new
-        keys = new, generation_key(sample, trial, self.typed_digest)
-        return next((key for holder in recorded for key in keys if key in holder), new)
-
-    def keys(self, survey: Survey, *recorded: Container[str], done: bytes = b"") -> Iterator[tuple[int, str]]:
-        """Yield the numbers of all trials, except those that are done, with their keys, as `key` returns them."""
-        for number, sample, trial, typed in self._trials(survey, done):
-            yield number, self.key(sample, trial, *recorded, typed=typed)
-
-    def all_keys(self, survey: Survey, done: bytes = b"") -> Iterator[tuple[int, tuple[str, ...]]]:
-        """Yield the numbers of trials that are not done, with all keys under which their outputs count."""
-        for number, sample, trial, typed in self._trials(survey, done):
-            yield number, self.keys_of(sample, trial, typed=typed)
-
-    def _trials(self, survey: Survey, done: bytes) -> Iterator[tuple[int, str, int, bool]]:
+    def keys(self, survey: Survey, done: bytes = b"") -> Iterator[tuple[int, str]]:
+        """Yield the numbers of all trials, except those that are done, with their keys."""
         for number in places_of(0, done) if done else range(survey.count * self.trials):
             position, trial = divmod(number, self.trials)
-            yield number, "sha256:" + survey.digest_at(position).hex(), trial + 1, survey.is_typed(position)
+            yield number, generation_key("sha256:" + survey.asked_at(position).hex(), trial + 1, self.digest)
 
-    def grade_keys(self, key: str, ref: OutputRef, number: int, panel: Panel) -> tuple[str, ...]:
-        """Return the keys of a slot's verdict on an output; none if the conversation ended before the slot's turn."""
-        slot, reread = self.slots[number], number in panel.reread
+    def grade_key(self, key: str, ref: OutputRef, number: int) -> str | None:
+        """Return the key of a slot's verdict on an output.
+
+        None if the conversation ended before the slot's turn, or if the slot combines the verdicts of others.
+        """
+        slot = self.slots[number]
         if slot.votes:
-            return ()
+            return None
         if slot.turn is None and not slot.measures:  # the common case, which needs only the digest of the output
-            return tuple([grade_key(key, ref.digest, each) for each in slot.identified(reread=reread)])
+            return grade_key(key, ref.digest, slot.fingerprint, row=ref.row if slot.reads_row else None)
         moment = ref.at(slot.turn)
-        return () if moment is None else slot.keys(key, moment, reread=reread)
+        return None if moment is None else slot.key(key, moment, ref.row)
 
     def verdicts(
         self, key: str, ref: OutputRef, recorded: Mapping[str, VerdictRef], panel: Panel
@@ -160,10 +113,10 @@ class Work(msgspec.Struct, frozen=True):
                     continue
                 verdict = combine_votes(reached, slot.combine, slot.threshold)
             else:
-                keys = self.grade_keys(key, ref, number, panel)
-                if not keys:
+                grade = self.grade_key(key, ref, number)
+                if grade is None:
                     continue
-                verdict = votes[number] = find_verdict(keys, recorded)
+                verdict = votes[number] = recorded.get(grade)
             yield number, verdict
             if slot.stops and verdict is not None and slot.fails(verdict.status, verdict.score):
                 stopped = slot.turn
@@ -176,46 +129,33 @@ class Work(msgspec.Struct, frozen=True):
             if (verdict is None or verdict.status == "error") and not self.slots[number].votes
         )
 
-    def stop_digest(self, turn: int, panel: Panel) -> str:
-        """Return the digest of the graders that may end a row's conversation after a turn."""
-        return self._stop_digest(turn, revised=self._stops_revised(turn, panel))
+    def stop_digest(self, turn: int) -> str:
+        """Return the digest of the graders that may end a conversation after a turn."""
+        return digest(
+            [
+                [slot.fingerprint, [slot.threshold, slot.combine] if slot.votes else slot.threshold]
+                for slot in self.slots
+                if slot.stops and slot.turn == turn
+            ]
+        )
 
-    def fits(self, ref: OutputRef, panel: Panel | None = None) -> bool:
-        """Return True if an output is valid here. One that a checkpoint stopped is valid only while that is unchanged.
+    def fits(self, ref: OutputRef, row: str | None = None) -> bool:
+        """Return True if an output is valid here: one that a checkpoint stopped, only while that is unchanged.
 
-        Outputs of other runs are checked with their row's panel; without a panel, the output may be of any row.
+        `row` is that of the sample as it is now, for an output of another run: the checkpoint may have read it.
         """
         if ref.stopped_by is None:
             return True
-        turn = len(ref.marks) or 1
-        if ref.stopped_by == self._stop_digest(turn, revised=True):
-            return True
-        strict = panel is not None and self._stops_revised(turn, panel)
-        return not strict and ref.stopped_by == self._stop_digest(turn, revised=False)
+        reads_row = any(slot.stops and slot.reads_row for slot in self.slots)
+        if row is not None and row != ref.row and reads_row:
+            return False
+        return ref.stopped_by == self.stop_digest(len(ref.marks) or 1)
 
     def drop_unfit(self, index: Index) -> None:
         """Remove the outputs of a run that are not valid any more, so that their trials run again."""
         for key, ref in index.outputs.stopped():
             if not self.fits(ref):
                 del index.outputs[key]
-
-    def _stops_revised(self, turn: int, panel: Panel) -> bool:
-        """Return True if a grader that may end a conversation reads a row differently than in earlier versions."""
-        return any(number in panel.reread and slot.revised is not None for number, slot in self._stopping(turn))
-
-    def _stop_digest(self, turn: int, *, revised: bool) -> str:
-        return digest(
-            [
-                [
-                    slot.revised if revised and slot.revised is not None else slot.fingerprint,
-                    [slot.threshold, slot.combine] if slot.votes else slot.threshold,
-                ]
-                for _, slot in self._stopping(turn)
-            ]
-        )
-
-    def _stopping(self, turn: int) -> Iterator[tuple[int, Slot]]:
-        return ((number, slot) for number, slot in enumerate(self.slots) if slot.stops and slot.turn == turn)
 
 
 def places_of(value: int, data: bytes) -> Iterator[int]:
@@ -224,20 +164,6 @@ def places_of(value: int, data: bytes) -> Iterator[int]:
     while place >= 0:
         yield place
         place = data.find(value, place + 1)
-
-
-def verdict_key(keys: tuple[str, ...], recorded: Mapping[str, VerdictRef]) -> str | None:
-    """Return the first of a verdict's keys that is recorded. An error counts only if there is nothing else."""
-    present = [key for key in keys if key in recorded]
-    return next((key for key in present if recorded[key].status != "error"), present[0] if present else None)
-
-
-def find_verdict(keys: tuple[str, ...], recorded: Mapping[str, VerdictRef]) -> VerdictRef | None:
-    """Return the verdict under one of these keys."""
-    if len(keys) == 1:  # the common case
-        return recorded.get(keys[0])
-    key = verdict_key(keys, recorded)
-    return None if key is None else recorded[key]
 
 
 class PendingTrial(NamedTuple):
@@ -317,8 +243,7 @@ def make_plan(
     done = bytearray(known_done or bytes(survey.count * work.trials if index.outputs else 0))
     done = done.replace(bytes([TO_GRADE]), b"\0")
     if index.outputs or borrowed_outputs:
-        holders = index.outputs, borrowed_outputs, *index.begun
-        for number, key in work.keys(survey, *holders, done=known_done):
+        for number, key in work.keys(survey, known_done):
             own_output = index.outputs.get(key)
             ref = own_output or borrowed_outputs.get(key)
             if ref is None:
@@ -370,7 +295,7 @@ def pending_trials(
 
 def check_sample(sample: Sample, survey: Survey, position: int) -> Sample:
     """Return the sample; raise Fault if the row at its position was another one when the dataset was surveyed."""
-    if bytes.fromhex(sample.digest[7:]) != survey.digest_at(position):
+    if bytes.fromhex(sample.digest[7:]) != survey.row_at(position):
         raise dataset_changed(sample.where)
     return sample
 
@@ -386,7 +311,7 @@ def check_rows(dataset: Dataset, survey: Survey) -> None:
 
 def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> PendingTrial | None:
     """Return the trial if it is unfinished, else None."""
-    key = work.key(sample.digest, trial, index.outputs, *index.begun, typed=sample.typed)
+    key = work.key(sample.asked, trial)
     ref = index.outputs.get(key)
     missing = () if ref is None else work.missing(key, ref, index.verdicts, panel)
     return PendingTrial(sample, trial, key, ref, missing, panel) if ref is None or missing else None
@@ -397,7 +322,7 @@ def unfinished_trials(survey: Survey, work: Work, index: Index, *, grades: bool)
     if not index.outputs:
         yield from range(survey.count * work.trials)
         return
-    for number, key in work.keys(survey, index.outputs, *index.begun):
+    for number, key in work.keys(survey):
         ref = index.outputs.get(key)
         if ref is None or (
             grades and work.missing(key, ref, index.verdicts, survey.panels.panel_at(number // work.trials))

@@ -70,6 +70,8 @@ class Progress(msgspec.Struct):
     """trials without an output that this process will not try again"""
     ungraded: int = 0
     """trials with an output whose missing verdict this process will not ask for again"""
+    kinds: Counter[str] = msgspec.field(default_factory=Counter)
+    """answers that this process got, by kind"""
     turns: int = 0
     """of conversations with several, since this process began"""
     calls: int = 0
@@ -149,6 +151,11 @@ class Progress(msgspec.Struct):
     def busy(self) -> bool:
         """True while a trial or a grade is at work; one that waits for a batch is not."""
         return self._at_work > 0
+
+    @property
+    def asking(self) -> int:
+        """Trials and grades whose requests are in flight: none waits for a batch, or for its next attempt."""
+        return max(0, self._at_work - self.backing_off)
 
     @property
     def busy_seconds(self) -> float:

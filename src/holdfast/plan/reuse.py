@@ -13,15 +13,18 @@ from array import array
 from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path  # noqa: TC003 - msgspec reads it
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from holdfast.errors import UsageError
-from holdfast.plan.plan import TO_GRADE, find_verdict
+from holdfast.plan.keys import set_digest
+from holdfast.plan.plan import TO_GRADE
 from holdfast.store.blobs import Blobs
 from holdfast.store.durable import make_directory
 from holdfast.store.index import read_grade_head, read_output_head
+from holdfast.store.inputs import Input, append_inputs
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, is_sound, scan_raw, with_source
 from holdfast.store.rundir import RunDir  # noqa: TC001 - msgspec reads it
@@ -56,17 +59,28 @@ _SHARED_PART: Final = 0.95
 """part of a run's outputs that has to be wanted, so that the others are not worth mentioning"""
 
 
+class Offer(NamedTuple):
+    """A run that may lend."""
+
+    name: str
+    rundir: RunDir
+    stale: frozenset[int] = frozenset()
+    """graders whose verdicts are stale there: a file that their code reads has changed"""
+
+
 class Inherited(msgspec.Struct, frozen=True):
     """State of a run's trials, as far as the run that it borrows from determines it."""
 
     known: bytes
     """for each trial: 1 if it is finished, `TO_GRADE`, or 0"""
     usable: int
-    """how many outputs of the lender are of this run"""
+    """how many outputs of the lender are of this run as they are"""
     missing: array[int]
     """positions of samples whose first trial the lender has not"""
     unwanted: list[str]
     """keys of the lender's other outputs"""
+    relabelled: dict[str, str]
+    """digests of rows that have changed only in fields that the target does not see, by the keys of outputs"""
 
 
 class Lender(msgspec.Struct, frozen=True):
@@ -75,7 +89,9 @@ class Lender(msgspec.Struct, frozen=True):
     name: str
     rundir: RunDir
     origin: str
-    """names its cached index, if it has one"""
+    """names its cached index, if it has one that holds here"""
+    lends_grades: bool
+    """False if some of its verdicts are stale: then its journals of grades are not shared"""
     recorded: int
     """how many outputs it has"""
     outputs: int
@@ -85,7 +101,9 @@ class Lender(msgspec.Struct, frozen=True):
     missing: array[int]
     """positions of samples whose first trial it has not"""
     unwanted: dict[str, LineRef]
-    """its outputs that are not of this run, by key"""
+    """its outputs that are not of this run, or not as they are, by key"""
+    relabelled: dict[str, str]
+    """that of `Inherited`"""
     known_done: bytes
     """that of `make_plan`; empty if all keys have to be looked at"""
 
@@ -102,6 +120,14 @@ class Borrowed(msgspec.Struct):
     """calls of conversations that no run has finished: lender, key and line"""
     grades: dict[str, LineRef] = {}
     """by grade key: the line of the verdict"""
+    inputs: list[Input] = []
+    """files that code read for these records"""
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the runs that they come from."""
+        names = {*self.lenders.values(), *(name for name, _, _ in self.steps)}
+        return names if self.shared is None else {*names, self.shared.name}
 
     @property
     def runs(self) -> Counter[str]:
@@ -119,40 +145,40 @@ def borrow(
     survey: Survey,
     work: Work,
     index: Index,
-    lenders: Iterable[tuple[str, RunDir]],
+    lenders: Iterable[Offer],
     *,
     grades: bool = True,
     known_done: bytes = b"",
 ) -> Borrowed:
-    """Find missing outputs and grades in other runs, which are given by name in the order of preference.
+    """Find missing outputs and grades in other runs, which are given in the order of preference.
 
     `known_done` is that of `make_plan`: these trials need nothing.
     """
     borrowed = Borrowed()
     lenders = list(lenders)
     if not index.outputs and (shareable := _find_shareable(survey, work, lenders, grades=grades)) is not None:
-        borrowed.shared, lent = shareable
+        borrowed.shared, lent, borrowed.outputs = shareable
+        borrowed.lenders = dict.fromkeys(borrowed.outputs, borrowed.shared.name)
         index.outputs, index.new_bytes = lent.outputs, lent.new_bytes
-        if grades:
+        if grades and borrowed.shared.lends_grades:
             index.verdicts = lent.verdicts
         known_done = borrowed.shared.known_done.replace(bytes([TO_GRADE]), b"\0")
-        lenders = [each for each in lenders if each[0] != borrowed.shared.name]
+        lenders = [each for each in lenders if each.name != borrowed.shared.name or not borrowed.shared.lends_grades]
     if not lenders:
         return borrowed  # without computing all keys of a large run
-    missing: dict[str, Panel] = {}
-    missing_grades: set[str] = set()
-    twins: dict[str, str] = {}
-    """by key: the other key of the same output or grade, where there are two"""
-    for number, keys in work.all_keys(survey, known_done):
-        panel = survey.panels.panel_at(number // work.trials)
-        own_key = next((key for key in keys if key in index.outputs), None)
-        if own_key is None:
-            missing.update(dict.fromkeys(keys, panel))
-            _note_twins(twins, keys)
+    missing: dict[str, int] = {}
+    """positions of samples, by the keys of outputs"""
+    missing_grades: dict[str, int] = {}
+    """graders, by the keys of verdicts"""
+    for number, key in work.keys(survey, known_done):
+        position = number // work.trials
+        ref = index.outputs.get(key) or borrowed.outputs.get(key)
+        if ref is None:
+            missing[key] = position
         else:
-            missing_grades.update(_missing_grade_keys(work, own_key, index.outputs[own_key], index, panel, twins))
+            missing_grades.update(_missing_grade_keys(work, key, ref, index, survey.panels.panel_at(position)))
     shared_files = _shared_files(borrowed.shared)
-    for name, rundir in lenders:
+    for name, rundir, stale in lenders:
         if not missing and not (missing_grades and grades):
             break
         for path in _other_journals(rundir, "outputs", shared_files):
@@ -160,30 +186,50 @@ def borrow(
                 head = read_output_head(line)
                 if head is None:
                     continue
+                position = missing[head.key]
+                row = survey.row_text(position) if survey.asked else None
                 ref = head.ref(LineRef(path, offset, len(line)))
-                panel = missing[head.key]
-                if not work.fits(ref, panel):
+                if not work.fits(ref, row):
                     continue
+                ref = ref._replace(row=row)
                 borrowed.outputs[head.key] = ref
                 borrowed.lenders[head.key] = name
-                missing_grades.update(_missing_grade_keys(work, head.key, ref, index, panel, twins))
+                panel = survey.panels.panel_at(position)
+                missing_grades.update(_missing_grade_keys(work, head.key, ref, index, panel))
             for key in borrowed.outputs.keys() & missing.keys():
-                missing.pop(key, None)  # only at the end of the file: of two outputs, the later one counts
-                missing.pop(twins.get(key, ""), None)
+                del missing[key]  # only at the end of the file: of two outputs, the later one counts
         for path in rundir.journals("steps"):
             for offset, line in _hits(path, _KEY, missing.keys() - index.steps.keys()):
                 borrowed.steps.append((name, line[_KEY].decode(), LineRef(path, offset, len(line))))
+        lent_grades = set[str]()
         for path in _other_journals(rundir, "grades", shared_files) if grades else ():
-            for offset, line in _hits(path, _GRADE_KEY, missing_grades):
+            for offset, line in _hits(path, _GRADE_KEY, missing_grades.keys()):
                 grade = read_grade_head(line)
-                if grade is None or grade.status == "error":
+                if grade is None or grade.status == "error" or missing_grades[grade.grade_key] in stale:
                     continue
                 borrowed.verdicts[grade.grade_key] = grade.verdict._replace(time=0.0)
                 borrowed.lenders[grade.grade_key] = name
                 borrowed.grades[grade.grade_key] = LineRef(path, offset, len(line))
-                missing_grades.discard(grade.grade_key)
-                missing_grades.discard(twins.get(grade.grade_key, ""))
+                lent_grades.add(grade.grade_key)
+        for key in lent_grades:
+            del missing_grades[key]
     return borrowed
+
+
+def drop_other_sets(index: Index, borrowed: Borrowed) -> None:
+    """Remove the verdicts on all outputs of a run together, unless this run has just these outputs."""
+    lent = [(key, ref.together) for key, ref in borrowed.verdicts.items() if ref.together is not None]
+    own = index.verdicts.of_sets()
+    if not own and not lent:
+        return
+    outputs = {**index.outputs, **borrowed.outputs}
+    digest = set_digest((key, ref.digest) for key, ref in outputs.items())
+    for key, together in own:
+        if together.digest != digest:
+            del index.verdicts[key]
+    for key, together in lent:
+        if together.digest != digest:
+            del borrowed.verdicts[key], borrowed.grades[key]
 
 
 def _shared_files(shared: Lender | None) -> set[tuple[int, int]]:
@@ -207,11 +253,15 @@ def _other_journals(rundir: RunDir, kind: str, shared_files: Set[tuple[int, int]
 
 
 def _find_shareable(
-    survey: Survey, work: Work, lenders: Iterable[tuple[str, RunDir]], *, grades: bool
-) -> tuple[Lender, Index] | None:
-    """Find a large run whose outputs nearly all belong to this run; return it with its index of these outputs."""
-    for name, rundir in lenders:
-        sizes = {(kind, path): journal_size(path) for kind in ("grades", "outputs") for path in rundir.journals(kind)}
+    survey: Survey, work: Work, lenders: Iterable[Offer], *, grades: bool
+) -> tuple[Lender, Index, dict[str, OutputRef]] | None:
+    """Find a large run whose outputs nearly all belong to this run.
+
+    Return it with its index of these outputs, and with outputs of rows that have changed only for graders.
+    """
+    for name, rundir, stale in lenders:
+        kinds = ("outputs",) if stale else ("grades", "outputs")
+        sizes = {(kind, path): journal_size(path) for kind in kinds for path in rundir.journals(kind)}
         if sum(size for (kind, _), size in sizes.items() if kind == "outputs") < SHARED_BYTES:
             continue
         index = rundir.load(repair=False)
@@ -223,6 +273,7 @@ def _find_shareable(
         lent = inherit_done(survey, work, rundir, index) or look_up(survey, work, index)
         if lent.usable < _SHARED_PART * recorded:
             continue
+        relabelled = {key: outputs[key]._replace(row=row) for key, row in lent.relabelled.items()}
         unwanted = {key: outputs[key].line for key in lent.unwanted}
         for key in unwanted:
             del outputs[key]
@@ -230,25 +281,39 @@ def _find_shareable(
             if spot.torn:
                 sizes.update({each: spot.offset for each in sizes if each[1] == spot.path})
         journals = [(kind, path, size) for (kind, path), size in sizes.items() if size]
-        known_done = lent.known if grades else b""
-        lender = Lender(name, rundir, index.origin, recorded, lent.usable, journals, lent.missing, unwanted, known_done)
-        return lender, index
+        known_done = lent.known if grades and not stale else b""
+        lender = Lender(
+            name=name,
+            rundir=rundir,
+            origin="" if stale else index.origin,
+            lends_grades=not stale,
+            recorded=recorded,
+            outputs=lent.usable,
+            journals=journals,
+            missing=lent.missing,
+            unwanted=unwanted,
+            relabelled=lent.relabelled,
+            known_done=known_done,
+        )
+        return lender, index, relabelled
     return None
 
 
 def look_up(survey: Survey, work: Work, index: Index) -> Inherited:
     """Look up the outputs of all trials in the index of another run."""
     outputs = index.outputs
-    marks, missing, usable = bytearray(outputs.row_count), array("Q"), 0
-    for number, keys in work.all_keys(survey):
-        rows = [row for key in keys if (row := outputs.row_of(key)) >= 0]
-        for row in rows:
+    marks, missing, relabelled = bytearray(outputs.row_count), array("Q"), dict[str, str]()
+    for number, key in work.keys(survey):
+        row, position = outputs.row_of(key), number // work.trials
+        if row < 0:
+            if number % work.trials == 0:
+                missing.append(position)
+        elif survey.asked and outputs.sample_row_at(row) != survey.row_text(position):
+            relabelled[key] = survey.row_text(position)
+        else:
             marks[row] = 1
-        usable += bool(rows)
-        if not rows and number % work.trials == 0:
-            missing.append(number // work.trials)
     unwanted = [key for key in outputs if not marks[outputs.row_of(key)]] if 0 in marks else []
-    return Inherited(b"", usable, missing, unwanted)
+    return Inherited(b"", marks.count(1), missing, unwanted, relabelled)
 
 
 def _is_free(rundir: RunDir) -> bool:
@@ -256,31 +321,26 @@ def _is_free(rundir: RunDir) -> bool:
     return not rundir.lease.exists() and not any(rundir.workers.glob("*/lease"))
 
 
-def _note_twins(twins: dict[str, str], keys: tuple[str, ...]) -> None:
-    if len(keys) == 2:
-        twins |= {keys[0]: keys[1], keys[1]: keys[0]}
-
-
-def _missing_grade_keys(
-    work: Work, key: str, ref: OutputRef, index: Index, panel: Panel, twins: dict[str, str]
-) -> Iterator[str]:
+def _missing_grade_keys(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel) -> Iterator[tuple[str, int]]:
     for number in panel.graders:
-        keys = work.grade_keys(key, ref, number, panel)
-        verdict = find_verdict(keys, index.verdicts)
-        if verdict is None or verdict.status == "error":
-            _note_twins(twins, keys)
-            yield from keys
+        grade = work.grade_key(key, ref, number)
+        if grade is not None:
+            verdict = index.verdicts.get(grade)
+            if verdict is None or verdict.status == "error":
+                yield grade, number
 
 
 def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
     """Bring borrowed records durably into a run's journals, and into its index. The caller holds the run's lease."""
+    append_inputs(rundir.path, dict.fromkeys(borrowed.inputs))
     if borrowed.shared is not None:
         _share(borrowed.shared, rundir, index)
     lines = {key: ref.line for key, ref in borrowed.outputs.items()}
     for lender in {line.path for line in (*lines.values(), *(line for _, _, line in borrowed.steps))}:
         # Whole folders: which files a line names is known only by decoding it, and contents are shared anyway.
         Blobs(rundir.files).take_from(run_of(lender) / "files")
-    for key, line in _copy(lines, borrowed.lenders, rundir.path / "outputs.jsonl"):
+    rows = {key: ref.row for key, ref in borrowed.outputs.items() if ref.row is not None}
+    for key, line in _copy(lines, borrowed.lenders, rundir.path / "outputs.jsonl", rows):
         index.outputs[key] = borrowed.outputs[key]._replace(line=line)
     calls = {f"{number}": line for number, (_, _, line) in enumerate(borrowed.steps)}
     names = {f"{number}": name for number, (name, _, _) in enumerate(borrowed.steps)}
@@ -329,8 +389,13 @@ def _hits(path: Path, place: slice, missing: Set[str]) -> Iterator[tuple[int, by
                 yield offset, line
 
 
-def _copy(lines: Mapping[str, LineRef], lenders: Mapping[str, str], path: Path) -> Iterator[tuple[str, LineRef]]:
-    """Append lines of other files to `path`; yield each key with where its line is now, once it is durable."""
+def _copy(
+    lines: Mapping[str, LineRef], lenders: Mapping[str, str], path: Path, rows: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[str, LineRef]]:
+    """Append lines of other files to `path`; yield each key with where its line is now, once it is durable.
+
+    `rows` are the digests of the samples' rows as they are here, by key.
+    """
     waiting: list[tuple[str, bytes]] = []
     size = 0
     with ExitStack() as stack:
@@ -341,7 +406,7 @@ def _copy(lines: Mapping[str, LineRef], lenders: Mapping[str, str], path: Path) 
                 stack.callback(os.close, files[source])
             line = os.pread(files[source], length, offset)
             if is_sound(line):  # its owner may have repaired the file meanwhile, which moves lines
-                line = with_source(line, lenders[key])
+                line = with_source(line, lenders[key], rows.get(key))
                 waiting.append((key, line))
                 size += len(line)
             if waiting and (size > _CHUNK or number == len(lines)):

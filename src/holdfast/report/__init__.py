@@ -4,7 +4,7 @@
 `tally`    what is counted on the way through a run
 `breakdown` sums over all rows, and over those with each value of a field
 `benchmark` the numbers of a benchmark as lm-eval computes them, pure
-`notices`  graders that checked nothing, in words
+`notices`  what a score does not show, in words: partial answers, skipped outputs, reasoning in replies
 `failures` why trials and grades are missing, and what was retried
 `example`  a trial that failed, for the end of a command
 `summary`  the lines below the table

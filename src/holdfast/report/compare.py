@@ -2,6 +2,10 @@
 
 Graders are compared only where both runs have the very same grader: a name is not enough, since a changed tolerance or
 rubric would show as a difference between the models.
+
+P-values and intervals of a comparison are corrected together, by Bonferroni's method: all intervals hold at once with
+95 % confidence, and each excludes 0 exactly if its p-value is below 5 %. Holm's method, which would find a little more,
+has no such intervals.
 """
 
 from __future__ import annotations
@@ -12,13 +16,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.display.format import difference_interval
 from holdfast.display.notebook import html_table, html_text
 from holdfast.errors import UsageError
-from holdfast.plan.changes import grader_alone, grader_changes, identity_changes
-from holdfast.report.paired import Difference, cluster_sums, gaps, holm, mcnemar, paired_difference, sign_flip
+from holdfast.plan.changes import grader_changes, identity_changes
+from holdfast.report.paired import (
+    LEVEL,
+    Difference,
+    cluster_parts,
+    gaps,
+    mcnemar,
+    mcnemar_less,
+    p_text,
+    paired_difference,
+    sign_flip,
+    sign_flip_less,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.report.run_view import RunView
     from holdfast.store.manifest import Identity
@@ -28,9 +44,18 @@ if TYPE_CHECKING:
 Scores = dict[str, list[float]]
 """scores of the trials, by sample"""
 
-COLUMNS: Final = ("metric", "first", "second", "first − second", "95 % interval", "p (Holm)", "test", "verdict")
+COLUMNS: Final = ("metric", "first", "second", "first − second", "95 % interval", "p (corrected)", "test", "verdict")
 """of a comparison, shown as a table"""
-BY_COLUMNS: Final = ("value", "metric", "samples", "first", "second", "first − second", "95 % interval", "p (Holm)")
+BY_COLUMNS: Final = (
+    "value",
+    "metric",
+    "samples",
+    "first",
+    "second",
+    "first − second",
+    "95 % interval",
+    "p (corrected)",
+)
 """of a comparison by a field of the rows, whose name stands for `value`"""
 
 OVERALL = "passed"
@@ -52,6 +77,8 @@ class ScoredRun:
     """1 or 0 by whether the grader passes"""
     keys: dict[str, list[str]] = field(default_factory=dict)
     """the outputs' keys by sample"""
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    """by sample, hashes of its outputs' keys and answers: equal, in one process, for the same outputs"""
     by: dict[str, dict[str, str]] = field(default_factory=dict)
     """by field of the rows: the value of each sample, where the report was broken down by that field"""
     clusters: dict[str, str] = field(default_factory=dict)
@@ -80,6 +107,7 @@ def read_scores(view: RunView) -> ScoredRun:
     run = ScoredRun(str(view.rundir.path), view.final_metrics(), manifest.identity, manifest.dataset.digest)
     for trial in view.results():
         run.keys.setdefault(trial.sample, []).append(trial.key)
+        run.answers.setdefault(trial.sample, []).append(hash((trial.key, trial.output)))
         for name, value in ({} if isinstance(trial.by, msgspec.UnsetType) else trial.by).items():
             run.by.setdefault(name, {})[trial.sample] = value
         if not isinstance(trial.cluster, msgspec.UnsetType):
@@ -115,9 +143,7 @@ def shared_names(first: ScoredRun, second: ScoredRun) -> list[str]:
 def changed_graders(first: ScoredRun, second: ScoredRun) -> dict[str, list[str]]:
     """Graders that have a name in common and nothing else, each with what differs, from first to second."""
     ours, theirs = (run.identity.graders for run in (first, second))
-    changes = {
-        name: grader_changes(grader_alone(ours[name]), grader_alone(theirs[name])) for name in ours if name in theirs
-    }
+    changes = {name: grader_changes(ours[name], theirs[name]) for name in ours if name in theirs}
     for name in changes:
         combines = [run.metrics.graders[name].combine for run in (first, second) if name in run.metrics.graders]
         if len(set(combines)) > 1:
@@ -135,7 +161,7 @@ def changed_thresholds(first: ScoredRun, second: ScoredRun) -> dict[str, tuple[A
 def differences(first: ScoredRun, second: ScoredRun) -> list[str]:
     """List what differs between two runs, from first to second, apart from their verdicts."""
     plain = [msgspec.structs.replace(run.identity, graders={}) for run in (first, second)]
-    listed = identity_changes(*plain, same_rows=first.dataset == second.dataset)
+    listed = identity_changes(*plain)
     ours, theirs = (run.metrics.graders.keys() for run in (first, second))
     listed += [f"grader `{name}` only in the first" for name in ours if name not in theirs]
     listed += [f"grader `{name}` only in the second" for name in theirs if name not in ours]
@@ -144,6 +170,10 @@ def differences(first: ScoredRun, second: ScoredRun) -> list[str]:
         listed.append(f"threshold of `{name}` {before} → {after}")
     if first.dataset != second.dataset:
         listed.append("dataset (samples are paired by id)")
+    before, after = (run.metrics for run in (first, second))
+    if before.shares["whole"] != after.shares["whole"]:
+        counts = (f"{each.answers.whole:,} of {each.total:,}" for each in (before, after))
+        listed.append(f"whole answers ({' → '.join(counts)})")
     return listed
 
 
@@ -169,14 +199,18 @@ class Compared:
     difference: Difference
     p_value: float
     adjusted: float
-    """after Holm's correction over all metrics compared"""
+    """times the number of comparisons that were made together"""
     test: str
 
     @property
     def interval(self) -> str:
         """The 95 % interval of the difference as text."""
-        low, high = self.difference.low, self.difference.high
-        return "–" if low is None or high is None else f"{low:+.3f} – {high:+.3f}"
+        return difference_interval(self.difference.low, self.difference.high)
+
+    @property
+    def p_text(self) -> str:
+        """The corrected p-value as text."""
+        return p_text(self.p_value, self.adjusted)
 
     def cells(self) -> tuple[str, ...]:
         """Return both means, the difference, its interval and the adjusted p-value as texts."""
@@ -185,13 +219,13 @@ class Compared:
             f"{self.second:.3f}",
             f"{self.difference.mean:+.3f}",
             self.interval,
-            f"{self.adjusted:.3g}",
+            self.p_text,
         )
 
     @property
     def verdict(self) -> str:
         """The conclusion in words, at the usual level of 5 %."""
-        if self.adjusted >= 0.05:
+        if self.adjusted >= LEVEL:
             return "no evidence of a difference"
         return "higher" if self.difference.mean > 0 else "lower"
 
@@ -202,7 +236,7 @@ class Breakdown:
 
     field: str
     values: dict[str, tuple[Compared, ...]]
-    """by value in the first run's order; Holm's correction is over all values and metrics of the field"""
+    """by value in the first run's order; corrected together, over all values and metrics of the field"""
     only_first: tuple[str, ...]
     """values of which only the first run has samples"""
     only_second: tuple[str, ...]
@@ -248,7 +282,7 @@ class Comparison:
     def __str__(self) -> str:
         rows = [
             f"{row.metric}: {row.first:.3f} and {row.second:.3f}, difference {row.difference.mean:+.3f} "
-            f"({row.interval}), p = {row.adjusted:.3g}: {row.verdict}"
+            f"({row.interval}), p {'' if row.p_text.startswith('<') else '= '}{row.p_text}: {row.verdict}"
             for row in self.metrics
         ]
         return "\n".join([*self._heads(), *rows])
@@ -282,10 +316,7 @@ def compare_scores(first: ScoredRun, second: ScoredRun) -> Comparison:
             f"{first.path} and {second.path} have no sample in common",
             remedy="Comparisons are paired by sample id: both runs need the same dataset.",
         )
-    names = shared_names(first, second)
-    clusters = shared_clusters(first, second)
-    compared = (compare_metric(name, first.scores[name], second.scores[name], clusters) for name in names)
-    rows = [row for row in compared if row is not None]
+    names, rows = shared_names(first, second), compare_metrics(first, second)
     changed = changed_graders(first, second)
     if not rows:
         details = "".join(f"; `{name}` differs: {', '.join(changes)}" for name, changes in changed.items())
@@ -298,7 +329,7 @@ def compare_scores(first: ScoredRun, second: ScoredRun) -> Comparison:
     return Comparison(
         first,
         second,
-        _adjusted(rows),
+        rows,
         tuple(flip for name in names if name not in moved for flip in _flips(name, first, second)),
         tuple(sorted(first.samples - second.samples)),
         tuple(sorted(second.samples - first.samples)),
@@ -308,10 +339,29 @@ def compare_scores(first: ScoredRun, second: ScoredRun) -> Comparison:
     )
 
 
+def compare_metrics(first: ScoredRun, second: ScoredRun) -> tuple[Compared, ...]:
+    """Compare the metrics that mean the same in both runs, and correct the comparisons together."""
+    clusters = shared_clusters(first, second)
+    names = shared_names(first, second)
+    compared = (compare_metric(name, first.scores[name], second.scores[name], clusters) for name in names)
+    return _adjusted([row for row in compared if row is not None])
+
+
 def _adjusted(rows: Sequence[Compared]) -> tuple[Compared, ...]:
-    """Correct the p-values of a family of tests."""
-    corrected = holm([row.p_value for row in rows])
-    return tuple(replace(row, adjusted=p_value) for row, p_value in zip(rows, corrected, strict=True))
+    """Correct the p-values and intervals of comparisons that are made together."""
+    return tuple(
+        replace(
+            row,
+            adjusted=min(1.0, row.p_value * len(rows)),
+            difference=row.difference.corrected(row.p_value, len(rows)),
+        )
+        for row in rows
+    )
+
+
+def corrected_for(comparisons: int) -> str:
+    """Say what p-values and intervals are corrected for."""
+    return f"p-values and intervals are corrected for {comparisons:,} comparisons (Bonferroni)"
 
 
 def _breakdown(name: str, first: ScoredRun, second: ScoredRun, metrics: Sequence[str]) -> Breakdown:
@@ -355,21 +405,34 @@ def compare_metric(
     if difference is None:
         return None
     by_sample = gaps(ours, theirs)
-    binary = all(score in (0.0, 1.0) for side in (ours, theirs) for sample in by_sample for score in side[sample])
-    single = all(len(side[sample]) == 1 for side in (ours, theirs) for sample in by_sample)
-    if clusters:
-        p_value, test = sign_flip(cluster_sums(by_sample, clusters)), "sign-flip permutation of clusters"
-    elif binary and single:
-        p_value = mcnemar(sum(gap > 0 for gap in by_sample.values()), sum(gap < 0 for gap in by_sample.values()))
-        test = "McNemar, exact"
-    else:
-        p_value, test = sign_flip(list(by_sample.values())), "sign-flip permutation"
-    means = [_over(side, by_sample) for side in (ours, theirs)]
+    p_value, test = _test(ours, theirs, by_sample, clusters)
+    means = [mean_over(side, by_sample) for side in (ours, theirs)]
     return Compared(name, means[0], means[1], difference, p_value, p_value, test)
 
 
-def _over(scores: Scores, samples: Sequence[str] | dict[str, float]) -> float:
-    """The mean over samples of each sample's mean."""
+def chance_of_loss(ours: Scores, theirs: Scores, by_sample: Mapping[str, float], clusters: Mapping[str, str]) -> float:
+    """Return the chance of scores that are so much lower than the others, if both runs were equally good.
+
+    `by_sample` has the differences of the scores.
+    """
+    return _test(ours, theirs, by_sample, clusters, less=True)[0]
+
+
+def _test(
+    ours: Scores, theirs: Scores, by_sample: Mapping[str, float], clusters: Mapping[str, str], *, less: bool = False
+) -> tuple[float, str]:
+    """Return the p-value of the test that suits the scores, and its name."""
+    binary = all(score in (0.0, 1.0) for side in (ours, theirs) for sample in by_sample for score in side[sample])
+    single = all(len(side[sample]) == 1 for side in (ours, theirs) for sample in by_sample)
+    if binary and single and not clusters:
+        gained, lost = (sum(gap == sign for gap in by_sample.values()) for sign in (1.0, -1.0))
+        return (mcnemar_less if less else mcnemar)(gained, lost), "McNemar, exact"
+    sums = [total for total, _ in cluster_parts(by_sample, clusters)]
+    return (sign_flip_less if less else sign_flip)(sums), f"sign-flip permutation{' of clusters' if clusters else ''}"
+
+
+def mean_over(scores: Scores, samples: Iterable[str]) -> float:
+    """Return the mean over samples of each sample's mean."""
     means = [sum(scores[sample]) / len(scores[sample]) for sample in samples]
     return sum(means) / len(means)
 

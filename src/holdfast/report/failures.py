@@ -6,10 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from holdfast.data.panels import Panel
 from holdfast.display.format import one_line, without_details
 from holdfast.graders.build import grader_places
-from holdfast.plan.plan import find_verdict
 from holdfast.store.index import read_error_head
 from holdfast.store.lines import scan
 from holdfast.store.records import named_sample
@@ -102,11 +100,10 @@ class _Pending:
         return any(self._lacks(key, ref, number) for number in self._slots.get(where, ()))
 
     def _lacks(self, key: str, ref: OutputRef, number: int) -> bool:
-        """Tell whether a grader that looks at an output has no verdict on it, however it reads the row."""
-        panels = (Panel((number,)), Panel((number,), reread=frozenset((number,))))
-        keys = tuple(grade for panel in panels for grade in self._work.grade_keys(key, ref, number, panel))
-        verdict = find_verdict(keys, self._index.verdicts)
-        return bool(keys) and (verdict is None or verdict.status == "error")
+        """Tell whether a grader that looks at an output has no verdict on it."""
+        grade = self._work.grade_key(key, ref, number)
+        verdict = None if grade is None else self._index.verdicts.get(grade)
+        return grade is not None and (verdict is None or verdict.status == "error")
 
 
 def read_error_heads(rundir: RunDir) -> Iterator[ErrorHead]:

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.graders.build import grader_places
-from holdfast.plan.plan import check_rows, verdict_key
+from holdfast.plan.plan import check_rows
 from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
 from holdfast.report.breakdown import Row, RowsTally
-from holdfast.report.notices import without_verdicts
+from holdfast.report.notices import account_notices, with_thoughts
 from holdfast.report.stats import pass_at_k, quantile_of
 from holdfast.report.trial_columns import TrialColumns
 from holdfast.report.trials import NO_OUTPUT, TrialReader
-from holdfast.report.verdicts import grading_rules
+from holdfast.report.verdicts import grading_rules, level_measurements
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
 from holdfast.spec.load import target_name
+from holdfast.store.answers import KINDS, Answers, class_of_kind, count_answers
 from holdfast.store.durable import replacing
 from holdfast.store.index import read_values
 from holdfast.store.metrics import GraderMetrics, Metrics, ResultGrade, RunTiming, TrialResult
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.data.grouping import Grouping
-    from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.trials import TrialBatch
     from holdfast.report.verdicts import Judged, JudgedOutput
@@ -94,6 +94,10 @@ _MOST_EQUAL: Final = 1 << 12
 """different rows that are counted before they are added, and different parts of entries that are kept"""
 
 
+_CLASSES: Final = tuple(map(class_of_kind, KINDS))
+"""classes of answers by the codes of their kinds"""
+
+
 class _Field(NamedTuple):
     """A field of `by`."""
 
@@ -113,6 +117,7 @@ class _Report:
         self._index = index
         self._benchmark = benchmark
         self._places = grader_places(spec)
+        level_measurements(identified.work, self._places, index)
         self._trials = TrialReader(identified, index, self._places)
         self._whole = RowsTally(self._places, spec.trials)
         groupings = identified.survey.groupings
@@ -125,7 +130,13 @@ class _Report:
         self._clusters = None if spec.cluster is None else groupings[spec.cluster]
         self._equal: Counter[tuple[Any, ...]] = Counter()
         """how many rows that are not yet added have a panel, a judged output, and a value of each field of `by`"""
-        self._outputs = self._graded = 0
+        self._outputs = 0
+        self._kinds: Counter[int] = Counter()
+        """codes of the kinds of answers"""
+        self._failed = 0
+        """trials without an output that were attempted"""
+        self._with_thoughts = 0
+        """outputs in whose texts there is reasoning"""
         self._values = lru_cache(_MOST_EQUAL)(self._result_values)
         self._grades = lru_cache(_MOST_EQUAL)(self._result_grades)
 
@@ -138,6 +149,7 @@ class _Report:
             for batch in self._trials.batches():
                 self._add(batch)
                 outputs = reader.read(batch.fields)
+                self._with_thoughts += sum("</think>" in output.output for output in outputs)
                 entries = self._entries(batch, [output.output for output in outputs], clusters)
                 columns.add(batch, [entry.sample for entry in entries], outputs)
                 # Every newline ends an entry: those of texts are escaped.
@@ -154,7 +166,7 @@ class _Report:
 
     def _entries(self, batch: TrialBatch, texts: Sequence[str], clusters: Sequence[str]) -> list[TrialResult]:
         trials, survey = self._identified.spec.trials, self._identified.survey
-        outputs = iter(texts)
+        outputs = zip(texts, [_CLASSES[each[10]] for each in batch.fields], strict=True)
         grades = {judged: self._grades(judged) for judged in set(batch.judged)}
         entries = []
         ids = survey.ids.encoded(batch.positions.start, len(batch.positions))
@@ -167,7 +179,7 @@ class _Report:
             cluster = msgspec.UNSET if self._clusters is None else clusters[self._clusters.number_at(position)]
             for number in range(first, first + trials):
                 judged = batch.judged[number]
-                output = next(outputs) if batch.rows[number] >= 0 else None
+                output, answer = next(outputs) if batch.rows[number] >= 0 else (None, None)
                 entries.append(
                     TrialResult(
                         sample,
@@ -175,6 +187,7 @@ class _Report:
                         batch.keys[number],
                         judged.status,
                         judged.score,
+                        answer,
                         output,
                         grades[judged],
                         by,
@@ -198,7 +211,11 @@ class _Report:
     def _add(self, batch: TrialBatch) -> None:
         """Count the trials of a batch."""
         trials, panels = self._identified.spec.trials, self._identified.survey.panels
-        self._outputs += len(batch.rows) - batch.rows.count(-1)
+        self._outputs += len(batch.fields)
+        self._kinds.update([each[10] for each in batch.fields])
+        if len(batch.fields) < len(batch.rows):
+            keys = zip(batch.keys, batch.rows, strict=True)
+            self._failed += sum(row < 0 and key in self._index.attempts for key, row in keys)
         for grader, tally in self._agreement.items():
             for judged in batch.judged:
                 tally.add([judged.verdicts.get(vote) for vote in self._places[grader].votes])
@@ -230,14 +247,14 @@ class _Report:
         self._whole.add(row, samples)
         for field, value in zip(self._by, values, strict=True):
             field.tallies[value].add(row, samples)
-        self._graded += samples * sum(judged.status != "error" for judged in row.trials)
 
     def _by_grader(self, *, so_far: bool) -> dict[str, GraderMetrics]:
         rules, rows = grading_rules(self._identified.spec), self._identified.survey.panels.rows()
         whole = self._whole
         return {
             place.name: msgspec.structs.replace(
-                whole.grader_metrics(number),
+                whole.grader_metrics(number, so_far=so_far),
+                set_score=whole.set_scores.get(number),
                 rows=None if place.block.where is None else rows[number],
                 ungraded=whole.looked_at[number] - whole.decided(number) if so_far else None,
                 agreement=self._agreement[number].summary() if place.votes else None,
@@ -250,15 +267,15 @@ class _Report:
         """Return the numbers, after all entries were taken. `sizes` are those of the journals."""
         identified = self._identified
         spec, total = identified.spec, identified.survey.count * identified.spec.trials
-        covered = self._graded if self._places else self._outputs
-        overall = self._whole.overall.summary() if self._places else None
-        if overall is not None and so_far:
-            overall = msgspec.structs.replace(overall, ungraded=self._outputs - self._graded)
+        overall = self._whole.overall_metrics(so_far=so_far) if self._places else None
         statuses = self._whole.overall.statuses
-        decided = statuses["passed"] + statuses["failed"]
+        if overall is not None and so_far:
+            overall = msgspec.structs.replace(overall, ungraded=self._outputs - statuses.total())
         seconds = self._trials.seconds
         graders = self._by_grader(so_far=so_far)
-        notices = [*identified.idle_notices, *without_verdicts(self._places, graders)]
+        kinds = {KINDS[code]: count for code, count in self._kinds.items()}
+        notices = [*identified.idle_notices, *account_notices(kinds, self._places, graders)]
+        notices += with_thoughts(spec, self._with_thoughts, self._outputs)
         if self._benchmark is not None:
             notices += missing_metrics(self._benchmark.tasks)
         return Metrics(
@@ -269,14 +286,15 @@ class _Report:
             trials=spec.trials,
             total=total,
             outputs=self._outputs,
-            graded=self._graded if self._places else 0,
-            coverage=covered / total,
+            answers=self._count_answers(kinds, total, so_far=so_far),
+            graded=statuses["passed"] + statuses["failed"],
+            coverage=(self._whole.covered if self._places else self._outputs) / total,
             score=None if overall is None else overall.score,
-            passed=statuses["passed"] / decided if decided else None,
+            passed=None if overall is None else overall.pass_at.get(1),
             graders=graders,
             overall=overall,
             by={
-                name: {value: tally.value_metrics() for value, tally in zip(values, tallies, strict=True)}
+                name: {value: tally.value_metrics(so_far=so_far) for value, tally in zip(values, tallies, strict=True)}
                 for name, _, values, tallies in self._by
             },
             cluster=spec.cluster,
@@ -292,6 +310,11 @@ class _Report:
                 **(sizes or {}),
             ),
         )
+
+    def _count_answers(self, kinds: Mapping[str, int], total: int, *, so_far: bool) -> Answers:
+        missing = total - self._outputs
+        errors = self._failed if so_far else missing
+        return count_answers(kinds, errors=errors, pending=missing - errors)
 
 
 class _BenchmarkScores:
@@ -321,7 +344,7 @@ class _BenchmarkScores:
                 self._add_pass_at(name, metric, [judged.verdicts.get(grader) for judged in row.trials])
                 continue
             if uses_values(metric):
-                values = [self._value(grader, key, row.panel) for key in keys]
+                values = [self._value(grader, key) for key in keys]
             else:
                 values = [judged.score_of(grader) for judged in row.trials]
             present = [value for value in values if value is not None]
@@ -337,13 +360,12 @@ class _BenchmarkScores:
             passes = sum(verdict.status == "passed" for verdict in scored)
             self._values.setdefault((task, metric.key), []).append(pass_at_k(len(scored), passes, metric.k))
 
-    def _value(self, grader: int, trial: str, panel: Panel) -> Any:
+    def _value(self, grader: int, trial: str) -> Any:
         """Return the value in the details of a grader's verdict on a trial."""
         ref = self._index.outputs.get(trial)
         if ref is None:
             return None
-        keys = self._identified.work.grade_keys(trial, ref, grader, panel)
-        key = verdict_key(keys, self._index.verdicts)
+        key = self._identified.work.grade_key(trial, ref, grader)
         return None if key is None else self._recorded.get(key)
 
     def metrics(self) -> BenchmarkMetrics:

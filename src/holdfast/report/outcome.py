@@ -12,6 +12,7 @@ from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting
 if TYPE_CHECKING:
     from holdfast.plan.plan import Plan
     from holdfast.report.failures import Failures
+    from holdfast.store.gate import GateOutcome
     from holdfast.store.index import Spent
     from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
@@ -32,7 +33,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """it was finished before we came"""
     skipped_graders: bool = False
     grade_only: bool = False
-    missed_gates: tuple[str, ...] = ()
+    gate: GateOutcome | None = None
+    """the outcome of its gate, of a finished run that has one"""
     so_far: Metrics | None = None
     """the same numbers of a run that is not finished, where it has grades; they are in no file"""
     failures: Failures | None = None
@@ -41,6 +43,11 @@ class Outcome(msgspec.Struct, frozen=True):
     """seconds that this process worked on it"""
     finisher: str | None = None
     """the worker that was to write the report, where this process is another one of several workers"""
+
+    @property
+    def missed_gates(self) -> tuple[str, ...]:
+        """The conditions of the gate that are not met, in words."""
+        return () if self.gate is None else self.gate.missed
 
     @property
     def exit_code(self) -> int:

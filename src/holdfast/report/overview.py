@@ -14,6 +14,7 @@ from msgspec import Struct
 from holdfast.plan.changes import identity_changes
 from holdfast.report.histogram import Histogram  # noqa: TC001 - msgspec reads it
 from holdfast.report.trial_counts import Activity, FunnelStep, TrialsTally  # noqa: TC001 - msgspec reads it
+from holdfast.store.answers import ANSWER_CLASSES, Answers
 from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, ValueMetrics  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class Overview(Struct, frozen=True, kw_only=True):
     """per sample"""
     total: int
     outputs: int | None
+    answers: Answers | None
     graded: int | None
+    """trials that passed or failed"""
     statuses: dict[str, int] | None
     """all trials by status: `error` and `pending` also without an output"""
     coverage: float | None
@@ -100,7 +103,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     @property
     def extra(self) -> list[str]:
         """Counts that are not 0 for every grader."""
-        names = ("skipped", "errors", "not_reached")
+        names = ("left_out", "errors", "not_reached")
         return [name for name in names if any(getattr(values, name) for _, values in self.rows)]
 
     @property
@@ -140,7 +143,6 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
         overall, by_grader = (None, {}) if tally is None else tally.numbers_so_far()
     statuses = None if tally is None else dict(tally.statuses + tally.missing)
     decided = 0 if tally is None else tally.statuses["passed"] + tally.statuses["failed"]
-    graded = None if tally is None else tally.outputs - tally.statuses["error"] - tally.statuses["pending"]
     passed_so_far = tally.statuses["passed"] / decided if tally is not None and decided else None
     tokens_so_far, cost_so_far = (None, None) if tally is None else tally.spent()
     return Overview(
@@ -156,9 +158,10 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
         trials=manifest.trials,
         total=total,
         outputs=tally.outputs if metrics is None and tally is not None else metrics.outputs if metrics else None,
-        graded=metrics.graded if metrics is not None else graded,
+        answers=metrics.answers if metrics is not None else None if tally is None else _answers_so_far(tally),
+        graded=metrics.graded if metrics is not None else None if tally is None else decided,
         statuses=statuses,
-        coverage=metrics.coverage if metrics is not None else None if graded is None else graded / max(1, total),
+        coverage=metrics.coverage if metrics is not None else None if tally is None else tally.covered / max(1, total),
         passed=metrics.passed if metrics is not None else passed_so_far,
         overall=overall,
         graders=[
@@ -187,6 +190,11 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
     )
 
 
+def _answers_so_far(tally: TrialsTally) -> Answers:
+    missing = {"errors": tally.missing["error"], "pending": tally.missing["pending"]}
+    return Answers(**{name: tally.answers[name] for name in ANSWER_CLASSES}, **missing)
+
+
 def changes_since(view: RunView, runs: Iterable[Manifest]) -> Changes | None:
     """Return what changed since the nearest earlier run of the eval: the one with most parts equal, then the newest."""
     ours = view.manifest
@@ -205,7 +213,7 @@ def changes_since(view: RunView, runs: Iterable[Manifest]) -> Changes | None:
 
     nearest = max(earlier, key=nearness)
     same_rows = nearest.fingerprints.dataset == ours.fingerprints.dataset
-    changes = identity_changes(nearest.identity, ours.identity, same_rows=same_rows)
+    changes = identity_changes(nearest.identity, ours.identity)
     if not same_rows:
         changes.append(f"other rows ({nearest.dataset.count:,} → {ours.dataset.count:,})")
     return Changes(nearest.id, nearest.target, nearest.created, changes)

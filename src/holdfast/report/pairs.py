@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from holdfast.display.format import one_line
 from holdfast.errors import UsageError
 from holdfast.report.compare import OVERALL, changed_thresholds, compare_scores, metric_names, shared_names
+from holdfast.report.paired import p_text
 from holdfast.report.run_view import GradedTrial, Pending
 
 if TYPE_CHECKING:
@@ -78,13 +79,15 @@ class MetricPair(Struct, frozen=True, kw_only=True):
     difference: float
     """first minus second"""
     low: float | None
-    """lower end of the difference's 95 % interval"""
+    """lower end of the difference's 95 % interval, which holds together with those of the other comparisons"""
     high: float | None
     samples: int
     """that both runs have"""
     p_value: float
     adjusted: float
-    """after Holm's correction"""
+    """the p-value times the number of comparisons"""
+    comparisons: int
+    """that p-values and intervals are corrected for"""
     test: str
     detectable: float | None
     """the smallest true difference that so many samples would show four times out of five"""
@@ -94,6 +97,11 @@ class MetricPair(Struct, frozen=True, kw_only=True):
     def title(self) -> str:
         """The metric in words."""
         return metric_title(self.metric)
+
+    @property
+    def p_text(self) -> str:
+        """The corrected p-value as text."""
+        return p_text(self.p_value, self.adjusted)
 
 
 class ValuePairs(Struct, frozen=True, kw_only=True):
@@ -409,6 +417,7 @@ def metric_pair(row: Compared) -> MetricPair:
         samples=row.difference.samples,
         p_value=row.p_value,
         adjusted=row.adjusted,
+        comparisons=row.difference.comparisons,
         test=row.test,
         detectable=row.difference.detectable,
         verdict=row.verdict,

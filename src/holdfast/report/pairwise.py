@@ -58,7 +58,7 @@ class Pair:
         if not each:
             return {"first": self.first, "second": self.second, "win_rate": None, "low": None, "high": None, **counts}
         means = array("d", (sum(points) / len(points) for points in self.points.values()))
-        interval = estimate(means, array("L", [1] * len(means)), proportion=False)
+        interval = estimate(means, proportion=False)
         return {
             "first": self.first,
             "second": self.second,

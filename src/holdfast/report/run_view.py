@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from holdfast.canonical import digest
 from holdfast.conversation.script import Script
 from holdfast.data.dataset import Dataset
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.graders.build import GraderPlace, grader_places, revise, threshold
-from holdfast.plan.changes import grader_alone
-from holdfast.plan.plan import Slot, Work, verdict_key
+from holdfast.graders.build import GraderPlace, grader_places, threshold
+from holdfast.plan.identity import slot_of
+from holdfast.plan.plan import Slot, Work
 from holdfast.report.line_places import LinePlaces
-from holdfast.report.verdicts import grading_rules, judge_output
+from holdfast.report.verdicts import as_measurement, grading_rules, judge_output, level_measurements
 from holdfast.spec.load import eval_of_run
+from holdfast.spec.row_fields import fields_of_target
 from holdfast.store.index import (
     Entry,
     Index,
@@ -182,6 +182,7 @@ class RunView:
         """Outputs and verdicts of the run."""
         index = self.rundir.load(repair=False)
         self.work.drop_unfit(index)
+        level_measurements(self.work, self.places, index)
         return index
 
     def trial(
@@ -192,23 +193,18 @@ class RunView:
         `line` is the place of its output and `near` the share of the rows before its row, where these are known.
         """
         row = self._row(sample, near) if 1 <= number <= self.manifest.trials else None
-        keys: tuple[str, ...] = ()
-        if row is not None:
-            typed = row.typed and "request_values" in self.manifest.identity.target
-            keys = self.work.keys_of(row.digest, number, typed=typed)
+        own_key = "" if row is None else self.work.key(row.asked, number)
         outputs = self._outputs_of(sample, number, line)
-        key = next((key for key in (*keys, *outputs) if key in outputs), None)
+        key = own_key if own_key in outputs else next(iter(outputs), None)
         if key is not None:
-            fields = {} if row is None or key not in keys else dict(row.fields)
+            fields = dict(row.fields) if row is not None and key == own_key and _is_of(outputs[key], row) else {}
             conditions = Conditions(self.spec)
             panel = conditions.panel_for(fields) if fields else None
             return self._trial(outputs[key], fields, panel, *self._verdicts_of(key, outputs[key], panel))
         if row is None:
             return None
-        attempts = {key: self.failed_attempts(key) for key in keys}
-        key = next((key for key in keys if attempts[key] or self.steps(key)), keys[0])
-        failures = [error for error in attempts[key] if error.where == "target"]
-        return Pending(sample, number, _cause(failures[-1]) if failures else "", dict(row.fields), key)
+        failures = [error for error in self.failed_attempts(own_key) if error.where == "target"]
+        return Pending(sample, number, _cause(failures[-1]) if failures else "", dict(row.fields), own_key)
 
     def _row(self, sample: str, near: float) -> Sample | None:
         try:
@@ -253,7 +249,7 @@ class RunView:
     ) -> tuple[MutableMapping[str, VerdictRef], list[Grade]]:
         """Read the verdicts on an output; with its panel only as many as there are, if none was given twice."""
         index, grades = Index(), list[Grade]()
-        enough = panel is not None and not panel.reread and self.graded_once
+        enough = panel is not None and self.graded_once
         for path in self.rundir.journals("grades"):
             start = first_line_since(path, ref.started, _graded_at) if enough else 0
             for line in search(path, _key_words(key), start):
@@ -305,30 +301,28 @@ class RunView:
     def rows(self) -> Iterator[RowRef]:
         """Yield every trial unread: those of the dataset, as far as it can be read, then outputs without a row."""
         outputs, errors = self._index.outputs, self._errors()
-        with_row = 0
-        for sample, number, key in self._keyed_rows(outputs, errors):
+        with_row = changed = 0
+        for sample, number, key in self._keyed_rows():
             ref = outputs.get(key)
+            if ref is not None and not _is_of(ref, sample):
+                changed += 1
+                yield RowRef(None, 0, key, ref)
+                continue
             with_row += ref is not None
             yield RowRef(sample, number, key, ref, "" if ref else errors.get(key, ""))
         self.missing_rows = len(outputs) - with_row
-        if self.missing_rows:  # which is rare, so that no keys are kept until then
-            keys = {key for _, _, key in self._keyed_rows(outputs, errors)}
+        if self.missing_rows > changed:  # which is rare, so that no keys are kept until then
+            keys = {key for _, _, key in self._keyed_rows()}
             for key, ref in outputs.items():
                 if key not in keys:
                     yield RowRef(None, 0, key, ref)
 
-    def _keyed_rows(self, *recorded: Container[str]) -> Iterator[tuple[Sample, int, str]]:
+    def _keyed_rows(self) -> Iterator[tuple[Sample, int, str]]:
         """Yield the trials of the dataset, as far as it can be read, with their keys."""
         with suppress(HoldfastError):  # what needs no row is read nevertheless
             for sample in Dataset(self.spec):
                 for number in range(1, self.manifest.trials + 1):
-                    typed = self.may_be_typed and sample.typed
-                    yield sample, number, self.work.key(sample.digest, number, *recorded, typed=typed)
-
-    @property
-    def may_be_typed(self) -> bool:
-        """True if requests may hold values; without this mark all rows were sent as texts."""
-        return "request_values" in self.manifest.identity.target
+                    yield sample, number, self.work.key(sample.asked, number)
 
     def field_names(self) -> list[str]:
         """Return the names of all fields that some row has; none where the dataset cannot be read any more."""
@@ -390,32 +384,11 @@ class RunView:
         return places
 
     def _slot(self, place: GraderPlace) -> Slot:
-        fingerprint = self.manifest.fingerprints.graders.get(place.name, "")
-        other = None
-        if place.block.type == "python" and (identity := self.manifest.identity.graders.get(place.name)):
-            plain = grader_alone(identity)
-            fingerprint, other = digest(plain), digest(revise(plain))
-        return Slot(
-            fingerprint,
-            place.turn,
-            place.stops,
-            threshold(place.block),
-            place.block.measures,
-            other,
-            place.votes,
-            place.combine,
-        )
+        return slot_of(place, self.manifest.fingerprints.graders.get(place.name, ""), self._visible)
 
-    def _earlier_keys(self, key: str, ref: OutputRef, recorded: Container[str]) -> Iterator[tuple[str, str]]:
-        """Yield the present and the recorded key of verdicts on tokens and time that earlier versions recorded.
-
-        Those had the digest of the conversation alone in their key.
-        """
-        for slot in self.work.slots:
-            if slot.measures and (moment := ref.at(slot.turn)) is not None:
-                old = slot._replace(measures=()).keys(key, moment)[0]
-                if old in recorded:
-                    yield slot.keys(key, moment)[0], old
+    @cached_property
+    def _visible(self) -> frozenset[str] | None:
+        return fields_of_target(self.spec)
 
     def judge(
         self,
@@ -430,34 +403,29 @@ class RunView:
         """
         if verdicts is None:
             verdicts = self._index.verdicts
-        for new, old in list(self._earlier_keys(key, ref, verdicts)):
-            verdicts.setdefault(new, verdicts[old])
         panel = self._panel(ref, key, verdicts, row_panel)
+        for number in self._measured:
+            if (grade := self.work.grade_key(key, ref, number)) is not None and grade in verdicts:
+                verdicts[grade] = as_measurement(verdicts[grade])
         return panel, judge_output(self.work, self.places, key, ref, verdicts, panel)
+
+    @cached_property
+    def _measured(self) -> list[int]:
+        """The numbers of the graders whose values are measurements, by the report."""
+        graders = {} if self.metrics is None else self.metrics.graders
+        names = {name for name, values in graders.items() if "measured" in values.totals}
+        return [number for number, place in enumerate(self.places) if place.name in names]
 
     def _panel(self, ref: OutputRef, key: str, verdicts: Container[str], row_panel: Panel | None) -> Panel:
         """Return the graders that look at a row; of those with a `where`, if the row is gone, those with a verdict."""
-        if row_panel is None:
-            everyone = frozenset(range(len(self.places)))
-            reread = self._graded(ref, key, verdicts, Panel((), reread=everyone))
-            plain = self._graded(ref, key, verdicts, Panel(()))
-            looking = (n for n in everyone if self.places[n].block.where is None or n in plain | reread)
-            return Panel(tuple(looking), reread=reread)
-        if not row_panel.reread:
+        if row_panel is not None:
             return row_panel
-        # A run that was graded before lists had a meaning is shown as it was graded.
-        earlier = self._graded(ref, key, verdicts, Panel(())) - self._graded(ref, key, verdicts, row_panel)
-        return row_panel._replace(reread=row_panel.reread - earlier)
-
-    def _graded(self, ref: OutputRef, key: str, verdicts: Container[str], panel: Panel) -> frozenset[int]:
-        """Return the graders that have a verdict on an output under the keys that a panel gives them."""
-        graded = {
-            number
-            for number in range(len(self.places))
-            if any(each in verdicts for each in self.work.grade_keys(key, ref, number, panel))
-        }
-        combined = {number for number, place in enumerate(self.places) if graded.intersection(place.votes)}
-        return frozenset(graded | combined)
+        everyone = range(len(self.places))
+        graded = {number for number in everyone if self.work.grade_key(key, ref, number) in verdicts}
+        graded |= {number for number, place in enumerate(self.places) if graded.intersection(place.votes)}
+        return Panel(
+            tuple(number for number in everyone if self.places[number].block.where is None or number in graded)
+        )
 
     def _errors(self) -> dict[str, str]:
         """Return the last failure of the target, by trial."""
@@ -484,8 +452,6 @@ class RunView:
         recorded: dict[str, Grade] = {}
         for grade in sorted(lines, key=lambda grade: grade.time or 0.0):  # the latest counts, as in the index
             recorded[grade.grade_key] = grade
-        for new, old in list(self._earlier_keys(output.key, ref, recorded)):
-            recorded.setdefault(new, recorded[old])
         grades: dict[int, Grade] = {}
         for number, verdict in judged.verdicts.items():
             if verdict is not None and verdict.recorded is not None:
@@ -493,13 +459,18 @@ class RunView:
                 if place.votes:
                     grade = _combined([grades[vote] for vote in place.votes if vote in grades], verdict.score)
                 else:
-                    key = verdict_key(self.work.grade_keys(output.key, ref, number, panel), verdicts)
+                    key = self.work.grade_key(output.key, ref, number)
                     assert key is not None
                     grade = recorded[key]
                 grades[number] = msgspec.structs.replace(
-                    grade, grader=place.name, status=verdict.status, weight=place.block.weight
+                    grade, grader=place.name, status=verdict.status, score=verdict.score, weight=place.block.weight
                 )
         return GradedTrial(fields, output, [*grades.values()], judged.status, judged.score, panel, ref.line)
+
+
+def _is_of(ref: OutputRef, sample: Sample) -> bool:
+    """Return True if an output was graded by the row as it is now, and not only answers the same question."""
+    return ref.row is None or ref.row == sample.row
 
 
 def _combined(votes: list[Grade], score: float | None) -> Grade:

@@ -33,9 +33,13 @@ class Criteria:
     statuses: tuple[str, ...] = ("failed", "error")
     graders: tuple[str, ...] = ()
     """names as metrics have them, any of which will do; none: the trial as a whole"""
+    answer: str | None = None
+    """class that the answer must have"""
 
-    def __call__(self, status: str, verdicts: Mapping[str, Grade | ResultGrade]) -> bool:
+    def __call__(self, status: str, answer: str | None, verdicts: Mapping[str, Grade | ResultGrade]) -> bool:
         """Tell whether a trial is wanted. A verdict that is missing counts as an error if the trial has one."""
+        if self.answer is not None and answer != self.answer:
+            return False
         if not self.graders:
             return status in self.statuses
         missing = "error" if status == "error" else ""
@@ -60,12 +64,12 @@ class Chosen:
         self.verdicts: dict[str, Counter[str]] = {name: Counter() for name in view.graders}
         """verdicts by grader and status, of a run that is not finished: others have them in their metrics"""
         self._names: list[tuple[str, int]] = []
-        for sample, number, status, verdicts in _statuses(view):
+        for sample, number, status, answer, verdicts in _statuses(view):
             self.counts[status] += 1
             if view.metrics is None:
                 for name, verdict in verdicts.items():
                     self.verdicts[name][verdict.status] += 1
-            if criteria(status, verdicts):
+            if criteria(status, answer, verdicts):
                 self._names.append((sample, number))
 
     def __len__(self) -> int:
@@ -87,17 +91,18 @@ class Chosen:
                     return
 
 
-def _statuses(view: RunView) -> Iterator[tuple[str, int, str, Mapping[str, Grade | ResultGrade]]]:
-    """Yield sample, trial, status and verdicts: of a finished run as it was reported, else as it is by now."""
+def _statuses(view: RunView) -> Iterator[tuple[str, int, str, str | None, Mapping[str, Grade | ResultGrade]]]:
+    """Yield sample, trial, status, answer class and verdicts: as reported if the run is finished, else as of now."""
     if view.metrics is not None:
         for result in view.rundir.iterate_results():
-            yield result.sample, result.trial, result.status, result.grades
+            yield result.sample, result.trial, result.status, result.answer, result.grades
         return
     for trial in view.everything():
         grades = trial.grades if isinstance(trial, GradedTrial) else []
         key = trial.output.key if isinstance(trial, GradedTrial) else trial.key
         status = trial_status(trial, view.failed_attempts(key))
-        yield *_name(trial), status, {grade.grader: grade for grade in grades}
+        answer = trial.output.answer if isinstance(trial, GradedTrial) else None
+        yield *_name(trial), status, answer, {grade.grader: grade for grade in grades}
 
 
 def _name(trial: Trial) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import Counter
+from functools import cache
 from itertools import accumulate, chain, repeat
 from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -41,21 +42,36 @@ def wilson(share: float, count: float) -> tuple[float, float]:
     return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
-def t95(freedom: int) -> float:
-    """Student's quantile of a two-sided 95 % interval, for a number of degrees of freedom."""
+def normal_quantile(inside: float) -> float:
+    """The normal quantile of a two-sided interval that holds so much, such as 0.95."""
+    from statistics import NormalDist  # imports fractions and decimal
+
+    return -NormalDist().inv_cdf((1 - inside) / 2)
+
+
+def t_quantile(freedom: int, inside: float) -> float:
+    """Student's quantile of a two-sided interval that holds so much, for a number of degrees of freedom."""
     if freedom > 200:  # Cornish and Fisher's expansion, good to nine digits from here on
-        z, n = Z95, freedom
+        z, n = normal_quantile(inside), freedom
         return (
             z
             + (z**3 + z) / (4 * n)
             + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
             + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
         )
-    low, high = 1.0, 13.0
-    while high - low > 1e-12:
+    low, high = 0.0, 1.0
+    while _t_inside(high, freedom) < inside:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_inside(middle, freedom) < 0.95 else (low, middle)
+        low, high = (middle, high) if _t_inside(middle, freedom) < inside else (low, middle)
     return low
+
+
+@cache
+def t95(freedom: int) -> float:
+    """Student's quantile of a two-sided 95 % interval, for a number of degrees of freedom."""
+    return t_quantile(freedom, 0.95)
 
 
 def _t_inside(bound: float, freedom: int) -> float:
@@ -93,18 +109,24 @@ class ExactSum:
 
 
 def estimate(
-    sums: Sequence[float], counts: Sequence[int], times: Sequence[int] | None = None, *, proportion: bool
+    sums: Sequence[float],
+    counts: Sequence[int] | None = None,
+    times: Sequence[int] | None = None,
+    *,
+    proportion: bool,
+    verdicts: int | None = None,
 ) -> Estimate:
-    """The mean score and its interval, from each sample's sum of scores and number of graded trials.
+    """The mean over the samples, and its interval, from each sample's mean over its graded trials.
 
-    With `times`, each pair of a sum and a number stands for so many samples.
+    If samples belong together, pass the sum of their means and their number for each cluster of samples. With `times`,
+    each sum stands for so many samples. `verdicts` is the number of graded trials, if there are several per sample.
 
-    Trials of one sample are not independent, so the standard error is clustered by sample; where samples belong
-    together, the sums and numbers are those of each cluster of samples. A proportion gets Wilson's
-    interval at the effective number of trials (which for one trial per sample is their number); other scores
-    get Student's interval, with one degree of freedom less than there are clusters, cut to 0..1.
+    Trials of one sample are not independent, so the standard error is that of the means of samples or clusters. A
+    proportion gets Wilson's interval at the effective number of trials (which for one trial per sample is their
+    number); other scores get Student's interval, with one degree of freedom less than there are clusters, cut to 0..1.
     """
     times = times or array("B", [1]) * len(sums)
+    counts = counts or array("B", [1]) * len(sums)
     total = sum(map(mul, counts, times))
     mean = math.fsum(_repeated(sums, times)) / total
     clusters = sum(number for count, number in zip(counts, times, strict=True) if count)
@@ -113,20 +135,21 @@ def estimate(
         squares = ((part - count * mean) ** 2 for part, count in zip(sums, counts, strict=True))
         spread = math.fsum(_repeated(squares, times))
         stderr = math.sqrt(spread * clusters / (clusters - 1)) / total
+    most = total if verdicts is None else verdicts
     if proportion:
-        effective = float(total)
-        if total > clusters:
+        effective = float(most)
+        if most > clusters:
             effective = float(clusters)
             if stderr and 0 < mean < 1:
-                effective = min(float(total), max(1.0, mean * (1 - mean) / stderr**2))
-        return Estimate(mean, *wilson(mean, effective), stderr, "wilson" if total == clusters else "wilson-clustered")
+                effective = min(float(most), max(1.0, mean * (1 - mean) / stderr**2))
+        return Estimate(mean, *wilson(mean, effective), stderr, "wilson" if most == clusters else "wilson-clustered")
     if stderr is None:
         return Estimate(mean, None, None, None, "none")
     if stderr < 1e-12:
         # No spread was seen, which is not the same as certainty: a proportion would be allowed this much.
         return Estimate(mean, *wilson(mean, clusters), stderr, "wilson")
     half = t95(clusters - 1) * stderr
-    method = "t" if total == clusters else "t-clustered"
+    method = "t" if most == clusters else "t-clustered"
     return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half), stderr, method)
 
 

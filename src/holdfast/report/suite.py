@@ -21,7 +21,7 @@ from holdfast.display.grid import Column, fit_table, fits, make_console
 from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted, Waiting, with_hint
 from holdfast.plan.changes import format_count
 from holdfast.report.compare import changed_graders, compare_metric, read_scores, shared_clusters
-from holdfast.report.paired import holm
+from holdfast.report.paired import LEVEL, holm
 from holdfast.report.run_view import RunView
 from holdfast.report.stats import Z95
 from holdfast.report.summary import failed, with_raised_limit
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 Place = tuple[str, str]
 """names of an eval and a target"""
-LEVEL: Final = 0.05
-"""p-values below it are marked"""
 _MARK: Final = "*"
 
 
@@ -246,6 +244,8 @@ def print_cell(place: str, cell: Cell, outcome: Outcome | None, error: HoldfastE
     console.print(f"{head}: {state} · {outcome.rundir.path}", soft_wrap=True)
     for line in _problems(outcome):
         console.print(Text(indent(line, "  "), style="red"), soft_wrap=True)
+    for notice in () if metrics is None else metrics.notices:
+        console.print(Text(f"  note: {notice}", style="yellow"), soft_wrap=True)
 
 
 def _problems(outcome: Outcome) -> Iterator[str]:
@@ -303,5 +303,6 @@ def print_plan(name: str, planned: Sequence[tuple[Cell, RunIdentity, RunDir, Pla
         console.print(f"{cell.name}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
         for reason in plan.reasons:
             console.print(f"  {reason}", soft_wrap=True)
-    for notice in dict.fromkeys(notice for _, identity, _, _ in planned for notice in identity.idle_notices):
+    notices = (each for _, run, _, _ in planned for each in (*run.idle_notices, *run.spelling_notices))
+    for notice in dict.fromkeys(notices):
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)

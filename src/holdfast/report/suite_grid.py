@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from holdfast.errors import HoldfastError
 from holdfast.report.compare import read_scores
+from holdfast.report.paired import LEVEL, p_text
 from holdfast.report.run_view import RunView
-from holdfast.report.suite import LEVEL, compare_with_best
+from holdfast.report.suite import compare_with_best
 from holdfast.store.catalog import summarize_run
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class GridCell(Struct, frozen=True, kw_only=True):
     """from the best one, by more than chance"""
     adjusted: float | None = None
     """p-value against the best one, after Holm's correction over the grid"""
+    p_text: str = ""
+    """the same as text"""
 
 
 class GridRow(Struct, frozen=True, kw_only=True):
@@ -107,7 +110,7 @@ def suite_grid(rundirs: Iterable[RunDir]) -> SuiteGrid:
 def _compare(places: Mapping[Place, tuple[RunSummary, RunDir]]) -> Comparisons:
     runs = {}
     for place, (summary, rundir) in places.items():
-        if summary.status == "finished":
+        if summary.finished:
             try:
                 runs[place] = read_scores(RunView(rundir))
             except HoldfastError:  # damaged since it was listed; its score is shown, and tested with nothing
@@ -143,4 +146,5 @@ def _cell(summary: RunSummary, place: Place, best: set[Place], compared: Compari
         best=place in best,
         differs=against is not None and against.differs,
         adjusted=None if against is None else against.adjusted,
+        p_text="" if against is None else p_text(against.p_value, against.adjusted),
     )

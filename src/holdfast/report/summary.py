@@ -55,8 +55,12 @@ def _paid(usage: Usage, judges: Usage, spent: Spent | None) -> str | None:
     """Say what this run paid itself, where that is not what its outputs and grades cost."""
     if spent is None:
         return None
-    if usage.cost is not None and judges.cost is not None and not spent.unpriced:
+    if usage.cost is not None and judges.cost is not None:
         worth = usage.cost + judges.cost
+        if spent.unpriced:  # attempts that failed, and were paid for
+            return (
+                f"this run paid at least {dollars(spent.cost)}: what {spent.unpriced:,} of its requests cost is unknown"
+            )
         if dollars(worth) == dollars(spent.cost):
             return None
         return f"total {dollars(worth)}, of which this run paid {dollars(spent.cost)}{_why(worth, spent.cost)}"

@@ -45,10 +45,12 @@ def print_outcome(
             console.print(f"This run is already finished; nothing was run. {again}")
         _print_metrics(console, outcome, outcome.metrics)
         _print_failures(console, outcome, left_out=True)
-        if outcome.already and outcome.metrics.coverage < 1:
+        if outcome.already and (outcome.metrics.lacks_outputs or outcome.metrics.lacks_verdicts):
             console.print("Errors were accepted; --retry-failed retries these trials.")
         for missed in outcome.missed_gates:
-            console.print(Text(f"gate not met: {missed}", style="bold red"))
+            console.print(Text(f"gate not met: {missed}", style="bold red"), soft_wrap=True)
+        for warning in outcome.gate.warnings if outcome.gate is not None else ():
+            console.print(Text(f"gate: {warning}", style="yellow"), soft_wrap=True)
     else:
         _print_unfinished(console, outcome, command)
     for line in failure_lines(outcome, run) if run else ():
@@ -78,6 +80,7 @@ def draw_metrics(
 def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
     """Make the table of graders. Those that look at no row are named below it."""
     rows = {name: values for name, values in metrics.graders.items() if values.rows != 0}
+    skipped = any(values.left_out for values in rows.values())
     extra = [key for key in ("not_reached", lacking) if any(getattr(values, key) for values in rows.values())]
     if len(rows) > 1 and metrics.overall is not None:
         rows["overall"] = metrics.overall
@@ -88,6 +91,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
         Column("95 % interval", spare=1),
         Column("passed"),
         Column("graded"),
+        *([Column("skipped")] if skipped else []),
         *(Column(key.replace("_", " "), spare=2) for key in extra),
         # Of all columns pass@1 says the least: it is `passed` by `graded`.
         *(Column(f"pass@{k}", spare=5 if k == 1 else 3 if k == ks[-1] else 4) for k in ks),
@@ -100,13 +104,19 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
             interval_text(values.low, values.high),
             f"{values.passed:,}",
             f"{values.n:,}",
+            *([f"{values.left_out:,}"] if skipped else []),
             *(f"{getattr(values, key) or 0:,}" for key in extra),
-            *(share(values.pass_at.get(k)) for k in ks),
-            *(share(values.pass_all.get(k)) for k in ks[-1:]),
+            *(_with_count(values.pass_at.get(k), values.pass_n.get(k)) for k in ks),
+            *(_with_count(values.pass_all.get(k), values.pass_n.get(k)) for k in ks[-1:]),
         )
         for name, values in rows.items()
     ]
     return fit_table(columns, cells, width, title=title)
+
+
+def _with_count(value: float | None, samples: int | None) -> str:
+    """Format pass@k with the number of samples that have k verdicts."""
+    return share(value) if samples is None else f"{share(value)} ({samples:,})"
 
 
 def _colour(values: GraderMetrics) -> str:
@@ -130,13 +140,12 @@ def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = Fals
 
 def print_side_by_side(first: Outcome, second: Outcome) -> None:
     """Two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
-    from holdfast.report.compare import read_scores, shared_clusters
-    from holdfast.report.paired import paired_difference
+    from holdfast.report.compare import compare_metrics, read_scores
     from holdfast.report.run_view import RunView
 
     assert first.metrics is not None and second.metrics is not None
-    read = [read_scores(RunView(outcome.rundir)) for outcome in (first, second)]
-    (ours, theirs), clusters = (run.scores for run in read), shared_clusters(*read)
+    ours, theirs = (read_scores(RunView(outcome.rundir)) for outcome in (first, second))
+    compared = {row.metric: row for row in compare_metrics(ours, theirs)}
     names = [first.metrics.target, second.metrics.target]
     columns = [
         Column("grader", name=True),
@@ -148,17 +157,16 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
     ]
     rows = []
     for grader, values in first.metrics.graders.items():
-        gap = paired_difference(ours.get(grader, {}), theirs.get(grader, {}), clusters=clusters)
-        if gap is None:
+        if (row := compared.get(grader)) is None:
             continue
         rows.append(
             (
                 grader,
                 share(values.score),
                 share(second.metrics.graders[grader].score),
-                f"{gap.mean:+.3f}",
-                interval_text(gap.low, gap.high, "+.3f"),
-                f"{gap.samples:,}",
+                f"{row.difference.mean:+.3f}",
+                row.interval,
+                f"{row.difference.samples:,}",
             )
         )
     console = make_console()
@@ -224,7 +232,7 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
     for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):
         console.print(f"{what}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
         console.print(str(plan), soft_wrap=True)
-    for notice in planned[0][0].idle_notices:
+    for notice in (*planned[0][0].idle_notices, *planned[0][0].spelling_notices):
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
@@ -246,7 +254,7 @@ def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str,
         **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
-        "notices": identity.idle_notices,
+        "notices": [*identity.idle_notices, *identity.spelling_notices],
         "preview": preview(identity, plan, rundir).as_dict(),
         "eval": without_secrets(identity.spec.document.data),
     }

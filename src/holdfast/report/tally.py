@@ -20,100 +20,104 @@ if TYPE_CHECKING:
 
 _ENDS: Final = frozenset((0.0, 1.0))
 """the only scores of a proportion"""
-_MOST_PAIRS: Final = 1 << 12
-"""different pairs that are counted instead of listed"""
+_MOST_MEANS: Final = 1 << 12
+"""different means that are counted instead of listed"""
 
 
 class Tally:
     """The verdicts of one grader, or of all together."""
 
     def __init__(self, trials: int) -> None:
-        self._trials = trials
-        self._samples: dict[tuple[float, int], int] = {}
-        """how many samples have a sum and a number of scores, while few of these are different"""
+        self._samples: dict[float, int] = {}
+        """how many samples have a mean score, while few of these are different"""
         self._sums, self._counts = array("d"), array("I")
-        """sum and number of scores of each further sample, or of each cluster"""
+        """mean score of each further sample with 1, or sum and number of the means of each cluster"""
         self._proportion = True
         self._pass_at = [0.0] * trials
         self._pass_all = [0.0] * trials
         self._pass_samples = [0] * trials
+        self.scored = 0
+        """number of verdicts with a score"""
         self.statuses: Counter[GradeStatus] = Counter()
 
     def add(
         self, verdicts: Sequence[tuple[GradeStatus, float | None]], cluster: int | None = None, samples: int = 1
     ) -> None:
         """Add the verdicts on all trials of one sample, which may belong to a cluster, or of several equal samples."""
-        scores, passes = [], 0
+        scores, passes, decided = [], 0, 0
         for status, score in verdicts:
             self.statuses[status] += samples
-            passes += status == "passed"
+            if status == "passed":
+                passes += 1
+                decided += 1
+            elif status == "failed":
+                decided += 1
             if score is not None:
                 scores.append(score)
-        count = len(scores)
-        self._add_scores(math.fsum(scores), count, cluster, samples)
-        self._proportion = self._proportion and _ENDS.issuperset(scores)
-        if count == 1:  # the common case, in which the chances are 0 or 1
+        if scores:
+            self.scored += samples * len(scores)
+            self._add_mean(math.fsum(scores) / len(scores), cluster, samples)
+            self._proportion = self._proportion and _ENDS.issuperset(scores)
+        if decided == 1:  # the common case, in which the chances are 0 or 1
             self._pass_at[0] += samples * (passes > 0)
             self._pass_all[0] += samples * passes
             self._pass_samples[0] += samples
             return
-        for k in range(1, count + 1):
-            self._pass_at[k - 1] += samples * pass_at_k(count, passes, k)
-            self._pass_all[k - 1] += samples * pass_all_k(count, passes, k)
+        for k in range(1, decided + 1):
+            self._pass_at[k - 1] += samples * pass_at_k(decided, passes, k)
+            self._pass_all[k - 1] += samples * pass_all_k(decided, passes, k)
             self._pass_samples[k - 1] += samples
 
-    def _add_scores(self, total: float, count: int, cluster: int | None, samples: int) -> None:
+    def _add_mean(self, mean: float, cluster: int | None, samples: int) -> None:
         if cluster is None:
-            pair = total, count
-            if pair in self._samples or len(self._samples) < _MOST_PAIRS:
-                self._samples[pair] = self._samples.get(pair, 0) + samples
+            if mean in self._samples or len(self._samples) < _MOST_MEANS:
+                self._samples[mean] = self._samples.get(mean, 0) + samples
             else:
-                self._sums.extend([total] * samples)
-                self._counts.extend([count] * samples)
+                self._sums.extend([mean] * samples)
+                self._counts.extend([1] * samples)
             return
         missing = cluster + 1 - len(self._sums)
         self._sums.extend([0.0] * missing)
         self._counts.extend([0] * missing)
-        self._sums[cluster] += samples * total
-        self._counts[cluster] += samples * count
+        self._sums[cluster] += samples * mean
+        self._counts[cluster] += samples
 
     def _estimate(self) -> Estimate:
         sums, counts, times = self._sums, self._counts, None
         if self._samples:
-            sums = array("d", [total for total, _ in self._samples]) + sums
-            counts = array("I", [count for _, count in self._samples]) + counts
+            sums = array("d", self._samples) + sums
+            counts = array("I", [1]) * len(self._samples) + counts
             times = array("I", self._samples.values()) + array("I", [1]) * len(self._sums)
-        return estimate(sums, counts, times, proportion=self._proportion)
+        return estimate(sums, counts, times, proportion=self._proportion, verdicts=self.scored)
 
     @property
     def decided(self) -> int:
-        """Number of trials with a verdict; an error is not a verdict."""
+        """Number of trials with a verdict or a reason to have none; an error is not a verdict."""
         return self.statuses.total() - self.statuses["error"]
 
-    def summary(self) -> GraderMetrics:
-        """Return the verdicts counted so far in numbers."""
-        n = sum(self._counts) + sum(count * times for (_, count), times in self._samples.items())
-        mean, low, high, stderr, method = self._estimate() if n else (None, None, None, None, "none")
+    def summary(self, *, not_asked: int = 0, missing: int = 0) -> GraderMetrics:
+        """Return the verdicts counted so far in numbers.
+
+        The grader is not to look at `not_asked` more trials, and has no verdict on `missing` trials because of errors.
+        """
+        mean, low, high, stderr, method = self._estimate() if self.scored else (None, None, None, None, "none")
+        shares = [(k, samples) for k, samples in enumerate(self._pass_samples, start=1) if samples]
         return GraderMetrics(
             score=mean,
             low=low,
             high=high,
             stderr=stderr,
             interval=method,
-            n=n,
+            n=self.scored,
             passed=self.statuses["passed"],
             failed=self.statuses["failed"],
-            skipped=self.statuses["skipped"],
-            errors=self.statuses["error"],
+            skipped=self.statuses["skipped"] + self.statuses["not_reached"] + not_asked,
+            errors=self.statuses["error"] + missing,
             not_reached=self.statuses["not_reached"],
-            pass_at={
-                k: self._pass_at[k - 1] / samples for k, samples in enumerate(self._pass_samples, start=1) if samples
-            },
-            pass_all={
-                k: self._pass_all[k - 1] / samples
-                for k, samples in enumerate(self._pass_samples, start=1)
-                if samples and k > 1
-            },
+            not_asked=not_asked,
+            pass_at={k: self._pass_at[k - 1] / samples for k, samples in shares},
+            pass_all={k: self._pass_all[k - 1] / samples for k, samples in shares if k > 1},
+            pass_n=dict(shares) if len(self._pass_samples) > 1 else {},
         )
 
 

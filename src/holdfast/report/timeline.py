@@ -93,6 +93,8 @@ class TimelineFacts(Struct, frozen=True, kw_only=True):
 
     status: TrialStatus
     score: float | None = None
+    answer: str = ""
+    """class of the answer; empty without one"""
     stop: str = ""
     """why the conversation ended"""
     turns: int = 0
@@ -186,6 +188,7 @@ class _Finished:
                 status=trial_status(trial, self._errors),
                 score=trial.score,
                 stop=output.stop,
+                answer=output.answer,
                 turns=output.turns,
                 attempt=output.attempt,
                 input_tokens=output.usage.input_tokens,

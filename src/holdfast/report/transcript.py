@@ -134,6 +134,7 @@ def _heading(timeline: Timeline) -> Iterator[RenderableType]:
     tokens = f"{facts.input_tokens:,} + {facts.output_tokens or 0:,} tokens" if facts.input_tokens else ""
     parts = [
         format_count(facts.turns, "turn") if facts.turns > 1 else "",
+        f"answer: {facts.answer}" if facts.answer not in ("", "whole") else "",
         f"stop: {printable(facts.stop, '')}" if facts.stop else "",
         tokens,
         dollars(facts.cost) if facts.cost else "",
@@ -323,7 +324,21 @@ def draw_run(view: RunView, chosen: Chosen, width: int) -> Iterator[RenderableTy
     words = ((chosen.counts[status], mark(status)) for status in _MARKS)
     parts = [Text(f"{count:,} {word}", colour) for count, (word, colour) in words if count]
     yield Text.assemble(f"{format_count(chosen.counts.total(), 'trial')}: ", Text(" · ").join(parts))
+    yield from _gate(view)
     yield Text(f"run: {view.rundir.path}", no_wrap=True, overflow="ignore")
+
+
+def _gate(view: RunView) -> Iterator[RenderableType]:
+    """Draw what came of the gate of a finished run."""
+    gate = view.rundir.read_gate()
+    if gate is None:
+        return
+    if gate.passed:
+        yield Text("gate passed", "green")
+    for missed in gate.missed:
+        yield Text(printable(f"gate failed: {missed}", ""), "bold red")
+    for warning in gate.warnings:
+        yield Text(printable(f"gate: {warning}", ""), "yellow")
 
 
 def draw_failure(timeline: Timeline, write: Writer, lines: int) -> Iterator[RenderableType]:
@@ -333,7 +348,8 @@ def draw_failure(timeline: Timeline, write: Writer, lines: int) -> Iterator[Rend
     number = f"/{timeline.trial}" if timeline.trials > 1 else ""
     score = "" if facts.score is None else f"  {share(facts.score)}"
     yield Text()
-    yield Text.assemble((word, colour), "  ", (f"{printable(timeline.sample, '')}{number}", "bold"), score)
+    answer = "" if facts.answer in ("", "whole") else f"  answer {facts.answer}"
+    yield Text.assemble((word, colour), "  ", (f"{printable(timeline.sample, '')}{number}", "bold"), score, answer)
     for text, label, style in ((_question(timeline), "?", "bright_black"), (_answer(timeline), "→", "")):
         if text:
             yield write.labelled(label, _first_lines(text, lines), style)

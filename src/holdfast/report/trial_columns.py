@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.report.trial_facts import LastFailures, set_missing, set_verdicts, verdict_columns, verdict_values
-from holdfast.store.output_rows import COLUMNS, NO_OUTPUT, TextNumbers, column_of, pack_outputs
+from holdfast.store.output_rows import COLUMNS, NO_OUTPUT, column_of, pack_outputs, text_numbers
 from holdfast.store.rundir import INDEX, bytes_to_cache
 from holdfast.store.shared import journal_size
 from holdfast.store.trial_notes import TableNotes, stamp_journals, stamp_report
@@ -55,7 +55,7 @@ class TrialColumns:
         self._dataset = list(map(list, identified.stamp))
         self._journals = stamp_journals(rundir)  # whatever is appended from now on makes the columns stale
         self._table = TrialTable([place.name for place in places])
-        self._numbers = {"stop": TextNumbers(), "source": TextNumbers()}
+        self._numbers = text_numbers()
         self._outputs = 0
         self._verdict_columns = verdict_columns(len(places))
         self._values: dict[JudgedOutput, list[float]] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from msgspec import Struct, UnsetType
 
-from holdfast.graders.build import threshold
+from holdfast.graders.build import grader_class, threshold
 from holdfast.report.checkpoints import gravest
 from holdfast.report.failures import read_error_heads
 from holdfast.report.histogram import Histogram, make_histogram, score_histogram
@@ -120,6 +120,8 @@ class TrialNumbers(NamedTuple):
     started: float
     seconds: float
     first_token: float | None
+    answer: str = "whole"
+    """class of the answer"""
     copied: bool = False
     """the output comes from another run"""
 
@@ -171,6 +173,7 @@ def trial_numbers(places: Sequence[GraderPlace], trial: GradedTrial) -> TrialNum
         output.timing.started,
         output.timing.seconds,
         output.timing.first_token,
+        output.answer,
         not isinstance(output.source, UnsetType),
     )
 
@@ -206,8 +209,8 @@ class _Reached:
         if self._passes is None:
             share = self.states["passed"] / graded
             return share, *wilson(share, graded)
-        sums = [float(passed) for passed, _ in self._passes.values()]
-        result = estimate(sums, [count for _, count in self._passes.values()], proportion=True)
+        means = [passed / count for passed, count in self._passes.values()]
+        result = estimate(means, proportion=True, verdicts=graded)
         return result.mean, result.low, result.high
 
 
@@ -221,6 +224,12 @@ class TrialsTally:
         self.outputs = 0
         self.statuses: Counter[str] = Counter()
         """of trials with an output"""
+        self.covered = 0
+        """of an unfinished run: trials on which every grader that was asked gave a verdict"""
+        self._may_measure = {place.name for place in self._places if grader_class(place.block).one_scale}
+        """graders whose skips are measurements"""
+        self.answers: Counter[str] = Counter()
+        """of an unfinished run: answers by class"""
         self.missing: Counter[str] = Counter()
         """statuses of trials without one: `error` where an attempt has failed, else `pending`"""
         self._reached = {place.turn: _Reached(self._trials) for place in self._places if place.turn is not None}
@@ -239,6 +248,10 @@ class TrialsTally:
         """Count a trial that has an output."""
         self.outputs += 1
         self.statuses[trial.status] += 1
+        self.answers[trial.answer] += 1
+        self.covered += trial.status not in ("error", "pending") and not any(
+            status == "skipped" and name not in self._may_measure for name, (status, _) in trial.grades.items()
+        )
         for turn, reached in self._reached.items():
             statuses = [trial.grades[name][0] for name in self._names[turn] if name in trial.grades]
             if statuses:

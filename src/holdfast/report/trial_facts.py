@@ -26,7 +26,6 @@ class OutputFacts(OutputHead, kw_only=True, gc=False):
     trial: int
     attempt: int
     turns: int
-    stop: str
 
 
 output_facts: Final = msgspec.json.Decoder(OutputFacts)
@@ -79,6 +78,7 @@ def set_output(table: TrialTable, row: int, facts: OutputFacts, line: LineRef, f
         started=timing.started,
         attempt=facts.attempt,
         stop=table.code("stop", facts.stop),
+        answer=table.code("answer", facts.answer),
         source=table.code("source", facts.source or ""),
         stopped=0 if facts.stopped_by is None else len(facts.marks) or 1,
     )

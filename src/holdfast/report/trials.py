@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.identity import RunIdentity
+    from holdfast.plan.plan import Slot
     from holdfast.store.index import Index
     from holdfast.store.index_table import PackedTable, PackedUsage
     from holdfast.store.refs import OutputRef, VerdictRef
@@ -65,7 +66,7 @@ class TrialReader:
         """durations of the trials"""
         self._judged: dict[tuple[object, ...], JudgedOutput] = {}
         """by the number of the panel and a mark of each verdict"""
-        self._fingerprints = cache(self._plain_fingerprints)
+        self._slots = cache(self._plain_slots)
 
     def batches(self) -> Iterator[TrialBatch]:
         """Yield all trials."""
@@ -89,18 +90,9 @@ class TrialReader:
     def _find_outputs(self, positions: range) -> tuple[list[str], list[int]]:
         """Return the keys of the trials of some samples, and the rows of their outputs."""
         work, survey, outputs = self._work, self._survey, self._index.outputs
-        digests = survey.digests[16 * positions.start : 16 * positions.stop]
-        raw_keys = generation_digests(digests, work.trials, work.digest)
-        keys, rows = ["sha256:" + raw.hex() for raw in raw_keys], outputs.rows_of(raw_keys)
-        if work.typed_digest is not None:  # trials may have other keys
-            for number, row in enumerate(rows):
-                sample, trial = divmod(number, work.trials)
-                typed = survey.is_typed(positions[sample])
-                if row < 0 or typed:
-                    text = "sha256:" + digests[16 * sample : 16 * sample + 16].hex()
-                    keys[number] = work.key(text, trial + 1, outputs, *self._index.begun, typed=typed)
-                    rows[number] = outputs.row_of(keys[number])
-        return keys, rows
+        asked = survey.asked_digests[16 * positions.start : 16 * positions.stop]
+        raw_keys = generation_digests(asked, work.trials, work.digest)
+        return ["sha256:" + raw.hex() for raw in raw_keys], outputs.rows_of(raw_keys)
 
     def _judge(self, batch: TrialBatch, finished: list[_Finished]) -> None:
         """Set the verdicts on the outputs of a batch, and add up the usage of both."""
@@ -123,15 +115,16 @@ class TrialReader:
         """Set the verdicts on the outputs of rows with one panel."""
         verdicts, outputs, judged = self._index.verdicts, self._index.outputs, self._judged
         panel = self._survey.panels.packed()[0][panel_number]
-        fingerprints = self._fingerprints(panel)
-        if fingerprints is None or (outputs.rare and any(outputs.has_odd_digest(batch.rows[n]) for n, _ in finished)):
+        slots = self._slots(panel)
+        if slots is None or (outputs.rare and any(outputs.has_odd_digest(batch.rows[n]) for n, _ in finished)):
             for number, _ in finished:
                 batch.judged[number] = self._judge_alone(batch, number, panel)
             return
         keys, digests = [batch.keys[number] for number, _ in finished], [each[0] for _, each in finished]
         columns: list[list[object]] = []
-        for fingerprint in fingerprints:
-            rows = verdicts.rows_of(grade_digests(keys, digests, fingerprint))
+        for slot in slots:
+            sample_rows = [each[9] for _, each in finished] if slot.reads_row else None
+            rows = verdicts.rows_of(grade_digests(keys, digests, slot.fingerprint, sample_rows))
             fields = verdicts.fields_at(rows)
             _add_usage(self.judges, verdicts, rows, [each and each[1:5] for each in fields])
             # A verdict with counts is equal to no other one.
@@ -149,16 +142,10 @@ class TrialReader:
                 equal = judged[marks] = self._join(batch, number, panel)
             batch.judged[number] = equal
 
-    def _plain_fingerprints(self, panel: Panel) -> list[str] | None:
-        """Return the fingerprint of each grader of a panel; None if a verdict's key depends on more than the output."""
-        fingerprints: list[str] = []
-        for number in panel.graders:
-            slot = self._work.slots[number]
-            identified = slot.identified(reread=number in panel.reread)
-            if slot.turn is not None or slot.measures or slot.votes or len(identified) > 1:
-                return None
-            fingerprints += identified
-        return fingerprints
+    def _plain_slots(self, panel: Panel) -> list[Slot] | None:
+        """Return the slots of a panel; None if a verdict's key depends on more than the whole output and the row."""
+        slots = [self._work.slots[number] for number in panel.graders]
+        return None if any(slot.turn is not None or slot.measures or slot.votes for slot in slots) else slots
 
     def _judge_alone(self, batch: TrialBatch, number: int, panel: Panel) -> JudgedOutput:
         judged = self._join(batch, number, panel)

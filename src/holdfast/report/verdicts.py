@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from holdfast.graders.build import grader_places, threshold
+from holdfast.graders.build import grader_class, grader_places, threshold
 from holdfast.store.metrics import Rule
 from holdfast.store.records import GradeStatus, apply_threshold
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.plan import Work
     from holdfast.spec.load import Eval
+    from holdfast.store.index import Index
     from holdfast.store.refs import OutputRef, VerdictRef
 
 
@@ -98,6 +99,24 @@ def combine_verdicts(
         return "skipped", None
     total = sum(weights)
     return "passed" if passed else "failed", sum(weighted) / total if total else None
+
+
+def level_measurements(work: Work, places: Sequence[GraderPlace], index: Index) -> None:
+    """Make all verdicts of a grader measurements if some are: scores of a part of its scale would be a wrong mean."""
+    for number, place in enumerate(places):
+        if place.votes or not grader_class(place.block).one_scale:
+            continue
+        verdicts = index.verdicts
+        keys = [work.grade_key(trial, ref, number) for trial, ref in index.outputs.items()]
+        recorded = {key: verdicts[key] for key in keys if key is not None and key in verdicts}
+        if any(verdict.counts is not None for verdict in recorded.values()):
+            for key, verdict in recorded.items():
+                verdicts[key] = as_measurement(verdict)
+
+
+def as_measurement(verdict: VerdictRef) -> VerdictRef:
+    """Return a verdict without its score; an error is neither."""
+    return verdict if verdict.score is None else verdict._replace(status="skipped", score=None)
 
 
 def grading_rules(spec: Eval) -> dict[str, Rule]:

@@ -16,12 +16,14 @@
 `conversation_schema` schemas of messages, the simulated user and checkpoints
 `agent_schema`   schemas of tools and workspaces
 `model_schema`   schemas of prices, batches, and reasoning in replies
+`gate_schema`    the schema of the conditions that a finished run must meet
 `hook_schema`    schemas of programs around a run and its trials
 `benchmark_schema` the schema of a benchmark by name
 `export_schema`  the schemas of exports
 `target_schema`  the base schema of targets, and that of models
 `http_target_schema` the schema of HTTP targets
 `code_target_schema` schemas of targets that are functions, programs and installed agents
+`grader_texts`   the texts of graders: templates over the row, and those that must not look like one
 `grader_schema`  the base schemas of graders
 `text_grader_schema` schemas of graders that compare texts
 `number_grader_schema` the schema of the grader of numbers
@@ -43,7 +45,10 @@
 `template`       templates and expressions, and `jinja`, those that take Jinja2 in its sandbox
 `benchmark_tasks` tasks, groups and metrics of a benchmark
 `selection`      rows selected by id and tag
+`named_inputs`   files and environment variables that the eval file names for its code
+`row_fields`     the fields of a row that a target and a grader see
 `fingerprint`    fingerprints of code, from reading it
+`code_files`     collects the files that fingerprints are made of
 `redact`         removes secrets before an eval is shown or stored
 `legacy`         versions of the file, and earlier spellings
 `rewrite`        changes a file and preserves the rest of its text

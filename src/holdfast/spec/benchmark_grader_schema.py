@@ -1,12 +1,11 @@
 """Models of graders that benchmarks need. Unknown keys are errors."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from holdfast.spec.grader_schema import Expected, GraderBlock, TextBlock
-from holdfast.spec.schema import Block, Pattern, Seconds
+from holdfast.spec.schema import Block, Formula, Pattern, Seconds
 
 
 class RegexFilter(Block):
@@ -50,26 +49,20 @@ class ExtractGrader(TextBlock):
     """Patterns whose matches are removed from the answer and from the expected value, one after the other. lm-eval
     calls them `regexes_to_ignore`."""
 
-    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
-
-    def reads_as_before(self, fields: Mapping[str, Any]) -> bool:
-        """Lists have been alternatives from the first version of this grader on."""
-        return True
-
 
 class IfevalGrader(TextBlock):
     """Checks which instructions of IFEval the answer follows."""
 
     type: Literal["ifeval"]
-    instructions: str = "instruction_id_list"
+    instructions: Formula = "instruction_id_list"
     """Expression over the row that returns the list of instructions, such as `punctuation:no_comma`."""
-    arguments: str = "kwargs"
+    arguments: Formula = "kwargs"
     """Expression over the row that returns a mapping of arguments for each instruction, such as `{num_words: 300}`."""
     mode: Literal["strict", "loose"] = "strict"
     """Check the answer as it is (`strict`), or accept an instruction that holds without the first line, the last line
     or asterisks (`loose`)."""
 
-    templates: ClassVar[tuple[str, ...]] = ()
+    expressions: ClassVar[tuple[str, ...]] = ("instructions", "arguments")
 
 
 class LmEvalGrader(GraderBlock):

@@ -85,6 +85,7 @@ class CommandTarget(TargetBlock):
 
     templates: ClassVar[tuple[str, ...]] = ("command", "stdin", "working_directory")
     expressions: ClassVar[tuple[str, ...]] = ("env",)
+    sees_row: ClassVar[bool] = False
     multi_call: ClassVar[bool] = True
 
     @property
@@ -126,6 +127,7 @@ class AgentTarget(TargetBlock):
     """Fields of the agent's requests that differ on every start, beside those that are known to."""
 
     templates: ClassVar[tuple[str, ...]] = ("args",)
+    sees_row: ClassVar[bool] = False
     multi_call: ClassVar[bool] = True
 
     @property

@@ -17,8 +17,8 @@ class JsonSchemaGrader(GraderBlock):
     schema_file: str | None = None
     """File with the JSON Schema, in the eval file's folder."""
     extract: bool = False
-    """Look for the JSON in a ```` ```json ```` block, or between the first and the last brace, instead of parsing
-    the whole answer."""
+    """Look for the JSON in the last ```` ```json ```` block, or take the last object or list, instead of parsing the
+    whole answer."""
 
     checks: ClassVar[tuple[str, ...]] = ("json_schema", "schema_file")
     templates: ClassVar[tuple[str, ...]] = ()
@@ -37,9 +37,13 @@ class PythonGrader(GraderBlock):
     """Replies that `output` holds: the `last` one, or `all` so far, joined by blank lines. With `reasoning` it is the
     last reply, and `messages` have the model's `reasoning`."""
     params: dict[str, Any] = {}
-    """Further keyword arguments."""
+    """Further keyword arguments. Texts in them are templates over the row, and a text that is a single
+    `{{ expression }}` keeps the type of its value."""
     version: str | None = None
     """Change this when the function grades differently for a reason its source does not show."""
+
+    templates: ClassVar[tuple[str, ...]] = ("expected", "params")
+    runs_code: ClassVar[bool] = True
 
 
 class SimilarityGrader(TextBlock):
@@ -54,8 +58,6 @@ class SimilarityGrader(TextBlock):
     ignore_case: bool = False
     """Ignore upper and lower case."""
 
-    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
-
 
 class MathGrader(TextBlock):
     """Checks that the answer equals the expected one as mathematics: 1/2 is 0.5 is \\frac{2}{4}."""
@@ -69,8 +71,6 @@ class MathGrader(TextBlock):
     """The result of a timeout: a failed check with score 0 (`fail`), or an `error` that the next command retries."""
 
     later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
-
-    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
 class TriggerGrader(GraderBlock):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from holdfast.spec.schema import FILE_KINDS, Api, BaseUrl, Block, FunctionName
+from holdfast.spec.schema import FILE_KINDS, Api, BaseUrl, Block, FunctionName, Params
 
 
 class PartBlock(Block):
@@ -74,7 +74,7 @@ class ResponderBlock(Block):
     """Environment variable that holds the API key. Default: the target's."""
     api: Api | None = None
     """API of that model, as for the target. Default: the target's, or that of the model's provider."""
-    params: dict[str, Any] = {}
+    params: Params = {}
     """Parameters sent with each request."""
     version: str | None = None
     """Change this when the simulated user behaves differently from now on."""

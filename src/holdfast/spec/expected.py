@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
+from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
-from unicodedata import is_normalized, normalize
+from unicodedata import normalize
 
-from holdfast.spec.template import RENDER_ERRORS, template
+from holdfast.spec.template import is_template, pattern_template, template
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MOST: Final = 10_000
 """with more alternatives there is a mistake, or a generator without an end"""
-_MAKES_VALUES: Final = re.compile(r"[(|\[%]")
-"""calls, filters, lists and statements, which may make a list even of a text"""
 
 
 class NotComparable(ValueError):
@@ -34,13 +32,8 @@ def alternatives(written: Any, fields: Mapping[str, Any], *, composed: bool = Tr
         return _spellings(values[0], "is ", composed=composed)
     expected: list[str] = []
     for value in values:
-        if isinstance(value, list | tuple) or hasattr(value, "__next__"):
-            elements = list(islice(value, _MOST + 1))
-            if not elements:
-                raise NotComparable("is an empty list for this row")
-            if len(elements) > _MOST:
-                raise NotComparable(f"is a list of more than {_MOST:,} texts")
-            for element in elements:
+        if _is_several(value):
+            for element in _elements(value):
                 expected += _spellings(element, "has an element that is ", composed=composed)
         else:
             expected += _spellings(value, "is ", composed=composed)
@@ -49,32 +42,73 @@ def alternatives(written: Any, fields: Mapping[str, Any], *, composed: bool = Tr
     return list(dict.fromkeys(expected))
 
 
+def _is_several(value: Any) -> bool:
+    return isinstance(value, list | tuple) or hasattr(value, "__next__")
+
+
+def _elements(value: Any) -> list[Any]:
+    elements = list(islice(value, _MOST + 1))
+    if not elements:
+        raise NotComparable("is an empty list for this row")
+    if len(elements) > _MOST:
+        raise NotComparable(f"is a list of more than {_MOST:,} texts")
+    return elements
+
+
 def _spellings(value: Any, lead: str, *, composed: bool) -> list[str]:
     if isinstance(value, bool):
         return ["true", "True"] if value else ["false", "False"]
     if isinstance(value, str):
         return [normalize("NFC", value) if composed else value]
+    if isinstance(value, float) and composed:
+        return _spelled(value)
     if isinstance(value, int | float):
         return [str(value)]
     kind = {type(None): "null", dict: "an object", list: "a list"}.get(type(value), f"of type {type(value).__name__}")
     raise NotComparable(f"{lead}{kind} for this row: there is nothing to compare with")
 
 
-def reads_as_before(written: Any, fields: Mapping[str, Any]) -> bool:
-    """Return True where a value gives the same single text as before lists were supported, so that verdicts hold."""
-    if not isinstance(written, str):
-        return not isinstance(written, bool | list | tuple)
-    compiled = template(written)
-    if _is_plain(compiled.lone_field(fields)):
-        return True
-    parts = (written, *(fields.get(name) for name in compiled.names))
-    if not _MAKES_VALUES.search(written) and all(map(_is_plain, parts)):
-        return True
-    try:
-        return alternatives(written, fields) == [compiled.render(fields)]
-    except (*RENDER_ERRORS, RecursionError):
-        return False
+def _spelled(value: float) -> list[str]:
+    """Return a number as Python writes it; one with an exponent also as others do: `1e16` and `10000000000000000`."""
+    text = repr(value)
+    mantissa, mark, exponent = text.partition("e")
+    if not mark:
+        return [text]
+    return list(dict.fromkeys([text, f"{mantissa}e{int(exponent)}", f"{Decimal(text):f}"]))
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in (int, float) or (type(value) is str and (value.isascii() or is_normalized("NFC", value)))
+def names(written: str, fields: Mapping[str, Any]) -> list[str]:
+    """Return the names that a text of an eval file stands for: of a template for a list, each element in its order.
+
+    Raises as `alternatives` does, and for an empty name.
+    """
+    if not is_template(written):
+        return [written]
+    value = template(written).value(fields, strict=True)
+    elements = _elements(value) if _is_several(value) else [value]
+    for element in elements:
+        if isinstance(element, bool) or not isinstance(element, str | int | float) or element == "":
+            raise NotComparable(f"gives {element!r:.80} for this row, which is no name or text")
+    return [str(element) for element in elements]
+
+
+def patterns(source: str, fields: Mapping[str, Any]) -> list[str]:
+    """Return the patterns that a text of an eval file stands for: of a template for a list, one for each element.
+
+    Raises as `alternatives` does, and for an empty pattern, which is found in every text.
+    """
+    if not is_template(source):
+        return [source]
+    value = pattern_template(source).value(fields, strict=True)
+    if isinstance(value, str):
+        sources = [value]
+    else:
+        from holdfast.spec.jinja import escape_value  # which this template needed anyway
+
+        try:
+            sources = [escape_value(element) for element in (_elements(value) if _is_several(value) else [value])]
+        except TypeError as error:
+            raise NotComparable(f"gives no pattern for this row: {error}") from error
+    if "" in sources:
+        raise NotComparable("gives an empty pattern for this row, which is found in every text")
+    return sources

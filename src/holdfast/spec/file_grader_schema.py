@@ -1,6 +1,7 @@
 """Models of graders that check the files of a trial, or run a program on them. Unknown keys are errors."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -19,6 +20,9 @@ class ContentPattern(Block):
     must_not_match: tuple[Pattern, ...] = ()
     """Patterns that must not be found in the file."""
 
+    templates: ClassVar[tuple[str, ...]] = ("path", "must_match", "must_not_match")
+    regexes: ClassVar[tuple[str, ...]] = ("must_match", "must_not_match")
+
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
         if not self.must_match and not self.must_not_match:
@@ -31,21 +35,15 @@ class FileGrader(PatternBlock):
 
     type: Literal["file"]
     must_exist: tuple[WorkspacePath, ...] = ()
-    """Files or folders of the workspace that must exist."""
+    """Files or folders of the workspace that must exist. Templates over the row."""
     must_not_exist: tuple[WorkspacePath, ...] = ()
-    """Files or folders of the workspace that must not exist."""
+    """Files or folders of the workspace that must not exist. Templates over the row."""
     content_patterns: tuple[ContentPattern, ...] = ()
-    """Patterns for the contents of files: a list of `{path, must_match, must_not_match}`."""
+    """Patterns for the contents of files: a list of `{path, must_match, must_not_match}`. Templates over the row."""
 
     checks: ClassVar[tuple[str, ...]] = ("must_exist", "must_not_exist", "content_patterns")
-    templates: ClassVar[tuple[str, ...]] = ()
+    templates: ClassVar[tuple[str, ...]] = checks
     needs_workspace: ClassVar[bool] = True
-
-    def patterns(self) -> Iterator[tuple[str, bool]]:
-        """Return those of all files."""
-        for expected in self.content_patterns:
-            for pattern in (*expected.must_match, *expected.must_not_match):
-                yield pattern, False
 
 
 class ExpectedFile(Block):
@@ -58,6 +56,11 @@ class ExpectedFile(Block):
     contains: Names = ()
     """Texts that must occur in the file. A leading `-` means that the text must not occur; a leading `+` is ignored."""
 
+    templates: ClassVar[tuple[str, ...]] = ("path", "contains")
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"snapshot": "a snapshot's content is part of the key; `contains` takes texts of the row"}
+    )
+
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
         if self.snapshot is None and not self.contains:
@@ -67,7 +70,7 @@ class ExpectedFile(Block):
         return self
 
     def fragments(self) -> list[tuple[bool, str]]:
-        """The texts, each with whether it is wanted."""
+        """The texts, each with whether it is wanted: the sign is read before a template is rendered."""
         return [
             (not written.startswith("-"), (written[1:] if written[0] in "+-" else written).strip())
             for written in self.contains
@@ -79,11 +82,11 @@ class DiffGrader(GraderBlock):
 
     type: Literal["diff"]
     expected_files: Annotated[tuple[ExpectedFile, ...], Field(min_length=1)]
-    """Files to compare: a list of `{path, snapshot, contains}`."""
+    """Files to compare: a list of `{path, snapshot, contains}`. `path` and `contains` are templates over the row."""
     snapshots: dict[str, str | dict[Literal["base64"], str]] = Field(default={})
     """Contents of snapshots by name, as a text or `{base64: …}`, instead of files in the eval file's folder."""
 
-    templates: ClassVar[tuple[str, ...]] = ()
+    templates: ClassVar[tuple[str, ...]] = ("expected_files",)
     needs_workspace: ClassVar[bool] = True
 
 
@@ -94,8 +97,8 @@ class ProgramGrader(TextBlock):
     command: str = Field(min_length=1)
     """Program to run: a file in the eval file's folder, or a program on the `PATH`."""
     args: tuple[str, ...] = ()
-    """Arguments, as templates over the row. An argument that names a file in the eval file's folder stands for that
-    file."""
+    """Arguments, as templates over the row; one that gives a list stands for several. An argument that names a file in
+    the eval file's folder stands for that file."""
     timeout: Seconds = 30
     """Time limit of the program."""
     on_timeout: OnTimeout = "fail"
@@ -104,6 +107,10 @@ class ProgramGrader(TextBlock):
     """Allow access to the network."""
 
     templates: ClassVar[tuple[str, ...]] = ("args",)
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"command": "the program is part of the key; its `args` take values of the row"}
+    )
+    runs_code: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
     @property
@@ -126,6 +133,7 @@ class CodeGrader(TextBlock):
     """The result of a timeout: a failed check with score 0 (`fail`), or an `error` that the next command retries."""
 
     templates: ClassVar[tuple[str, ...]] = ()
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType({"assertions": "write sample['FIELD']"})
     later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
     @property

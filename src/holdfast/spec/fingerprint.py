@@ -12,6 +12,7 @@ find. A `Scan` notes such code, so that callers can look at the modules that wer
 from __future__ import annotations
 
 import ast
+import hashlib
 import io
 import re
 import sys
@@ -26,6 +27,7 @@ import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, Problem
+from holdfast.spec.code_files import note_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,6 +115,7 @@ def scan(
             name = f"../{name}"
         result.digests[name] = digest
     result.digests = dict(sorted(result.digests.items()))
+    note_files(result.files)
     return result
 
 
@@ -163,6 +166,17 @@ def source_digest(path: Path) -> str | None:
     try:
         return _parsed_file(path, None).digest
     except ConfigError:
+        return None
+
+
+def content_digest(path: Path) -> str | None:
+    """Return the digest of a file's content, or of its code for Python; None where the file cannot be read."""
+    if path.suffix == ".py" and (code := source_digest(path)) is not None:
+        return code
+    try:
+        with path.open("rb") as file:
+            return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    except OSError:
         return None
 
 

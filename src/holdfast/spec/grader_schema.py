@@ -1,12 +1,10 @@
 """Models of the keys that graders share. Unknown keys are errors."""
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeGuard
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from holdfast.spec.expected import reads_as_before
-from holdfast.spec.regex import Dialect, compile_regex
+from holdfast.spec.regex import Dialect
 from holdfast.spec.schema import Block
 
 if TYPE_CHECKING:
@@ -38,7 +36,8 @@ class GraderBlock(Block):
     type: str
     """Type of the grader."""
     name: str = ""
-    """Name in reports. Default: the type. `overall`, `score`, `passed`, `coverage` and `target` are reserved."""
+    """Name in reports. Default: the type. `overall`, `score`, `passed`, `coverage`, `whole`, `graded` and `target` are
+    reserved."""
     weight: float = Field(default=1.0, ge=0)
     """Weight in the trial's overall score. A grader of weight 0 is reported, and changes neither the score of a trial
     nor whether it passes."""
@@ -53,8 +52,12 @@ class GraderBlock(Block):
     templates: ClassVar[tuple[str, ...]] = ("expected",)
     alternatives: ClassVar[tuple[str, ...]] = ()
     """fields whose templates may stand for a list of strings"""
+    sees_row: ClassVar[bool] = True
+    """the grader may read any field of the row; False: only those that its templates name"""
     expressions: ClassVar[tuple[str, ...]] = ()
     """fields that hold expressions over the row, which must have a value for every row"""
+    runs_code: ClassVar[bool] = False
+    """the grader runs code of the user"""
     later: ClassVar[tuple[str, ...]] = ("where", "transcript")
     """fields that are in the key only where they are set, so that grades from before they came stay good"""
     inherited: ClassVar[tuple[str, ...]] = ()
@@ -86,17 +89,6 @@ class GraderBlock(Block):
         value = getattr(self, field)
         return value not in (None, "", [], (), {}) and value != type(self).model_fields[field].default
 
-    def reads_as_before(self, fields: Mapping[str, Any]) -> bool:
-        """Return True for a row that is read as before lists were supported, so that earlier verdicts hold."""
-        for name in self.alternatives:
-            value = getattr(self, name)
-            if name == "expected":
-                if not reads_as_before(value, fields):
-                    return False
-            elif not all(reads_as_before(part, fields) for part in value):
-                return False
-        return True
-
     def identity(self) -> dict[str, Any]:
         """Return the keys of the block that are in a grade's key: all but name, weight, threshold and timeout."""
         identity = self.model_dump(exclude={"name", "weight", "threshold", "timeout"})
@@ -125,17 +117,8 @@ class PatternBlock(GraderBlock):
     """Meaning of [patterns](graders.md#patterns) that both Python's `re` and RE2 can read: `python`, or `re2` as in
     Go."""
 
-    def patterns(self) -> Iterable[tuple[str, bool]]:
-        """Return all regular expressions, each with whether it ignores case."""
-        raise NotImplementedError
-
-    def identity(self) -> dict[str, Any]:
-        """Add the engine where its verdict could differ from that of Python's `re`, which made all earlier grades."""
-        identity = super().identity()
-        del identity["dialect"]
-        regexes = (compile_regex(p, ignore_case=loose, dialect=self.dialect) for p, loose in self.patterns())
-        return {**identity, "engine": "re2"} if any(regex.key for regex in regexes) else identity
+    later: ClassVar[tuple[str, ...]] = (*GraderBlock.later, "dialect")
 
 
-TAKEN_NAMES = frozenset({"overall", "score", "passed", "coverage", "target"})
+TAKEN_NAMES = frozenset({"overall", "score", "passed", "coverage", "whole", "graded", "target"})
 """words of reports, gates and errors, which a grader of that name could not be told from"""

@@ -28,6 +28,7 @@ class HttpTarget(TargetBlock):
     """Change this when the workflow answers differently from now on."""
 
     templates: ClassVar[tuple[str, ...]] = ("request",)
+    sees_row: ClassVar[bool] = False
 
     @property
     def reports_cost(self) -> bool:

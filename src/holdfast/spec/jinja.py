@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import jinja2
 from jinja2 import StrictUndefined, Undefined, meta, nodes
@@ -22,6 +23,7 @@ _TYPED: Final = (bool, int, float, *_NESTED)
 
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 _environment.tests["glob"] = lambda value, pattern: fnmatchcase(str(value), pattern)
+_environment.globals["row"] = {}  # stands for all fields of the row, unless one of them has this name
 
 
 class _Translated:
@@ -61,16 +63,49 @@ def _scalar(value: Any) -> Any:
 _strict_environment = _environment.overlay(finalize=_scalar)
 
 
+class _Regex(str):
+    """A text that is a part of a pattern as it is."""
+
+    __slots__ = ()
+
+
+def _regex(value: Any) -> _Regex:
+    if not isinstance(value, str):
+        raise TypeError(f"a pattern is a text, not {value!r:.80}")
+    return _Regex(value)
+
+
+def escape_value(value: Any) -> str:
+    """Return the pattern that finds a value; raise TypeError for an empty text, a list, an object and null."""
+    if isinstance(value, str) and not value:
+        raise TypeError("an empty text is found everywhere, or nowhere")
+    if isinstance(value, _Regex):
+        return str(value)
+    if isinstance(value, bool):
+        return "(?:true|True)" if value else "(?:false|False)"
+    return re.escape(str(_scalar(value)))
+
+
+_pattern_environment = _environment.overlay(finalize=escape_value)
+_pattern_environment.filters = {**_environment.filters, "regex": _regex}
+
+Use = Literal["values", "texts", "pattern"]
+"""what becomes of values in a longer text: any is inserted; texts and numbers only; as patterns that find them"""
+_ENVIRONMENTS: Final = {"values": _environment, "texts": _texts_alone, "pattern": _pattern_environment}
+
+
 class FullTemplate:
     """A compiled template and the variables it names."""
 
-    def __init__(self, source: str, *, texts_only: bool) -> None:
+    def __init__(self, source: str, use: Use) -> None:
         self._source = source
+        self._is_pattern = use == "pattern"
         with _translated:
-            parsed = _environment.parse(source)
+            parsed = _ENVIRONMENTS[use].parse(source)
             self._body = parsed.body
+            self.takes_row = _takes_row(parsed)
             self.names = frozenset(meta.find_undeclared_variables(parsed))
-            self._compiled = (_texts_alone if texts_only else _environment).from_string(source)
+            self._compiled = _ENVIRONMENTS[use].from_string(source)
 
     def render(self, fields: Mapping[str, Any]) -> str:
         """Return the text for one row."""
@@ -84,7 +119,7 @@ class FullTemplate:
                 return value
             if strict and hasattr(value, "__next__"):
                 return value  # of a filter such as `map`: a list in the making
-        return _render(self._strict if strict else self._compiled, fields)
+        return _render(self._strict if strict and not self._is_pattern else self._compiled, fields)
 
     @cached_property
     def _strict(self) -> jinja2.Template:
@@ -106,11 +141,40 @@ class FullTemplate:
             return None  # `{{ a, b }}`
 
 
+def normal_template(source: str) -> str:
+    """Return a template with one space between the words inside of braces, and without the words of comments."""
+    parts: list[str] = []
+    words: list[str] = []
+    try:
+        for _, kind, text in _environment.lex(source):
+            if kind in ("variable_begin", "block_begin"):
+                words = [text]
+            elif kind in ("variable_end", "block_end"):
+                parts.append(" ".join([*words, text.strip()]))
+                words = []
+            elif words:
+                words += [] if kind == "whitespace" else [text]
+            elif kind in ("raw_begin", "raw_end"):
+                parts.append("{% raw %}" if kind == "raw_begin" else "{% endraw %}")
+            elif kind.startswith("comment"):
+                parts += [text + "#}"] if kind == "comment_begin" else []
+            else:
+                parts.append(text)
+    except jinja2.TemplateSyntaxError:
+        return source  # which the eval's other checks report
+    return "".join(parts)
+
+
 def _render(compiled: jinja2.Template, fields: Mapping[str, Any]) -> str:
     # What Template.render does, less its chained lookup of globals, which takes longer than all the rest.
     with _translated:
-        context = compiled.new_context({**_globals, **fields}, shared=True)
+        context = compiled.new_context({**_globals, "row": fields, **fields}, shared=True)
         return "".join(compiled.root_render_func(context))
+
+
+def _takes_row(parsed: nodes.Template) -> bool:
+    """Return True if a template uses `row`, which stands for all fields and is no name of one."""
+    return any(node.name == "row" for node in parsed.find_all(nodes.Name))
 
 
 class FullExpression:
@@ -128,13 +192,14 @@ class FullExpression:
         """the field, where it is no more than the name of one"""
         self._body = nodes.Template([nodes.Assign(nodes.Name("result", "store"), parsed, lineno=1)], lineno=1)
         self._body.set_environment(_environment)
+        self.takes_row = _takes_row(self._body)
         self._compiled: jinja2.Template | None = None
         if self.equality is not None:
             self.names = frozenset({self.equality[0]})
         else:
-            self.names = frozenset(meta.find_undeclared_variables(self._body))
-            if self._field is None:
-                with _translated:
+            with _translated:
+                self.names = frozenset(meta.find_undeclared_variables(self._body))
+                if self._field is None:
                     self._compiled = _environment.from_string(self._body)
 
     def value(self, fields: Mapping[str, Any]) -> Any:
@@ -147,7 +212,7 @@ class FullExpression:
             self._compiled = _environment.from_string(self._body)
         # As in Template.render; and in one mapping, not as keywords: a field may be called `self`.
         with _translated:
-            context = self._compiled.new_context({**_globals, **fields}, shared=True)
+            context = self._compiled.new_context({**_globals, "row": fields, **fields}, shared=True)
             for _ in self._compiled.root_render_func(context):
                 pass
         return context.vars["result"]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from holdfast.spec.grader_schema import Combine, GraderBlock
-from holdfast.spec.schema import Api, BaseUrl, Block
+from holdfast.spec.schema import Api, BaseUrl, Block, Params
 from holdfast.spec.target_schema import InBatches
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class JudgeBlock(Block):
     """Environment variable that holds this judge's API key. Not part of the key."""
     api: Api | None = None
     """API of this judge."""
-    params: dict[str, Any] = {}
+    params: Params = {}
     """Parameters of this judge, which take precedence over those of the grader."""
 
     @property
@@ -61,7 +61,7 @@ class PromptGrader(GraderBlock):
     """API of the judge, as for the target. Default: that of the judge's provider, or the target's."""
     batch: InBatches = None
     """Ask the judge in [batches](batches.md): `true`, or a mapping. Not part of the key."""
-    params: dict[str, Any] = {}
+    params: Params = {}
     """Parameters sent with each request. A reply has at most 4,096 tokens unless a limit is set here."""
     range: tuple[float, float] | None = None
     """Lowest and highest score that the judge may give by the `rubric`, such as `[1, 10]`, mapped to 0 and 1. Default:
@@ -76,6 +76,7 @@ class PromptGrader(GraderBlock):
 
     checks: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
     templates: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
+    sees_row: ClassVar[bool] = False
     later: ClassVar[tuple[str, ...]] = ("where", "prompt", "range", "continue_session", "mode", "api")
     _seats: "tuple[PromptGrader, ...]" = PrivateAttr(default=())
     _vote: int = PrivateAttr(default=1)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KEYS: Final = {"follow_up_prompts": "follow_ups", "trials_per_sample": "trials"}
 """keys at the top, and their names today"""
-WRAPPED: Final = {"model": ("target", "model"), "dataset": ("dataset", "path")}
+WRAPPED: Final = {"model": ("target", "model")}
 """keys at the top whose value was a bare text, and the block and the key in it where it stands today"""
 GRADERS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "regex": ("text", {"must_match": "regex_match", "must_not_match": "regex_not_match"}),

@@ -6,23 +6,25 @@ import copy
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.grader_schema import is_judge
+from holdfast.spec.grader_texts import templates_in
 from holdfast.spec.legacy import check_spellings, eval_version
 from holdfast.spec.load_exports import read_export, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
 from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
+from holdfast.spec.named_inputs import misnamed_parts
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import EvalFields
 from holdfast.spec.selection import Selection
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
+from holdfast.spec.template import PatternTemplate, Template, TemplateSyntaxError, expression, texts
 from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.spec.agent_schema import WorkspaceBlock
     from holdfast.spec.conversation_schema import MessageBlock, ResponderBlock
     from holdfast.spec.export_schema import ExportBlock, LiveExport
+    from holdfast.spec.gate_schema import GateBlock
     from holdfast.spec.grader_schema import GraderBlock
     from holdfast.spec.hook_schema import HooksBlock
     from holdfast.spec.judge_schema import PromptGrader
@@ -47,6 +50,23 @@ class Checkpoint(msgspec.Struct, frozen=True):
     stops: bool
     """a failure ends the conversation"""
     graders: tuple[GraderBlock, ...]
+
+
+class RowTemplate(NamedTuple):
+    """A template over the row."""
+
+    location: Location
+    """in the eval file"""
+    source: str
+    variables: frozenset[str] = frozenset()
+    """its variables beside the row's fields"""
+    is_pattern: bool = False
+    grader: Location | None = None
+    """the location of the grader that it belongs to, if any"""
+
+    def compile(self, *, texts_only: bool = False) -> Template:
+        """Return the template; raises TemplateSyntaxError where it cannot be read."""
+        return PatternTemplate(self.source) if self.is_pattern else Template(self.source, texts_only=texts_only)
 
 
 class Eval(msgspec.Struct, frozen=True):
@@ -84,7 +104,10 @@ class Eval(msgspec.Struct, frozen=True):
     cluster: str | None
     """field of the row by which samples belong together, for intervals"""
     limits: Limits
-    gate: dict[str, float]
+    gate: GateBlock | None
+    """None where there is nothing to check"""
+    same_prompt: bool
+    """all rows may ask the same"""
     hooks: HooksBlock | None
     """None where there is no program to run"""
     prices: dict[str, Price]
@@ -94,30 +117,33 @@ class Eval(msgspec.Struct, frozen=True):
     """where a finished run goes"""
     functions: Mapping[str, Any]
     """callables given from Python, by the reference that stands for them"""
+    files: list[str] | dict[str, list[str]] = []
+    """files that code reads: for all code, or by `target` and names of graders"""
+    env: list[str] | dict[str, list[str]] = []
+    """environment variables that code reads"""
     notices: tuple[str, ...] = ()
     """warnings about a valid file"""
 
-    def templates(self) -> Iterator[tuple[Location, str, frozenset[str]]]:
-        """Yield every template over the row, with its location and its variables beside the row's fields."""
+    def templates(self) -> Iterator[RowTemplate]:
+        """Yield every template over the row: of the conversation, the target and the graders."""
         if self.system is not None:
-            yield ("system",), self.system, frozenset()
+            yield RowTemplate(("system",), self.system)
         if self.prompt is not None:
-            yield ("prompt",), self.prompt, frozenset()
+            yield RowTemplate(("prompt",), self.prompt)
         for place, message in enumerate(self.messages):
             for location, text in message.templated():
-                yield ("messages", place, *location), text, frozenset()
+                yield RowTemplate(("messages", place, *location), text)
         for number, text in enumerate(self.follow_ups):
-            yield ("follow_ups", number), text, frozenset()
+            yield RowTemplate(("follow_ups", number), text)
         if self.responder is not None and self.responder.instructions:
-            yield ("responder", "instructions"), self.responder.instructions, frozenset()
+            yield RowTemplate(("responder", "instructions"), self.responder.instructions)
         for name in self.target.templates:
             for text in texts(getattr(self.target, name)):
-                yield ("target", name), text, frozenset({"prompt", "messages", "trial"})
-        for location, grader in self._written_graders():
+                yield RowTemplate(("target", name), text, frozenset({"prompt", "messages", "trial"}))
+        for base, grader in self._written_graders():
             variables = frozenset({"output", "messages"} if is_judge(grader) else ())
-            for name in grader.templates:
-                for text in texts(getattr(grader, name, None)):
-                    yield (*location, name), text, variables
+            for each in templates_in(grader):
+                yield RowTemplate((*base, *each.location), each.source, variables, each.is_pattern, base)
 
     def expressions(self) -> Iterator[tuple[Location, str]]:
         """Yield every expression over the row, with its location."""
@@ -183,7 +209,7 @@ class Eval(msgspec.Struct, frozen=True):
     @property
     def multi_call(self) -> bool:
         """True where a trial may make several recorded calls: it has turns, tools or a workspace, or is an agent."""
-        agent = self.target.multi_call or bool(getattr(self.target, "tools", ()))
+        agent = self.target.multi_call or any(getattr(self.target, name, False) for name in ("tools", "may_pause"))
         return self.multi_turn or agent or self.workspace is not None
 
 
@@ -242,6 +268,7 @@ def baseline_of(spec: Eval) -> Eval | None:
         raise ConfigError(problems)
     changed = copy.deepcopy({**data, "target": target})
     del changed["baseline"]
+    changed.pop("gate", None)  # which is about the target that is compared with it
     for raw, grader in zip(changed.get("graders") or [], spec.graders, strict=True):
         inherited = {key: getattr(grader, key) for key in grader.inherited}
         raw.update({key: value for key, value in inherited.items() if value is not None})
@@ -326,11 +353,8 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         for grader in place.graders
         for block in grader.expanded()
     }
-    problems.extend(
-        Problem(document.where(("gate", name)), problem)
-        for name in top.gate
-        if (problem := _gate_problem(name, names, top.trials)) is not None
-    )
+    if top.gate is not None:
+        problems.extend(_gate_problems(top.gate, names, top.trials, document))
     if problems:
         raise ConfigError(problems)
     assert target is not None
@@ -359,14 +383,20 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         by=tuple(top.by),
         cluster=top.cluster,
         limits=top.limits,
-        gate=top.gate,
+        gate=top.gate if top.gate is not None and top.gate.present else None,
+        same_prompt=top.same_prompt,
         hooks=top.hooks if top.hooks is not None and top.hooks.present else None,
         prices=top.prices,
         live_exports=live_exports,
         exports=exports,
         functions=functions,
+        files=top.files,
+        env=top.env,
         notices=notices,
     )
+    graders_named = {block.name for _, block in built.placed_graders()}
+    for key in ("files", "env"):
+        problems.extend(misnamed_parts(key, getattr(built, key), graders_named, document))
     problems.extend(
         Problem(
             document.where(place), f"{grader.type} looks at files, and the eval has no workspace: add `workspace: {{}}`"
@@ -375,11 +405,11 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         if grader.needs_workspace and built.workspace is None
     )
     problems.extend(Problem(document.where(place), message) for place, message in likelihood_problems(built))
-    for location, source, _ in built.templates():
+    for each in built.templates():
         try:
-            Template(source)
+            each.compile()
         except TemplateSyntaxError as error:
-            problems.append(Problem(document.where(location), f"not a valid template: {error.message}"))
+            problems.append(Problem(document.where(each.location), f"not a valid template: {error.message}"))
     for place, formula in built.expressions():
         try:
             expression(formula)
@@ -388,7 +418,8 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     if problems:
         raise ConfigError(problems)
     limits = built.limits.for_models(built.models())
-    return msgspec.structs.replace(built, limits=limits, notices=(*notices, *vacuous_checks(built)))
+    more = [*vacuous_checks(built), *([] if top.gate is None else top.gate.idle_settings())]
+    return msgspec.structs.replace(built, limits=limits, notices=(*notices, *more))
 
 
 def _message_problems(top: EvalFields, document: Document) -> Iterator[Problem]:
@@ -419,9 +450,20 @@ _GATED: Final = ("score", "low", "high", "corpus")
 """numbers of a grader that can be gated as `GRADER/NUMBER`, beside `pass@k` and `pass^k`"""
 
 
-def _gate_problem(name: str, graders: Set[str], trials: int) -> str | None:
-    """Describe what is wrong with a metric's name under `gate`; `holdfast gate --min` takes the same names."""
-    whole = {"score", "passed", "coverage"}
+def _gate_problems(gate: GateBlock, graders: Set[str], trials: int, document: Document) -> Iterator[Problem]:
+    """Yield what is wrong with the names under `gate`; `holdfast gate --min` takes the same names of metrics."""
+    from holdfast.spec.gate_schema import RUN_METRICS, SETTINGS
+
+    for name in graders & gate.model_fields_set & set(SETTINGS):
+        message = "is a setting of the gate, and the name of a grader: give the grader another name"
+        yield Problem(document.where(("gate", name)), message)
+    for name in gate.minima:
+        if (problem := _gate_problem(name, graders, frozenset(RUN_METRICS), trials)) is not None:
+            yield Problem(document.where(("gate", name)), problem)
+
+
+def _gate_problem(name: str, graders: Set[str], whole: Set[str], trials: int) -> str | None:
+    """Describe what is wrong with the name of a metric."""
     if name in graders | whole:
         return None
     grader, _, number = name.rpartition("/")

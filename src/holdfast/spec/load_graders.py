@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.grader_schema import TAKEN_NAMES, GraderBlock
+from holdfast.spec.grader_texts import settle_texts
 from holdfast.spec.origin import file_inside
 from holdfast.spec.plugins import Registry
 from holdfast.spec.providers import has_provider
@@ -13,6 +14,7 @@ from holdfast.spec.schema import is_embedded
 from holdfast.spec.validation import validate_block
 
 if TYPE_CHECKING:
+    from collections.abc import Set
     from pathlib import Path
 
     from holdfast.spec.conversation_schema import ResponderBlock
@@ -25,7 +27,7 @@ GRADERS = Registry(
     {
         "exact": "holdfast.graders.text:Exact",
         "text": "holdfast.graders.text:Text",
-        "choice": "holdfast.graders.text:Choice",
+        "choice": "holdfast.graders.choice:Choice",
         "number": "holdfast.graders.number:Number",
         "likelihood": "holdfast.graders.likelihood:Likelihood",
         "lm_eval": "holdfast.graders.lm_eval:LmEval",
@@ -95,7 +97,17 @@ def read_graders(
             problems.append(Problem(document.where((*location, "type")), str(error)))
             continue
         fields["name"] = str(fields.get("name") or kind)
-        grader = cast("GraderBlock | None", validate_block(schema, fields, location, document, problems))
+        nested = config.keys()
+
+        def refuse(place: Location, message: str, base: Location = location, nested: Set[str] = nested) -> None:
+            inner = ("config", *place) if place[0] in nested else place
+            problems.append(Problem(document.where((*base, *inner)), message))
+
+        count = len(problems)
+        fields = settle_texts(schema, fields, (), refuse)
+        grader = None
+        if len(problems) == count:
+            grader = cast("GraderBlock | None", validate_block(schema, fields, location, document, problems))
         if fields["name"] in TAKEN_NAMES:
             message = f"{fields['name']!r} is reserved for reports; give the grader another name"
             problems.append(Problem(document.where((*location, "name")), message))

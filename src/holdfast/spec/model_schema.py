@@ -18,6 +18,8 @@ class Price(Block):
     """US dollars per million input tokens that are read from the provider's cache. Default: those of `input`."""
     cache_write: float | None = Field(default=None, ge=0)
     """US dollars per million input tokens that are written to it. Default: those of `input`."""
+    web_search: float | None = Field(default=None, ge=0)
+    """US dollars per thousand web searches that the provider makes. Default: unknown."""
 
 
 class BatchBlock(Block):

@@ -28,12 +28,6 @@ Operation = Literal["search", "last_end", "count", "find", "remove"]
 
 _POSIX_CLASS: Final = re.compile(r"\[\^?\[:\^?\w+:\]")
 _NON_ASCII_WORD: Final = re.compile(r"[^\W\x00-\x7f]")
-_ALIKE: Final = r"""(?:
-        [^\\^$.|?*+()\[\]{}] | \\[^\w\s] | \[\^?[\w\ .,;:!?'"/]+\]     # characters and sets of them
-        | [.^|)] | \((?:\?:|(?!\?)) | [*+?]\??(?![*+?])                   # and what stands between
-    )*"""
-"""patterns that mean the same to Python and to RE2, whatever the text"""
-
 _MEMORY: Final = 32 << 20
 """bytes that RE2 may use for one pattern"""
 _STEPS: Final = 20_000_000
@@ -114,14 +108,6 @@ class Regex:
     def remove(self, text: str) -> str:
         """Return a text without all matches."""
         return str(self._ask("remove", text))
-
-    @property
-    def key(self) -> str | None:
-        """Name the engine where its verdicts could differ from those of Python's `re`."""
-        if self._python is not None:
-            return None
-        folds = self._ignore_case and not (self.pattern.isascii() and not re.search(r"[iI\[]", self.pattern))
-        return "re2" if folds or not re.fullmatch(_ALIKE, self.pattern, re.VERBOSE | re.ASCII) else None
 
     def match_to_the_end(self, operation: Operation, text: str, number: int = 0) -> Any:
         """Make a match however long it takes: for a process that may be killed."""

@@ -4,9 +4,9 @@ import os
 import posixpath
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -14,6 +14,7 @@ from pydantic_core.core_schema import no_info_plain_validator_function
 
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.regex import compile_regex
+from holdfast.spec.template import is_template, pattern_example
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = "1.4"
 """Version of the eval file format, MAJOR.MINOR. Part of no key. docs/versions.md lists the changes."""
 
+_ANSWERS = ("n", "best_of", "candidateCount", "candidate_count")
+"""parameters for the number of answers, in several APIs"""
 _DURATION = r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?"
 
 
@@ -36,6 +39,21 @@ def parse_duration(value: Any) -> Any:
         raise ValueError("a duration such as 90, 90s, 5m or 1h30m")
     hours, minutes, seconds = (float(group or 0) for group in match.groups())
     return hours * 3600 + minutes * 60 + seconds
+
+
+def parse_points(value: Any) -> Any:
+    """A difference of scores, which are from 0 to 1: from `2pt` or `2`, which are points of 0.01, or from `0.02`."""
+    text = value.strip() if isinstance(value, str) else value
+    in_points = isinstance(text, str) and text.endswith("pt")
+    try:
+        number = float(text.removesuffix("pt") if isinstance(text, str) else text) if not isinstance(text, bool) else -1
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number <= 100:  # also refuses NaN
+        raise ValueError(f"{value!r} is not a difference: write 2pt for 2 points, or 0.02")
+    if not in_points and 0.2 < number < 1:
+        raise ValueError(f"{number:g} is ambiguous: write {number:g}pt or {number * 100:g}pt")
+    return number / 100 if in_points or number >= 1 else number
 
 
 def _as_list(value: Any) -> Any:
@@ -76,13 +94,15 @@ def refuse_secret_paths(override: dict[str, Any]) -> None:
             raise ValueError(f"keys are not written into files: let {path} name an environment variable in the file")
 
 
-def _compiles(pattern: str) -> str:
-    compile_regex(pattern)
-    return pattern
+def inside_workspace(path: str) -> str:
+    """A path in a trial's workspace in its plainest form, or a ValueError where it would lead out; templates stay."""
+    return path if is_template(path) else _inside(path)
 
 
-def _compiles_loosely(pattern: str) -> str:
-    compile_regex(pattern, ignore_case=True)
+def check_pattern(pattern: str) -> str:
+    """Return a pattern, or raise ValueError where it cannot be compiled, whatever a row puts into its templates."""
+    if (example := pattern_example(pattern)) is not None:
+        compile_regex(example)
     return pattern
 
 
@@ -99,10 +119,28 @@ def _names_function(reference: str) -> str:
     return reference
 
 
+def several_answers(params: Mapping[str, Any]) -> str | None:
+    """Return the parameter by which a request asks for several answers, of which only one would count; None: none."""
+    nested = params.get("generationConfig")
+    values = {**params, **(nested if isinstance(nested, dict) else {})}
+    asked = (name for name in _ANSWERS if isinstance(values.get(name), int | float) and values[name] > 1)
+    return next(asked, None)
+
+
+def _one_answer(params: dict[str, Any]) -> dict[str, Any]:
+    if (name := several_answers(params)) is not None:
+        raise ValueError(f"`{name}` asks for several answers, of which one would count: write `trials:` instead")
+    return params
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
+Points = Annotated[float, BeforeValidator(parse_points)]
+"""a difference of scores, as a share of 1"""
 Strings = Annotated[list[str], BeforeValidator(_as_list)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
 """texts, none of them empty; a single text stands for a list of one"""
+Params = Annotated[dict[str, Any], AfterValidator(_one_answer)]
+"""parameters of requests to a model"""
 BaseUrl = Annotated[str | list[str], AfterValidator(_urls)]
 """where a model is served: one URL, or several, of which each request goes to the least busy one"""
 
@@ -117,12 +155,13 @@ FunctionName = Annotated[str, AfterValidator(_names_function)]
 """a Python function: `file.py:name`, relative to the eval file, or `package.module:name`"""
 EvalPath = Annotated[str, AfterValidator(_inside)]
 """a file in the eval's folder"""
-WorkspacePath = EvalPath
+WorkspacePath = Annotated[str, AfterValidator(inside_workspace)]
 """a file in a trial's workspace"""
-Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(check_pattern)]
 """a regular expression"""
-LoosePattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles_loosely)]
-"""a regular expression that ignores case"""
+
+NamedInputs = Strings | dict[str, Strings]
+"""names for all code of the eval, or by `target` and names of graders"""
 
 FILE_KINDS = ("image", "audio", "file")
 """kinds of files in a message"""
@@ -142,6 +181,14 @@ class Block(BaseModel):
 
     templates: ClassVar[tuple[str, ...]] = ()
     """fields that hold templates over the row"""
+    regexes: ClassVar[tuple[str, ...]] = ()
+    """those among them that hold patterns"""
+    expressions: ClassVar[tuple[str, ...]] = ()
+    """fields that hold expressions over the row"""
+    as_written: ClassVar[tuple[str, ...]] = ()
+    """fields whose texts are another program's, with braces of its own"""
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """what to write instead of a template, by field, where none is read"""
 
     @classmethod
     def model_rebuild(cls, *, _parent_namespace_depth: int = 2, **options: Any) -> bool | None:
@@ -190,6 +237,7 @@ class Deferred:
 if TYPE_CHECKING:
     from holdfast.spec.agent_schema import WorkspaceBlock
     from holdfast.spec.conversation_schema import CheckpointBlock, MessageBlock, ResponderBlock
+    from holdfast.spec.gate_schema import GateBlock
     from holdfast.spec.hook_schema import HooksBlock
     from holdfast.spec.model_schema import Price
 else:
@@ -197,6 +245,7 @@ else:
     CheckpointBlock = Annotated[Any, Deferred("holdfast.spec.conversation_schema:CheckpointBlock")]
     MessageBlock = Annotated[Any, Deferred("holdfast.spec.conversation_schema:MessageBlock")]
     ResponderBlock = Annotated[Any, Deferred("holdfast.spec.conversation_schema:ResponderBlock")]
+    GateBlock = Annotated[Any, Deferred("holdfast.spec.gate_schema:GateBlock")]
     HooksBlock = Annotated[Any, Deferred("holdfast.spec.hook_schema:HooksBlock")]
     Price = Annotated[Any, Deferred("holdfast.spec.model_schema:Price")]
 
@@ -241,6 +290,11 @@ class DatasetBlock(Block):
     """Hugging Face only: the name of the configuration."""
     revision: str | None = None
     """Hugging Face only: branch, tag or commit. The commit is recorded in the manifest."""
+
+
+def as_dataset(value: Any) -> Any:
+    """Return the block that a path, or a list of paths, stands for."""
+    return {"path": value} if isinstance(value, str | list) else value
 
 
 def is_embedded(model: str) -> bool:
@@ -308,8 +362,8 @@ class EvalFields(Block):
     """Name of the eval, and of the folder of its runs."""
     metadata: dict[str, Any] = {}
     """Any mapping to record with the run."""
-    dataset: DatasetBlock | None = None
-    """Where the samples come from: see [`dataset`](#dataset)."""
+    dataset: Annotated[DatasetBlock | None, BeforeValidator(as_dataset)] = None
+    """Where the samples come from: a path, a list of paths, or a mapping: see [`dataset`](#dataset)."""
     samples: list[dict[str, Any]] | None = None
     """The samples themselves, as a list of mappings, instead of `dataset`."""
     target: dict[str, Any]
@@ -339,6 +393,9 @@ class EvalFields(Block):
     """Graders that run after a given turn: see [conversations](conversations.md#checkpoints)."""
     trials: int = Field(default=1, ge=1)
     """Number of trials per sample."""
+    same_prompt: bool = False
+    """Allow a prompt that is the same for all rows, which is refused otherwise: see [prompts](#prompts). Part of no
+    key."""
     graders: list[dict[str, Any]] = []
     """Checks of the outputs: see [graders](graders.md)."""
     by: Strings = []
@@ -348,12 +405,18 @@ class EvalFields(Block):
     [`cluster`](#cluster). Part of no key."""
     limits: Limits = absent_block()
     """Concurrency, timeouts, retries and budgets: see [`limits`](#limits)."""
-    gate: dict[str, float] = {}
-    """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed`, `NAME/pass@K` or
-    `NAME/pass^K`. Below a minimum
-    the exit code is 1."""
+    gate: GateBlock | None = None
+    """Minimum values by metric, and a baseline that the run must not be worse than: see [`gate`](#gate). If a
+    condition is not met, the exit code is 1."""
     hooks: HooksBlock | None = None
     """Programs to run before and after the run and its trials: see [`hooks`](#hooks)."""
+    files: NamedInputs = []
+    """Files that code reads or scripts include, as paths and globs relative to the eval file; or a mapping of `target`
+    and names of graders to such lists. Their contents are part of the key. `!GLOB` names files that are no inputs: see
+    [`files` and `env`](#files-and-env)."""
+    env: NamedInputs = []
+    """Names of environment variables that code reads; or a mapping of `target` and names of graders to such lists.
+    Digests of their values are part of the key."""
     output: OutputBlock = absent_block()
     """Exports of the finished run: see [`output`](#output)."""
     baseline: dict[str, Any] | None = None

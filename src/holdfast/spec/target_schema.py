@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeG
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from holdfast.spec.schema import Api, BaseUrl, Block, Deferred, Formula, ReasoningHistory, absent_block
+from holdfast.spec.schema import Api, BaseUrl, Block, Deferred, Formula, Params, ReasoningHistory, absent_block
 
 if TYPE_CHECKING:
     from holdfast.spec.agent_schema import ToolBlock
@@ -23,6 +23,8 @@ class TargetBlock(Block):
     """a reply may take several model or tool calls, which are recorded one by one"""
     expressions: ClassVar[tuple[str, ...]] = ()
     """fields that hold expressions over the row"""
+    sees_row: ClassVar[bool] = True
+    """the target gets the whole row; False: only what templates and expressions name"""
 
     _kind: str = PrivateAttr(default="")
 
@@ -106,7 +108,7 @@ class ModelTarget(TargetBlock):
     api: Api | None = None
     """Which API to call: `chat`, `responses`, `messages`, `gemini` or `completions`. Default: the provider's; `chat`
     for names without a provider."""
-    params: dict[str, Any] = {}
+    params: Params = {}
     """Parameters sent with each request, such as `temperature`, `max_tokens`, `stop` or `seed`."""
     params_from: Formula | None = None
     """Expression over the row that returns further parameters for the requests of that row, as a mapping. They take
@@ -140,6 +142,8 @@ class ModelTarget(TargetBlock):
     likelihood: LikelihoodBlock = absent_block()
     """How to ask for [likelihoods](likelihood.md), in evals with `continuations`."""
 
+    sees_row: ClassVar[bool] = False
+
     @model_validator(mode="after")
     def _tools_need_chat(self) -> Self:
         if self.tools and self.api == "completions":
@@ -149,6 +153,11 @@ class ModelTarget(TargetBlock):
         if self.json_schema is not None and self.api == "completions":
             raise ValueError("a model cannot be asked for JSON by a `schema` with `api: completions`")
         return self
+
+    @property
+    def may_pause(self) -> bool:
+        """True if the provider runs tools of its own, between which a model may pause."""
+        return not self.params.keys().isdisjoint(("tools", "mcp_servers"))
 
     @property
     def takes_files(self) -> bool:

@@ -1,13 +1,11 @@
 """Models of graders that compare texts."""
 
-from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from holdfast.spec.grader_schema import Expected, NotEmpty, PatternBlock, TextBlock
-from holdfast.spec.regex import compile_regex
-from holdfast.spec.schema import Strings
+from holdfast.spec.schema import Strings, check_pattern
 
 
 class ExactGrader(TextBlock):
@@ -20,8 +18,6 @@ class ExactGrader(TextBlock):
     """Ignore upper and lower case."""
     strip: bool = True
     """Ignore white space around the answer and the expected value."""
-
-    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
 class TextGrader(PatternBlock, TextBlock):
@@ -41,9 +37,9 @@ class TextGrader(PatternBlock, TextBlock):
     not_contains_cs: Strings = []
     """Texts that must not occur, matching case. Templates over the row."""
     regex_match: Strings = []
-    """Patterns that must be found."""
+    """Patterns that must be found. Templates over the row."""
     regex_not_match: Strings = []
-    """Patterns that must not be found."""
+    """Patterns that must not be found. Templates over the row."""
 
     checks: ClassVar[tuple[str, ...]] = (
         "contains",
@@ -55,20 +51,17 @@ class TextGrader(PatternBlock, TextBlock):
         "regex_match",
         "regex_not_match",
     )
-    templates: ClassVar[tuple[str, ...]] = checks[:6]
-    alternatives: ClassVar[tuple[str, ...]] = templates
+    templates: ClassVar[tuple[str, ...]] = checks
+    regexes: ClassVar[tuple[str, ...]] = checks[6:]
+    alternatives: ClassVar[tuple[str, ...]] = checks[:6]
 
     @model_validator(mode="after")
     def _regexes_compile(self) -> Self:
-        for pattern, _ in self.patterns():
-            compile_regex(pattern)
+        for pattern in (*self.regex_match, *self.regex_not_match):
+            check_pattern(pattern)
         if any("" in getattr(self, field) for field in self.checks):
             raise ValueError("checks nothing: an empty text is in every answer")
         return self
-
-    def patterns(self) -> Iterable[tuple[str, bool]]:
-        """Return those of `regex_match` and `regex_not_match`."""
-        return ((pattern, False) for pattern in (*self.regex_match, *self.regex_not_match))
 
 
 class ChoiceGrader(TextBlock):
@@ -79,5 +72,3 @@ class ChoiceGrader(TextBlock):
     """Letter of the right choice, its position counted from 0, or a list of accepted ones."""
     choices: str = Field(default="ABCDEFGHIJ", min_length=1)
     """Letters that count as choices."""
-
-    alternatives: ClassVar[tuple[str, ...]] = ("expected",)

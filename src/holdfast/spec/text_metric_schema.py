@@ -1,9 +1,8 @@
 """Models of text metrics, which compare an answer with references. Unknown keys are errors."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from holdfast.spec.grader_schema import Expected, TextBlock
 
@@ -15,12 +14,6 @@ class OverlapBlock(TextBlock):
     """Reference, or a list of references. Templates over the row."""
     ignore_case: bool = False
     """Ignore upper and lower case."""
-
-    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
-
-    def reads_as_before(self, fields: Mapping[str, Any]) -> bool:
-        """Lists have been references from the first version of these graders on."""
-        return True
 
 
 class BleuGrader(OverlapBlock):
@@ -46,15 +39,24 @@ class RougeGrader(OverlapBlock):
     variant: Literal["rouge1", "rouge2", "rougeL"] = "rougeL"
     """Which ROUGE to compute."""
     stem: bool = False
-    """Compare the stems of English words."""
-    tokenize: Literal["words", "characters"] = "words"
-    """Compare `words` of Latin letters and digits, or `characters` for languages without spaces."""
+    """Compare the stems of English words. Only with `tokenize: words`."""
+    tokenize: Literal["words", "whitespace", "characters", "ja-mecab"] = "words"
+    """Compare `words` of Latin letters and digits, whatever is between `whitespace`, `characters` for languages without
+    spaces, or Japanese words as sacrebleu's `ja-mecab` finds them."""
+
+    @model_validator(mode="after")
+    def _check_stem(self) -> "RougeGrader":
+        if self.stem and self.tokenize != "words":
+            raise ValueError("stem is for `tokenize: words`")
+        return self
 
 
 class CharF1Grader(OverlapBlock):
     """F1 over the characters of the longest common subsequence."""
 
     type: Literal["char_f1"]
+    strip: bool = True
+    """Ignore white space around answer and reference."""
 
 
 class ErrorRateGrader(OverlapBlock):

@@ -1,9 +1,11 @@
 """The run directory: crash-safe journals, and the files derived from them.
 
 `lines`      seals and checks journal lines
+`answers`    classes of answers, and their counts
 `records`    the records in the journals, as structs
 `manifest`   manifest.json as a struct
 `metrics`    metrics.json and results.json as structs
+`gate`       gate.json as structs
 `journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
 `spool`      bytes that are set aside in a temporary file
@@ -25,6 +27,7 @@
 `slurm_jobs` asks Slurm whether the jobs that hold leases have ended
 `claims`     assigns trials to workers
 `shared`     journals that a run shares with the run that it borrows from
+`inputs`     the files that users' code read
 `batches`    the ledger of batches, and their results
 `blobs`      stores the files of trials by content
 `rundir`     the directory as a whole

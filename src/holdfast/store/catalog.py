@@ -7,11 +7,11 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from holdfast.errors import ResultsError, UsageError, VersionError
+from holdfast.errors import NoSuchRun, ResultsError, UsageError, VersionError
 from holdfast.store.catalog_cache import CatalogCache, stamp_of
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan, scan_raw
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from holdfast.store.catalog_cache import Stamp
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics
+
+
+_LISTED: Final = 10
+"""runs that an error lists"""
 
 
 def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
@@ -39,6 +43,34 @@ def _run_folders(root: Path, *, archived: bool = False) -> Iterator[tuple[str, b
         for run in names:
             if archived or run != ARCHIVE:
                 yield f"{folder}/{run}", f"{run}.lock" in files
+
+
+def find_run(name: str, root: Path) -> Path:
+    """Return a run by its path, its id, or the beginning of its id below a runs directory."""
+    path = Path(name)
+    if name and (path / "manifest.json").exists():
+        return path
+    ids = {run.path: run.path.name.rpartition("-")[2] for run in find_runs(root)}
+    matches = [path for path, run_id in ids.items() if name and run_id.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        more = ", …" if len(matches) > _LISTED else ""
+        raise UsageError(
+            f"{name!r} is ambiguous, it matches {len(matches)} runs: {', '.join(map(str, matches[:_LISTED]))}{more}",
+            remedy="Give more digits.",
+        )
+    if name and any((path / file).exists() for file in ("outputs.jsonl", "metrics.json")):
+        raise UsageError(
+            f"{name} has no manifest.json, which says what the run is",
+            remedy="Run the `holdfast eval` command of this run again: it writes the manifest.",
+        )
+    from difflib import get_close_matches  # which only a wrong name needs
+
+    close = get_close_matches(name, ids.values(), n=3)
+    near = ", ".join(str(path) for path, run_id in ids.items() if run_id in close)
+    hint = f"Runs are looked for in {root}; `holdfast ls` lists them."
+    raise NoSuchRun(f"no run {name!r}", remedy=f"Did you mean {near}? {hint}" if near else hint)
 
 
 class Brief(msgspec.Struct, frozen=True):
@@ -95,8 +127,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False  # such as a symbolic link to itself; the other entries are still listed
 
 
-Status = Literal["running", "unfinished", "finished", "foreign", "damaged"]
-"""`foreign`: written by a version that this Holdfast cannot read"""
+Status = Literal["running", "unfinished", "finished", "gate failed", "foreign", "damaged"]
+"""`gate failed`: finished, and below its gate; `foreign`: written by a version that this Holdfast cannot read"""
 
 
 class RunSummary(msgspec.Struct, frozen=True):
@@ -123,6 +155,11 @@ class RunSummary(msgspec.Struct, frozen=True):
     high: float | None = None
     cost: float | None = None
     """dollars of the outputs and judges; None where it is not known, and while the run is not finished"""
+
+    @property
+    def finished(self) -> bool:
+        """True if the run is finished, whether or not it met its gate."""
+        return self.status in ("finished", "gate failed")
 
     @property
     def progress(self) -> str:
@@ -227,10 +264,13 @@ def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
     rundir = RunDir(path)
     manifest: Manifest | None = None
     metrics: Metrics | None = None
+    ended: Status = "finished"
     unread: Status = "damaged"
     try:
         with suppress(ResultsError):  # `holdfast eval` writes damaged numbers again, so the run counts as unfinished
             metrics = rundir.read_metrics()
+        if metrics is not None and str(rundir.gate) in files:
+            ended = finished_status(rundir)
         manifest = rundir.read_manifest()
     except VersionError:
         unread = "foreign"
@@ -259,7 +299,7 @@ def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
             created="",
             **common,
         )
-    status: Status = "finished" if metrics else "unfinished"
+    status: Status = ended if metrics else "unfinished"
     if metrics and rundir.has_lost_lines(metrics):
         status, common["done"] = "damaged", _count_outputs(rundir)
     return RunSummary(
@@ -272,6 +312,15 @@ def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
         created=manifest.created,
         **common,
     )
+
+
+def finished_status(rundir: RunDir) -> Status:
+    """Return the status of a finished run, by what came of its gate."""
+    try:
+        gate = rundir.read_gate()
+    except ResultsError:
+        return "damaged"
+    return "finished" if gate is None or gate.passed else "gate failed"
 
 
 def is_running(rundir: RunDir) -> bool:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from holdfast.errors import Fault
+from holdfast.store.answers import KIND_CODES, AnswerClass, answer_kind
 from holdfast.store.damage import Damage, cut_damage
 from holdfast.store.index_table import OutputTable, VerdictTable
 from holdfast.store.lines import LineRef, is_sound, read_blocks, scan
-from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
+from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Together, Usage
 from holdfast.store.refs import OutputRef, VerdictRef, moments
 from holdfast.store.shared import journal_size, lender_of, run_of, settle, unwanted_keys
 from holdfast.store.step_places import StepPlaces
@@ -135,15 +136,25 @@ class OutputHead(msgspec.Struct):
     digest: str
     usage: Usage
     timing: Timing
+    stop: str
+    answer: AnswerClass
     marks: list[Mark] = []
     stopped_by: str | None = None
     source: str | None = None
+    row: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Kind of the answer, as the index holds it."""
+        return answer_kind(self.answer, self.stop)
 
     def ref(self, line: LineRef) -> OutputRef:
         """Return the index's reference to an output on the given line."""
         timing = self.timing
         marks = moments(self.marks, self.usage, timing.seconds)
-        return OutputRef(line, self.digest, self.usage, timing.seconds, marks, self.stopped_by, timing.started)
+        return OutputRef(
+            line, self.digest, self.usage, timing.seconds, marks, self.stopped_by, timing.started, self.row, self.kind
+        )
 
 
 class GradeHead(msgspec.Struct):
@@ -159,11 +170,12 @@ class GradeHead(msgspec.Struct):
     counts: tuple[int, ...] | None = None
     grader: str = ""
     turn: int | None = None
+    together: Together | None = None
 
     @property
     def verdict(self) -> VerdictRef:
         """The verdict, as the index holds it."""
-        return VerdictRef(self.status, self.score, self.usage, self.time, self.counts)
+        return VerdictRef(self.status, self.score, self.usage, self.time, self.counts, self.together)
 
 
 class StepHead(msgspec.Struct):
@@ -443,7 +455,8 @@ def _output_adder(index: Index, path: Path) -> Callable[[int, int, OutputHead], 
         usage, seconds, started = head.usage, head.timing.seconds, head.timing.started
         if head.marks or head.stopped_by is not None:
             return False
-        if not add_plain(head.key, file, offset, length, head.digest, usage, seconds, started):
+        facts = head.digest, usage, seconds, started, head.row, KIND_CODES[head.kind]
+        if not add_plain(head.key, file, offset, length, *facts):
             return False
         if head.source is None:
             spent.add(usage)
@@ -500,7 +513,9 @@ def _grade_adder(index: Index, _: Path) -> Callable[[int, int, GradeHead], bool]
     add_plain, spent = index.verdicts.add_plain, index.spent
 
     def add(_: int, __: int, head: GradeHead) -> bool:
-        if head.counts is not None or not add_plain(head.grade_key, head.status, head.score, head.usage, head.time):
+        if head.counts is not None or head.together is not None:
+            return False
+        if not add_plain(head.grade_key, head.status, head.score, head.usage, head.time):
             return False
         if head.source is None:
             spent.add_grade(head.usage, head.time, head.seconds)

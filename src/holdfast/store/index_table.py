@@ -1,4 +1,4 @@
-"""Outputs and verdicts of a run in memory: mappings like `dict`, in about 90 bytes an output and 40 a verdict.
+"""Outputs and verdicts of a run in memory: mappings like `dict`, in about 100 bytes an output and 40 a verdict.
 
 Each row is packed into a fixed number of bytes, and a table of row numbers with open addressing finds it by its key. A
 key is a digest, of which the row holds the 16 bytes. What few rows have (marks of turns, counts, unusual usage) is in a
@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_ar
 
 from msgspec import UNSET
 
+from holdfast.store.answers import KIND_CODES, KINDS
 from holdfast.store.lines import LineRef
-from holdfast.store.records import GradeStatus, Usage
+from holdfast.store.records import GradeStatus, Together, Usage
 from holdfast.store.refs import Moment, OutputRef, VerdictRef
 
 if TYPE_CHECKING:
@@ -391,13 +392,16 @@ def _pack_usage(usage: Usage) -> PackedUsage | None:
 
 RareOutput = tuple[str | None, Usage | None, _Moments, str | None]
 """digest and usage where they do not fit into a row, marks of turns, and the checkpoint that ended the conversation"""
-RareVerdict = tuple[Usage | None, tuple[int, ...] | None]
-"""usage where it does not fit into a row, and counts"""
+_NO_ROW: Final = bytes(8)
+RareVerdict = tuple[Usage | None, tuple[int, ...] | None, Together | None]
+"""usage where it does not fit into a row, counts, and what a grader says of all outputs together"""
+
+_NOTHING_RARE: Final[RareVerdict] = (None, None, None)
 
 PackedUsage = tuple[int, int, int, float]
 """input tokens, output tokens, requests, and the cost or NaN"""
-OutputFields = tuple[bytes, int, int, int, int, int, float, float, float]
-"""digest, place and length of the line, packed usage, seconds, start"""
+OutputFields = tuple[bytes, int, int, int, int, int, float, float, float, bytes, int]
+"""digest, place and length of the line, packed usage, seconds, start, `Output.row`, code of the answer's kind"""
 VerdictFields = tuple[int, int, int, int, float, int]
 """status, packed usage, and the bits of the score: unlike the score itself, equal for NaN and not for 0.0 and -0.0"""
 
@@ -405,7 +409,7 @@ VerdictFields = tuple[int, int, int, int, float, int]
 class OutputTable(PackedTable[OutputRef]):
     """The outputs of a run by their generation keys."""
 
-    _layouts = (Struct("<16sQIIIIddd"),)
+    _layouts = (Struct("<16sQIIIIddd8sB"),)
 
     def clear(self) -> None:
         """Remove everything."""
@@ -434,6 +438,10 @@ class OutputTable(PackedTable[OutputRef]):
         unpack, memory, width = self._layout.unpack_from, self._memory, self.width
         return [unpack(memory, row * width + _KEY) for row in rows]
 
+    def sample_row_at(self, row: int) -> str:
+        """Return `Output.row`; zeros if there is none."""
+        return self.fields_at((row,))[0][9].hex()
+
     def has_odd_digest(self, row: int) -> bool:
         """Return True if the digest of an output is a text that does not fit into its row."""
         rare: RareOutput | None = self.rare.get(row)
@@ -459,34 +467,50 @@ class OutputTable(PackedTable[OutputRef]):
         return file
 
     def add_plain(
-        self, key: str, file: int, offset: int, length: int, digest: str, usage: Usage, seconds: float, started: float
+        self,
+        key: str,
+        file: int,
+        offset: int,
+        length: int,
+        digest: str,
+        usage: Usage,
+        seconds: float,
+        started: float,
+        row: str | None,
+        kind: int,
     ) -> bool:
         """Add an output with nothing rare, in half the time of `add`; False: it is there, or has something rare."""
         raw, raw_digest, numbers = pack_digest(key), pack_digest(digest), _pack_usage(usage)
         if raw is None or raw_digest is None or numbers is None:
             return False
         place = file << _FILE_SHIFT | offset
-        return self._add_row(raw, self._layout.pack(raw_digest, place, length, *numbers, seconds, started))
+        packed_row = _NO_ROW if row is None else unhexlify(row)
+        fields = raw_digest, place, length, *numbers, seconds, started, packed_row, kind
+        return self._add_row(raw, self._layout.pack(*fields))
 
     def _pack(self, ref: OutputRef) -> tuple[bytes, Any]:
-        (path, offset, length), digest, usage, seconds, marks, stopped_by, started = ref
+        (path, offset, length), digest, usage, seconds, marks, stopped_by, started, row, kind = ref
         place = self.number_of(path) << _FILE_SHIFT | offset
         raw, numbers = pack_digest(digest), _pack_usage(usage)
         rare = None
         if raw is None or numbers is None or marks or stopped_by is not None:
             rare = None if raw else digest, None if numbers else usage, _pack_moments(marks), stopped_by
         numbers = numbers or _NO_NUMBERS
-        return self._layout.pack(raw or bytes(16), place, length, *numbers, seconds, started), rare
+        packed_row = _NO_ROW if row is None else unhexlify(row)
+        fields = raw or bytes(16), place, length, *numbers, seconds, started, packed_row, KIND_CODES[kind]
+        return self._layout.pack(*fields), rare
 
     def _unpack(self, row: int) -> OutputRef:
-        digest, place, length, incoming, outgoing, requests, cost, seconds, started = self._fields(row)
+        digest, place, length, *numbers, seconds, started, packed_row, kind = self._fields(row)
         line = LineRef(self.files[place >> _FILE_SHIFT], place & ((1 << _FILE_SHIFT) - 1), length)
         text, usage, marks, stopped_by = _TAG + digest.hex(), None, b"", None
         if self.rare and (rare := self.rare.get(row)) is not None:
             odd, usage, marks, stopped_by = rare
             text = text if odd is None else odd
-        usage = usage or _usage(incoming, outgoing, requests, cost)
-        return OutputRef(line, text, usage, seconds, _unpack_moments(marks) if marks else (), stopped_by, started)
+        usage = usage or _usage(*numbers)
+        moments = _unpack_moments(marks) if marks else ()
+        sample_row = None if packed_row == _NO_ROW else packed_row.hex()
+        return OutputRef(line, text, usage, seconds, moments, stopped_by, started, sample_row, KINDS[kind])
 
 
 def lines_of(fields: Iterable[OutputFields]) -> list[tuple[int, int, int]]:
@@ -501,6 +525,11 @@ class VerdictTable(PackedTable[VerdictRef]):
     _layouts = _NARROW, _WIDE = Struct("<Bdd"), Struct("<BIIIddd")
     _narrow_exact, _wide_exact = Struct("<BQ"), Struct("<BIIIdQ")
 
+    def of_sets(self) -> list[tuple[str, Together]]:
+        """Return the keys of verdicts on all outputs of the run together."""
+        rows = [(row, together) for row, (_, _, together) in self.rare.items() if together is not None]
+        return [(self._key_at(row), together) for row, together in rows]
+
     def fields_at(self, rows: Iterable[int]) -> list[VerdictFields | None]:
         """Return the fields of rows as they are packed, without the time; None for the row -1."""
         memory, width = self._memory, self.width
@@ -512,11 +541,11 @@ class VerdictTable(PackedTable[VerdictRef]):
         return [pair and (pair[0], *_NO_NUMBERS, pair[1]) for pair in pairs]
 
     def _pack(self, ref: VerdictRef) -> tuple[bytes, Any]:
-        status, score, usage, time, counts = ref
+        status, score, usage, time, counts, together = ref
         numbers = None if usage is None else _pack_usage(usage)
         odd_usage = usage if numbers is None else None
-        rare = None if odd_usage is None and counts is None else (odd_usage, counts)
-        return self._pack_fields(status, score, numbers, time), rare
+        rare = (odd_usage, counts, together)
+        return self._pack_fields(status, score, numbers, time), None if rare == _NOTHING_RARE else rare
 
     def _pack_fields(self, status: GradeStatus, score: float | None, numbers: PackedUsage | None, time: float) -> bytes:
         """Return the packed fields of a row, for which the table is widened if there was no usage before."""
@@ -549,7 +578,7 @@ class VerdictTable(PackedTable[VerdictRef]):
         else:
             status, score, time = self._fields(row)
             incoming, outgoing, requests, cost = _NO_NUMBERS
-        usage, counts = self.rare.get(row, (None, None)) if self.rare else (None, None)
+        usage, counts, together = self.rare.get(row, _NOTHING_RARE) if self.rare else _NOTHING_RARE
         if usage is None and requests != UNKNOWN:
             usage = _usage(incoming, outgoing, requests, cost)
-        return VerdictRef(_STATUSES[status], None if isnan(score) else score, usage, time, counts)
+        return VerdictRef(_STATUSES[status], None if isnan(score) else score, usage, time, counts, together)

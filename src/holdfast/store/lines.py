@@ -13,6 +13,7 @@ from bisect import bisect_left
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import Raw
 from msgspec.json import decode, encode
 from xxhash import xxh3_64_hexdigest
 
@@ -37,12 +38,17 @@ def seal(body: bytes) -> bytes:
     return head + b',"sum":"' + xxh3_64_hexdigest(head).encode() + b'"}\n'
 
 
-def with_source(line: bytes, source: str) -> bytes:
+def with_source(line: bytes, source: str, row: str | None = None) -> bytes:
     """Return a sound line (without its newline) for copying into another run: sealed again, with its source.
 
-    A copy of a copy keeps the first source, the run that did the work.
+    A copy of a copy keeps the first source, the run that did the work. `row` is the digest of the sample's row there,
+    if an output has one.
     """
     head = line[:-_TAIL]
+    if row is not None and b'"row":"%b"' % row.encode() not in head:
+        fields = decode(head + b"}", type=dict[str, Raw])
+        head = encode({**fields, "row": row})[:-1]
+        line = seal(head + b"}").rstrip(b"\n")
     if b'"source":' in head and "source" in decode(head + b"}"):
         return line + b"\n"
     return seal(b'%b,"source":%b}' % (head, encode(source)))

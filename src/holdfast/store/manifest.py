@@ -20,8 +20,8 @@ class Fingerprints(Struct, frozen=True, kw_only=True):
     trials: int = 1
     checkpoints: list[list[int | bool]] | UnsetType = UNSET
     """turn of each checkpoint, and whether its failure ends the conversation"""
-    reread: list[str] | UnsetType = UNSET
-    """graders that read some rows differently than earlier versions did"""
+    inputs: str | UnsetType = UNSET
+    """digest of files that code reads, if an earlier run of the same eval read other contents"""
     drift: str | UnsetType = UNSET
     """digest of the target's code, if outputs were kept although it had changed"""
     work: str

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
+from holdfast.store.answers import AnswerClass, Answers  # noqa: TC001 - msgspec reads them
 from holdfast.store.records import SCHEMA_VERSION, GradeStatus, Usage
 
 if TYPE_CHECKING:
@@ -53,17 +54,28 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed: int
     """number of verdicts that fail"""
     skipped: int
-    """number of skipped verdicts"""
+    """number of trials without a verdict and without an error; `passed`, `failed`, `skipped` and `errors` add up to the
+    number of trials"""
     errors: int
-    """number of verdicts that are missing because of errors"""
+    """number of trials without a verdict because of an error of the target or the grader"""
     not_reached: int = 0
-    """number of checkpoints that a conversation did not reach; left out if 0"""
+    """of `skipped`: conversations that ended before the checkpoint, or that a checkpoint ended; left out if 0"""
+    not_asked: int = 0
+    """of `skipped`: trials of rows that the grader's `where` excludes; left out if 0"""
+    measure: bool = False
+    """true if the grader records measurements without verdicts; left out otherwise"""
     pass_at: dict[int, float] = {}
     """probability that at least one of k trials passes"""
     pass_all: dict[int, float] = {}
     """probability that all of k trials pass, with several trials"""
+    pass_n: dict[int, int] = {}
+    """with several trials: by k, the number of samples that `pass@k` and `pass^k` are means over: those with at least k
+    verdicts"""
     totals: dict[str, float] = {}
-    """only for [text metrics](graders-text.md#text-metrics): the number for the whole run"""
+    """only for [text metrics](graders-text.md#text-metrics): the number for the whole run; and `measured`, how many
+    values are measurements, of graders that may give values that are no scores"""
+    set_score: float | None = None
+    """only for graders that look at all outputs together: their own number for all of them"""
     rows: int | None = None
     """number of rows that the grader applies to, if it has a `where`"""
     ungraded: int | None = None
@@ -78,11 +90,23 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """only for several judges: how far they agree: `alpha`, Krippendorff's alpha of their scores, or null if all scores
     are the same; `equal`, the share of the outputs on which all pass or all fail; and the number of `outputs`"""
 
+    @property
+    def left_out(self) -> int:
+        """Number of trials that the grader skipped or was not asked about, other than checkpoints not reached."""
+        return 0 if self.measure else self.skipped - self.not_reached
+
+    @property
+    def declined(self) -> int:
+        """Number of outputs that the grader itself skipped."""
+        return 0 if self.measure else self.skipped - self.not_reached - self.not_asked
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraderMetrics:
         """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
         fields = {name: data[name] for name in cls.__struct_fields__ if name in data and name != "totals"}
         others = {name: value for name, value in data.items() if name not in fields and isinstance(value, int | float)}
+        if "pass_n" in fields:
+            fields["pass_n"] = {int(k): n for k, n in msgspec.convert(fields["pass_n"], dict[str, int]).items()}
         shares = {
             key: {int(name[5:]): others.pop(name) for name in list(others) if name.removeprefix(mark).isdigit()}
             for key, mark in _FLATTENED.items()
@@ -176,14 +200,17 @@ class Metrics(Struct, frozen=True, kw_only=True):
     """samples × trials"""
     outputs: int
     """number of outputs"""
+    answers: Answers
+    """number of trials by the class of their answer: `whole`, `cut`, `filtered`, `refused`, `empty`, `paused`, and
+    `errors` for trials without an output. They add up to `total`"""
     graded: int
-    """number of trials that have all their verdicts"""
+    """number of trials that passed or failed"""
     coverage: float
-    """share of the trials that have all their verdicts"""
+    """share of the trials on which every grader that was asked gave a verdict; a skip is not a verdict"""
     score: float | None
-    """mean over the trials of the weighted mean over their graders"""
+    """mean over the samples of the mean over their trials, of the weighted mean over the graders"""
     passed: float | None
-    """share of the trials that pass every grader of a weight above 0"""
+    """mean over the samples of the share of their trials that pass every grader of a weight above 0"""
     graders: dict[str, GraderMetrics] = field(name="metrics")
     """statistics by grader, described below"""
     overall: GraderMetrics | None
@@ -196,7 +223,7 @@ class Metrics(Struct, frozen=True, kw_only=True):
     benchmark: BenchmarkMetrics | None = None
     """only for benchmarks: their [numbers](#numbers-of-benchmarks) as lm-eval reports them"""
     notices: list[str] = []
-    """only if a grader checked nothing: which one, and why"""
+    """only if there are any: answers that are not whole, and graders that skipped outputs or checked nothing"""
     usage: Usage
     """tokens, requests and cost of the outputs"""
     judge_usage: Usage
@@ -224,7 +251,31 @@ class Metrics(Struct, frozen=True, kw_only=True):
         for name in ("by", "cluster", "benchmark", "notices"):  # only where there is something to say
             if not data[name]:
                 del data[name]
+        if not self.answers.pending:
+            del data["answers"]["pending"]
         return data
+
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """The numbers of the whole run that a gate can name."""
+        whole, graded = self.answers.whole / self.total, self.graded / self.total
+        return {
+            "score": self.score,
+            "passed": self.passed,
+            "coverage": self.coverage,
+            "whole": whole,
+            "graded": graded if self.graders else None,
+        }
+
+    @property
+    def lacks_outputs(self) -> bool:
+        """True if errors were accepted in place of outputs."""
+        return self.answers.errors > 0
+
+    @property
+    def lacks_verdicts(self) -> bool:
+        """True if errors were accepted in place of verdicts on outputs."""
+        return any(grader.errors > self.answers.errors for grader in self.graders.values())
 
     def value_scores(self) -> Iterator[tuple[str, str, str, GraderMetrics]]:
         """Yield field, value, grader and statistics of everything in `by`; `overall` stands for all graders."""
@@ -274,6 +325,8 @@ class TrialResult(Struct, frozen=True):
     key: str
     status: GradeStatus
     score: float | None
+    answer: AnswerClass | None
+    """class of the answer; null without an output"""
     output: str | None
     grades: dict[str, ResultGrade]
     by: dict[str, str] | UnsetType = UNSET

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = (
     *("tokens", "input_tokens", "output_tokens", "cost", "seconds", "first_token", "started", "at"),
-    *("turns", "attempt", "stop", "source", "length", "stopped"),
+    *("turns", "attempt", "stop", "answer", "source", "length", "stopped"),
 )
 """columns that outputs fill, as a row holds them: larger numbers first, so that each is at a multiple of its size"""
 _TYPES: Final[dict[str, Any]] = {name: TrialTable(())[name].typecode for name in COLUMNS}
@@ -55,6 +55,7 @@ class OutputNumbers(msgspec.Struct, gc=False):
     attempt: int
     turns: int
     stop: str
+    answer: str
     usage: _Usage
     timing: _Timing
     marks: tuple[_Mark, ...] = ()
@@ -73,11 +74,16 @@ class TextNumbers(dict[str, int]):
         return number
 
 
+def text_numbers() -> dict[str, TextNumbers]:
+    """Return numbers of no texts yet, for each column of texts that outputs fill."""
+    return {name: TextNumbers() for name in ("stop", "answer", "source")}
+
+
 def pack_outputs(
     outputs: Iterable[OutputNumbers], lines: Iterable[tuple[int, int]], numbers: Mapping[str, TextNumbers]
 ) -> list[bytes]:
     """Return the rows of outputs, of which the places and lengths of the lines are passed."""
-    rows, stops, sources = [], numbers["stop"], numbers["source"]
+    rows, stops, answers, sources = [], numbers["stop"], numbers["answer"], numbers["source"]
     for (place, length), output in zip(lines, outputs, strict=True):
         usage, timing = output.usage, output.timing
         incoming = NAN if usage.input_tokens is None else usage.input_tokens
@@ -95,6 +101,7 @@ def pack_outputs(
                 output.turns,
                 output.attempt,
                 stops[output.stop],
+                answers[output.answer],
                 sources[output.source or ""],
                 length,
                 0 if output.stopped_by is None else len(output.marks) or 1,

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import Encoder
 
+from holdfast.store.answers import AnswerClass  # noqa: TC001 - msgspec reads it
 from holdfast.store.lines import seal
 
 SCHEMA_VERSION = "1.1"
@@ -114,6 +115,8 @@ class Mark(Struct, frozen=True):
     """the workspace after the turn: paths to digests of contents"""
     trace: int | UnsetType = UNSET
     """how many steps the trace had, where there is one"""
+    value: Any = UNSET
+    """the reply's value, where it is no text"""
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True):
@@ -207,7 +210,11 @@ class Output(Struct, frozen=True, omit_defaults=False):
     turns: int
     """number of user messages that were answered"""
     stop: str
-    """reason why the conversation ended, as the target reports it (`stop`, `length` …)"""
+    """[reason why the conversation ended](models.md#why-an-answer-ended): `stop`, `tool_calls`, `length`,
+    `context_window`, `max_steps`, `content_filter`, `refusal`, `pause`, `checkpoint@TURN`, or the target's own word"""
+    answer: AnswerClass
+    """[class of the answer](graders.md#every-trial-is-accounted-for): `whole`, `cut`, `filtered`, `refused`, `empty` or
+    `paused`; with several turns, that of the first reply that is not whole"""
     usage: Usage
     """`input_tokens`, `output_tokens`, `requests`, and `cost` in dollars; null is unknown"""
     timing: Timing
@@ -236,6 +243,11 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """only if the output was copied: the run in which it was generated"""
     opening: int | UnsetType = UNSET
     """only with `history` or `messages`: number of messages before the prompt"""
+    value: Any = UNSET
+    """only if the target returned a value that is no text, such as an object or a number: that value; `output` has it
+    as JSON"""
+    row: str | UnsetType = UNSET
+    """only if the target sees no more than a part of the row: 16 digits of the row's digest, by which it is graded"""
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
@@ -247,6 +259,18 @@ class Output(Struct, frozen=True, omit_defaults=False):
         """Text of the first message that the user sent in the conversation; None if there is none."""
         asked = (message.get("content") for message in self.conversation if message.get("role") == "user")
         return next(map(content_text, asked), None)
+
+
+class Together(Struct, frozen=True, omit_defaults=True):
+    """The outputs that a grader has looked at together, and what it says of them as a whole."""
+
+    digest: str
+    """digest of these outputs: a verdict counts only as long as the run has the same ones"""
+    score: Any = None
+    """the grader's own number for all of them, such as a corpus metric; left out if it gives none, or could not judge
+    one of them"""
+    details: Any = None
+    """further values that it returned for all of them"""
 
 
 class Grade(Struct, frozen=True):
@@ -287,6 +311,9 @@ class Grade(Struct, frozen=True):
     """only if the grade was copied: the run in which it was made"""
     counts: tuple[int, ...] | UnsetType = UNSET
     """only for metrics that have a number for the whole run: the counts that are summed for it"""
+    together: Together | UnsetType = UNSET
+    """only if the grader looked at all outputs of the run together: their `digest`, and its `score` and `details` for
+    all of them"""
 
 
 class ErrorRecord(Struct, frozen=True):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from holdfast.store.lines import LineRef
-    from holdfast.store.records import GradeStatus, Mark, Usage
+    from holdfast.store.records import GradeStatus, Mark, Together, Usage
 
 
 class Moment(NamedTuple):
@@ -32,6 +32,10 @@ class OutputRef(NamedTuple):
     """the ends of the turns, if recorded"""
     stopped_by: str | None = None
     started: float = 0.0
+    row: str | None = None
+    """16 digits of the digest of the row, if the target sees only a part of it"""
+    kind: str = "whole"
+    """kind of the answer, one of `answers.KINDS`"""
 
     def at(self, turn: int | None) -> Moment | None:
         """Return the state after a turn, or at the end; None if the conversation ended earlier."""
@@ -61,3 +65,5 @@ class VerdictRef(NamedTuple):
     time: float = 0.0
     counts: tuple[int, ...] | None = None
     """numbers to be summed over the run, of graders with run-wide metrics"""
+    together: Together | None = None
+    """of a grader that has looked at all outputs of the run together"""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.errors import ManifestError, ResultsError, UsageError
+from holdfast.errors import ManifestError, ResultsError, UsageError, VersionError
 from holdfast.store.damage import cut_damage
 from holdfast.store.durable import make_directory, replacing, sync_directory
 from holdfast.store.index import KINDS, Index, IndexReader, load_index
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.store.damage import Damage
+    from holdfast.store.gate import GateOutcome
     from holdfast.store.index_cache import IndexCache
     from holdfast.store.metrics import Metrics, TrialResult
 
@@ -59,6 +60,7 @@ class RunDir:
         self.manifest = path / "manifest.json"
         self.results = path / "results.json"
         self.metrics = path / "metrics.json"
+        self.gate = path / "gate.json"
         self.log = path / "run.log"
         self.aside = path / "set-aside"
         self.files = path / "files"
@@ -216,6 +218,25 @@ class RunDir:
         except msgspec.ValidationError as error:
             raise self._damaged(self.metrics, error) from error
 
+    def read_gate(self) -> GateOutcome | None:
+        """Read whether the run met its gate; None without one. Raises ResultsError if that is damaged."""
+        if not self.gate.exists() or not self.finished:
+            return None
+        from holdfast.store.gate import GateOutcome
+
+        return self._read(self.gate, GateOutcome)
+
+    def write_gate(self, gate: GateOutcome | None) -> None:
+        """Store whether the run met its gate, if that differs from what is stored; None: it has no gate."""
+        with suppress(ResultsError, VersionError):  # what cannot be read is written again
+            if self.read_gate() == gate:
+                return
+        if gate is None:
+            self.gate.unlink(missing_ok=True)
+            return
+        with replacing(self.gate) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(gate), indent=2) + b"\n")
+
     def read_results(self) -> list[TrialResult]:
         """Read every trial with its verdicts. Raises ResultsError if they are missing or damaged."""
         from holdfast.store.metrics import Results
@@ -280,7 +301,7 @@ class RunDir:
 
     def reopen(self) -> None:
         """Delete the report of a finished run, so that the run can continue."""
-        for path in (self.metrics, self.results):
+        for path in (self.metrics, self.gate, self.results):
             with suppress(FileNotFoundError):
                 path.unlink()
         sync_directory(self.path)

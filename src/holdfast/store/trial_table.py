@@ -40,7 +40,7 @@ NAN: Final = float("nan")
 
 TABLE: Final = "columns"
 """name of the file of a stored table"""
-_MAGIC: Final = b"holdfast columns 3\n"
+_MAGIC: Final = b"holdfast columns 4\n"
 _FRAME: Final = Layout("<QQQ")
 """place, length and checksum of the header"""
 _BODY: Final = 48
@@ -64,7 +64,7 @@ NUMBERS: Final = {
     "attempt": "f",
 }
 """numbers of a trial, with their type codes"""
-CODED: Final = ("stop", "error", "source")
+CODED: Final = ("stop", "answer", "error", "source")
 """columns of texts, of which few are different; stored as numbers of values"""
 _PLAIN: Final = {
     "trial": "I",

@@ -126,6 +126,11 @@ class AgentProgram(Target):
     async def __aexit__(self, *details: object) -> None:
         await self._command.__aexit__(*details)
 
+    @property
+    def final_notices(self) -> list[str]:
+        """What the agent's requests were charged for and no price is known of."""
+        return self._command.final_notices
+
     async def reply(self, turn: Turn) -> Reply:
         """Run the agent to its end, with a configuration folder that is new and has the same name after a crash."""
         if turn.number > 1:

@@ -70,14 +70,14 @@ class Balancer:
             except Fault as fault:
                 self._try_next(fault, tried)
 
-    async def stream(self, body: Any) -> AsyncIterator[Any]:
+    async def stream(self, body: Any, *, halves: bool = False) -> AsyncIterator[Any]:
         """Yield the JSON events of a reply."""
         tried: list[_Server] = []
         while True:
             server = self._pick(tried)
             try:
                 with server.request():
-                    async for event in server.client.stream(body):
+                    async for event in server.client.stream(body, halves=halves):
                         yield event
                 return
             except Fault as fault:

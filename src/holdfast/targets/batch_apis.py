@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from codecs import BOM_UTF8
 from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final, NamedTuple
@@ -33,7 +34,7 @@ _SKEW_SECONDS: Final = 900.0
 _FILE_SECONDS: Final = 600.0
 """that a provider may take to read an uploaded file"""
 _NOT_RUN: Final = ("batch_expired", "batch_cancelled", "batch_canceled")
-_decode: Final = msgspec.json.Decoder().decode
+_decoder: Final = msgspec.json.Decoder()
 
 
 class BatchProblem(NamedTuple):
@@ -61,6 +62,8 @@ class Look(NamedTuple):
     files: tuple[str, ...] = ()
     """URLs of the results"""
     problem: BatchProblem | None = None
+    results: int | None = None
+    """how many requests have a result, as the provider counts them; None if it does not"""
 
     @property
     def cancelled(self) -> bool:
@@ -206,14 +209,16 @@ class OpenAIBatches(BatchApi):
             status = str(batch["status"]).lower()
             counts = batch.get("request_counts") or {}
             files = [batch.get("output_file_id"), batch.get("error_file_id")]
+            done = int(counts.get("completed") or 0) + int(counts.get("failed") or 0)
             return Look(
                 id=str(batch["id"]),
                 status=status,
-                done=int(counts.get("completed") or 0) + int(counts.get("failed") or 0),
+                done=done,
                 total=int(counts.get("total") or 0),
                 ended=status in ("completed", "failed", "expired", "cancelled", "canceled"),
                 files=tuple(f"{self._base}/files/{file}/content" for file in files if file),
                 problem=_problem(batch) if status == "failed" else None,
+                results=done,
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise AttemptError("bad_reply", f"not the description of a batch: {str(answer)[:200]}") from error
@@ -282,7 +287,7 @@ class TogetherBatches(OpenAIBatches):
 
     def _look(self, answer: Any) -> Look:
         look = super()._look(answer)
-        return look._replace(done=round(answer.get("job", answer).get("progress") or 0), total=100)
+        return look._replace(done=round(answer.get("job", answer).get("progress") or 0), total=100, results=None)
 
 
 def _problem(batch: dict[str, Any]) -> BatchProblem:
@@ -350,6 +355,7 @@ class AnthropicBatches(BatchApi):
                 total=sum(counts.values()),
                 ended=ended,
                 files=(f"{self._url}/{batch['id']}/results",) if ended else (),
+                results=sum(counts.values()) if ended else None,
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise AttemptError("bad_reply", f"not the description of a batch: {str(batch)[:200]}") from error
@@ -403,6 +409,10 @@ class AnthropicBatches(BatchApi):
             return None
 
 
+def _decode(line: bytes) -> Any:
+    return _decoder.decode(line.removeprefix(BOM_UTF8))
+
+
 def _seconds(moment: Any) -> float:
     """Return a time that a provider gives as a number or in words; infinity if it cannot be read."""
     if isinstance(moment, int | float):
@@ -424,6 +434,16 @@ def glance(line: bytes) -> tuple[str, bool] | None:
         return str(value["custom_id"]), answered
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
         return None
+
+
+def same_answers(lines: Iterable[bytes]) -> bool:
+    """Return True if lines of results hold the same answer, whichever API they are of."""
+    answers = []
+    for line in lines:
+        value = _decode(line)
+        reply = (value.get("result") or {}).get("message") or (value.get("response") or {}).get("body")
+        answers.append({**reply, "id": None, "created": None} if isinstance(reply, dict) else reply)
+    return all(answer == answers[0] for answer in answers)
 
 
 _APIS: Final[dict[Api, type[BatchApi]]] = {

@@ -135,7 +135,7 @@ class BatchClient:
             raise AttemptError("bad_reply", f"a result of a batch cannot be read: {ref.path}")
         if result.error is not None:
             raise result.error
-        return result.reply
+        return self._client.check(result.reply)
 
 
 def _hex(key: str) -> str:

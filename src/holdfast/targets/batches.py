@@ -37,7 +37,8 @@ from holdfast.store.batches import (
     result_lines,
 )
 from holdfast.store.durable import advice_for, make_directory
-from holdfast.targets.batch_apis import BatchProblem, Look, glance
+from holdfast.store.records import Usage
+from holdfast.targets.batch_apis import BatchProblem, Look, glance, same_answers
 from holdfast.targets.batch_files import ACCOUNT
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ _STALE_SECONDS: Final = 900.0
 """age of an intent whose batch would have appeared long ago"""
 _AT_ONCE: Final = 256
 """results that are handed out before others get their turn"""
+_PAID: Final = Usage(requests=1)
+"""of a request that was run, and of whose answer nothing is known"""
 AGAIN: Final = object()
 """stands for the result of a request that was not run"""
 
@@ -67,6 +70,17 @@ class BatchRequest(NamedTuple):
     body: Any
     size: int
     future: asyncio.Future[LineRef | object]
+
+
+class _Results(NamedTuple):
+    """The results of a batch."""
+
+    seen: set[str]
+    """requests with a result"""
+    answers: dict[str, list[LineRef]]
+    """by request: the places of its answers"""
+    conflicts: set[str]
+    """requests with answers that differ"""
 
 
 class Flight:
@@ -156,6 +170,8 @@ class Batches:
         self.busy: set[str] = set()
         """requests that are being made"""
         self._trouble_shown = False
+        self._exchange = asyncio.Lock()
+        """held while a batch is submitted, or its results are stored"""
 
     @property
     def folder(self) -> Path:
@@ -181,15 +197,26 @@ class Batches:
 
     def _index(self, batch: Batch) -> None:
         """Note where the answers of a collected batch are. Errors do not count: their requests are made again."""
-        unseen = set(batch.intent.requests)
         with suppress(FileNotFoundError):  # removed once the run was finished
-            for ref, line in result_lines(self._store.results(batch)):
-                name, answered = self._name(batch, line)
-                if name is not None:
-                    unseen.discard(name)
-                if name is not None and answered:
-                    self._answers.setdefault(name, []).append(ref)
-            self._not_run |= unseen
+            results = self._read(batch)
+            for name, refs in results.answers.items():
+                if name not in results.conflicts:
+                    self._answers.setdefault(name, []).append(refs[0])
+            self._not_run |= set(batch.intent.requests) - results.seen
+
+    def _read(self, batch: Batch) -> _Results:
+        """Read which requests of a batch the file of its results answers."""
+        seen: set[str] = set()
+        answers: dict[str, list[LineRef]] = {}
+        for ref, line in result_lines(self._store.results(batch)):
+            name, answered = self._name(batch, line)
+            if name is not None:
+                seen.add(name)
+            if name is not None and answered:
+                answers.setdefault(name, []).append(ref)
+        several = {name: refs for name, refs in answers.items() if len(refs) > 1}
+        conflicts = {name for name, refs in several.items() if not same_answers(ref.read() for ref in refs)}
+        return _Results(seen, answers, conflicts)
 
     @staticmethod
     def _name(batch: Batch, line: bytes) -> tuple[str | None, bool]:
@@ -272,6 +299,19 @@ class Batches:
         except OSError as error:
             self._stop(Fault("disk", f"cannot keep the record of batches: {error}", remedy=advice_for(error)))
 
+    def leave(self) -> None:
+        """Let nobody wait for a batch any more: another process collects it."""
+        self._drop_unsent()
+        for flight in self._flights.values():
+            for future in flight.waiters.values():
+                future.cancel()
+            flight.waiters.clear()
+
+    async def settle(self) -> None:
+        """Return when no batch is being submitted, and no results are being stored."""
+        async with self._exchange:
+            pass
+
     async def _use_pause(self) -> None:
         """Submit what has gathered while everything waits; without that, leave if the user does not want to wait."""
         unsent = sum(len(client.unsent) for client in self._clients)
@@ -311,7 +351,8 @@ class Batches:
                 return
             if not self._held():
                 raise Fault("lease_lost", "another process has taken over this run")
-            await self._send(client, group)
+            async with self._exchange:
+                await self._send(client, group)
 
     async def _send(self, client: BatchClient, group: dict[str, BatchRequest]) -> None:
         """Submit one batch: record the intent, upload, submit, and record the id."""
@@ -511,23 +552,27 @@ class Batches:
         """Store the results of a batch, and hand them out."""
         batch = flight.batch
         path = self._store.results(batch)
-        await asyncio.to_thread(make_directory, path.parent)
-        await client.api.download(look, path)
-        seen = {name for _, line in result_lines(path) if (name := self._name(batch, line)[0]) is not None}
-        await self._store.write(BatchCollected(batch.intent.intent, look.status, len(seen), now()))
+        async with self._exchange:
+            await asyncio.to_thread(make_directory, path.parent)
+            results = await self._download(batch, client, look)
+            seen = results.seen
+            await self._store.write(BatchCollected(batch.intent.intent, look.status, len(seen), now()))
         self._remove(flight)
         self._notice(
             f"batch {batch.id} is {look.status}: {len(seen):,} of {len(batch.intent.requests):,} requests have a result"
         )
-        handed_out = 0
+        self._refuse_conflicts(flight, results.conflicts)
+        lost = look.results is not None and len(seen) < look.results
+        handled, handed_out = set(results.conflicts), 0
         for ref, line in result_lines(path):
             name, answered = self._name(batch, line)
             result = None if name is None else client.api.read(line)
-            if name is None or result is None:
+            if name is None or result is None or name in handled or (name in results.answers and not answered):
                 continue
             if not result.run:
                 seen.discard(name)
                 continue
+            handled.add(name)
             future = flight.waiters.pop(name, None)
             if future is not None and not future.done():
                 future.set_result(ref)
@@ -536,10 +581,37 @@ class Batches:
                     await asyncio.sleep(0)
             elif answered:
                 self._answers.setdefault(name, []).append(ref)
-        self._hand_back(flight, look, set(batch.intent.requests) - seen)
+        self._hand_back(flight, look, set(batch.intent.requests) - seen, lost=lost)
 
-    def _hand_back(self, flight: Flight, look: Look, unanswered: set[str]) -> None:
-        """Decide about the requests that a batch has not answered."""
+    async def _download(self, batch: Batch, client: BatchClient, look: Look) -> _Results:
+        """Store the results of a batch. Those that are fewer than the provider counts are fetched again."""
+        pause = _LOOK_SECONDS
+        for last in (False, False, True):
+            await client.api.download(look, self._store.results(batch))
+            results = self._read(batch)
+            if last or look.results is None or len(results.seen) >= min(look.results, len(batch.intent.requests)):
+                break
+            self._notice(
+                f"batch {batch.id} has {look.results:,} results, of which {len(results.seen):,} have arrived; "
+                "they are fetched again"
+            )
+            await asyncio.sleep(pause)
+            pause *= 4
+        return results
+
+    def _refuse_conflicts(self, flight: Flight, names: set[str]) -> None:
+        """Raise an error for requests that have several answers: nobody knows which one is theirs."""
+        if names:
+            requests = "1 request" if len(names) == 1 else f"{len(names):,} requests"
+            self._notice(f"batch {flight.batch.id} has different answers to {requests}, which will be asked again")
+        for name in names:
+            future = flight.waiters.pop(name, None)
+            if future is not None and not future.done():
+                message = f"batch {flight.batch.id} has different answers to this request, under one custom_id"
+                future.set_exception(AttemptError("bad_reply", message, usage=_PAID))
+
+    def _hand_back(self, flight: Flight, look: Look, unanswered: set[str], *, lost: bool) -> None:
+        """Decide about the requests that a batch has not answered; `lost`: the provider counts more results."""
         if look.status in ("expired", "cancelled", "canceled"):
             self._not_run |= unanswered
         if look.cancelled and not flight.cancelled_here and flight.waiters:
@@ -553,14 +625,17 @@ class Batches:
         elif look.status in ("expired", "cancelled", "canceled"):
             flight.release()
         else:
-            flight.fail(AttemptError("server", f"batch {look.id} has no result for this request"))
+            message = f"batch {look.id} has no result for this request"
+            flight.fail(AttemptError("server", message, usage=_PAID if lost else None))
 
 
 def _copy(error: AttemptError | Fault) -> AttemptError | Fault:
     """Return an error for one of many who get it: each raise adds to an error's traceback."""
     if isinstance(error, Fault):
         return Fault(error.kind, error.message, remedy=error.remedy, status=error.status, away=error.away)
-    return AttemptError(error.kind, error.message, remedy=error.remedy, status=error.status, retry=error.retry)
+    return AttemptError(
+        error.kind, error.message, remedy=error.remedy, status=error.status, retry=error.retry, usage=error.usage
+    )
 
 
 def _doubt_seconds() -> float:

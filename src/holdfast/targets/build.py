@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.spec.load_targets import TARGETS
+from holdfast.spec.named_inputs import TARGET, named_inputs, with_named_inputs
 from holdfast.spec.origin import Origin
+from holdfast.spec.row_fields import code_sees_row
+from holdfast.spec.template import normal_expression, normal_form
 
 if TYPE_CHECKING:
     from holdfast.spec.load import Eval
@@ -25,12 +28,27 @@ def build_target(spec: Eval) -> Target:
 def target_identity(spec: Eval) -> dict[str, Any]:
     """Return everything of the target that can change an answer."""
     kind = target_class(spec)
-    identity = {"kind": spec.target.kind, **kind.identity(spec.target, _origin(spec))}
-    if not TARGETS.is_builtin(spec.target.kind):
+    block = spec.target
+    identity = {"kind": block.kind, **kind.identity(block, _origin(spec))}
+    identity |= {name: normal_form(identity[name]) for name in block.templates if name in identity}
+    identity |= {name: normal_expression(identity[name]) for name in block.expressions if name in identity}
+    if not TARGETS.is_builtin(block.kind):
         from holdfast.functions.loading import module_source
 
         identity["source"] = module_source(kind.__module__, spec.folder)
-    return identity
+    return with_named_inputs(identity, named_inputs(spec, TARGET, runs_code=_runs_code(spec)))
+
+
+def _runs_code(spec: Eval) -> bool:
+    """Return True if outputs may depend on code of the user: on more than the texts of the eval and its rows."""
+    tools = any(tool.scripted is None for tool in getattr(spec.target, "tools", ()))
+    player = spec.responder is not None and spec.responder.python is not None
+    return tools or player or spec.hooks is not None or spec.target.kind not in ("model", "http")
+
+
+def target_sees_row(spec: Eval) -> bool:
+    """Return True if answers may depend on the row by more than what the eval file takes from it for the target."""
+    return code_sees_row(spec) or target_class(spec).sees_row(spec.target, _origin(spec))
 
 
 def target_class(spec: Eval) -> type[Target]:

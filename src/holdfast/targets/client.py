@@ -6,8 +6,10 @@ request would meet too. No other exception leaves this module.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
+from codecs import BOM_UTF8
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Final, Self
@@ -18,6 +20,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast import __version__
+from holdfast.dialects.reading import mend
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.redact import bare_url
 from holdfast.targets.connections import Connections
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.targets.web_session import WebResponse, WebSession
 
 _decode = msgspec.json.Decoder().decode
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 
@@ -114,7 +118,13 @@ class Client:
             raise self._classify_exception(error) from error
         if response.status >= 300:
             raise self._classify_response(response.status, response.headers, data)
-        return self.parse(data)
+        return self.check(self.parse(data))
+
+    def check(self, value: Any) -> Any:
+        """Return the JSON of a reply; raise the error that it reports although its status is good."""
+        if is_error(value):
+            raise self._failure(msgspec.json.encode(value), "with status 200")
+        return value
 
     async def _request(self, method: str, url: str, data: bytes, *, whole: bool) -> Response | WebResponse:
         """Make a request; return the response when its head has arrived, or with `whole` all of it."""
@@ -157,15 +167,16 @@ class Client:
         """Return the error for a request that was refused inside a batch: the same as for one that is sent alone."""
         return self._classify_response(status, {}, data)
 
-    async def stream(self, body: Any) -> AsyncIterator[Any]:
+    async def stream(self, body: Any, *, halves: bool = False) -> AsyncIterator[Any]:
         """Yield the JSON events of a reply. Callers check that the last one ends the answer."""
-        async for event in self.events(body, end="close"):
+        async for event in self.events(body, end="close", halves=halves):
             if event.value is not UNSET:
-                yield event.value
+                yield self.check(event.value) if event.whole else event.value
 
-    async def events(self, body: Any, *, end: str | None = None) -> AsyncGenerator[Reported]:
+    async def events(self, body: Any, *, end: str | None = None, halves: bool = False) -> AsyncGenerator[Reported]:
         """Yield the events of a stream, or one event where the reply is a JSON document.
 
+        With `halves`, texts may begin or end with half a character, and callers put them together (`reading.mend`).
         An error that the server reports inside a stream is raised. So is a stream that ended early: one without the
         event that `end` names, or, where nothing is named, one whose transport does not tell its end from a cut.
         With `end="close"` any end counts.
@@ -182,11 +193,11 @@ class Client:
 
                 parser = EventParser()
                 async for piece in response.pieces():
-                    for report in self._read(parser.feed(piece), end):
+                    for report in self._read(parser.feed(piece), end, halves=halves):
                         if report is _END:
                             return
                         yield report
-                for report in self._read(parser.close(), end):
+                for report in self._read(parser.close(), end, halves=halves):
                     if report is _END:
                         return
                     yield report
@@ -196,7 +207,7 @@ class Client:
         except OSError as error:
             raise self._classify_exception(error) from error
 
-    def _read(self, events: Iterable[Event], end: str | None) -> Iterator[Reported]:
+    def _read(self, events: Iterable[Event], end: str | None, *, halves: bool) -> Iterator[Reported]:
         """Parse events, yield `_END` for the one that ends the stream, and raise the error that one reports."""
         for event in chain.from_iterable(map(_split, events)):
             data = b"\n".join(event.data).strip()
@@ -205,19 +216,19 @@ class Client:
                 return
             bare = [line for line in event.other if line.startswith(b"{")]
             if bare or event.name == "error":
-                raise self._failure(bare[0] if bare else data)
+                raise self._failure(bare[0] if bare else data, "in its stream")
             if event.other:
                 yield Reported(other=event.other)
             if data:  # servers send empty events to keep a connection open
-                value = self.parse(data)
-                if _is_error(value):
-                    raise self._failure(data)
+                value = self.parse(data, halves=halves)
+                if is_error(value):
+                    raise self._failure(data, "in its stream")
                 yield Reported(value)
 
-    def _failure(self, data: bytes) -> AttemptError | Fault:
-        """Make the error that a server reports inside a stream, after it has answered 200."""
+    def _failure(self, data: bytes, where: str) -> AttemptError | Fault:
+        """Make the error that a server reports after it has answered 200."""
         code, message = _reason(data)
-        text = self._without_secrets(f"{self.url} reported an error in its stream: {message}")
+        text = self._without_secrets(f"{self.url} reported an error {where}: {message}")
         failure = self._classify_status(_status_of(code), code, message, text, {})
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             failure.body = _decode(self._without_secrets(data.decode()))
@@ -238,11 +249,21 @@ class Client:
             )
 
     @staticmethod
-    def parse(data: bytes) -> Any:
-        """Parse JSON; raise an AttemptError that shows the data where it is none."""
+    def parse(data: bytes, *, halves: bool = False) -> Any:
+        """Parse JSON; raise an AttemptError that shows the data where it is none.
+
+        Half a character, which JSON can write and no file can hold, is replaced; with `halves` it is kept.
+        """
+        data = data.removeprefix(BOM_UTF8)
         try:
             return _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if _HALF.search(data):
+                import json  # which reads half characters, and few runs need
+
+                with suppress(ValueError, RecursionError):
+                    value = json.loads(data)
+                    return value if halves else mend(value)
             text = data[:120].decode("utf-8", "replace")
             raise AttemptError("bad_reply", f"the reply is not JSON ({error}): {text!r}") from error
 
@@ -284,7 +305,7 @@ class Client:
             )
         if status == 429 or _is_overload(status, headers, f"{code} {message}"):
             return AttemptError("rate_limit", text, status=status, retry_after=retry_after(headers))
-        if status in (408, 409, 425) or status >= 500 or code == "workflow_error":
+        if status < 400 or status in (408, 409, 425) or status >= 500 or code == "workflow_error":
             # A 422 with this code is anything that happens inside a workflow, a passing failure of its model included.
             return AttemptError("server", text, status=status, retry_after=retry_after(headers))
         return AttemptError("bad_request", text, status=status, retry=False)
@@ -327,8 +348,8 @@ def _split(event: Event) -> list[Event]:
     return [event]
 
 
-def _is_error(value: Any) -> bool:
-    """Return True for an event that reports an error, in one of the shapes that servers use."""
+def is_error(value: Any) -> bool:
+    """Return True for an event or a reply that reports an error, in one of the shapes that servers use."""
     if not isinstance(value, dict):
         return False
     failed = bool(value.get("error")) or "error" in (value.get("type"), value.get("object"))

@@ -84,6 +84,11 @@ class Command(Target):
         if self._proxy is not None:
             await self._proxy.__aexit__(*details)
 
+    @property
+    def final_notices(self) -> list[str]:
+        """What the program's requests were charged for and no price is known of."""
+        return [] if self._proxy is None else self._proxy.final_notices
+
     def base_url(self, calls: Calls) -> str:
         """Return the base URL of a trial at the proxy."""
         assert self._proxy is not None

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.dialects import dialect_of
-from holdfast.dialects.chat import join_tool_call, read_tokens
+from holdfast.dialects.chat import StreamedCalls, read_tokens
 from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError
 from holdfast.store.records import ProxiedResponse
@@ -89,6 +89,13 @@ def read_answer(dialect: Dialect, response: ProxiedResponse) -> Answer | None:
         return None
 
 
+def check_answer(dialect: Dialect, response: ProxiedResponse) -> None:
+    """Raise AttemptError for a failure that a server reports as an answer, or at the end of one."""
+    answer = read_answer(dialect, response)
+    if answer is not None and answer.action == "retry":
+        raise AttemptError("server", f"the server ended the answer with {answer.stop!r}: it has failed")
+
+
 def read_messages(place: Place, recorded: Any) -> list[Message] | None:
     """Return the messages of the model in a recorded answer; None where they cannot be read."""
     dialect, response = dialect_at(place), msgspec.convert(recorded, ProxiedResponse)
@@ -107,13 +114,19 @@ def read_messages(place: Place, recorded: Any) -> list[Message] | None:
 
 
 def _joined(events: Iterable[Any]) -> list[Message]:
-    answers: dict[int, dict[int, dict[str, Any]]] = {}
+    answers: dict[int, StreamedCalls] = {}
     for event in events:
         for choice in event.get("choices") or ():
-            calls = answers.setdefault(choice.get("index") or 0, {})
+            calls = answers.setdefault(choice.get("index") or 0, StreamedCalls())
             for piece in (choice.get("delta") or choice.get("message") or {}).get("tool_calls") or ():
-                join_tool_call(calls, piece)
-    return [{"tool_calls": [calls[number] for number in sorted(calls)]} for calls in answers.values()]
+                calls.add(piece)
+    return [{"tool_calls": calls.all()} for calls in answers.values()]
+
+
+def _tier(response: ProxiedResponse) -> Any:
+    """Return the service tier that answered, which each event of a stream names."""
+    parts = [response.whole] if isinstance(response.events, UnsetType) else response.events
+    return next((part["service_tier"] for part in parts if isinstance(part, dict) and part.get("service_tier")), None)
 
 
 def read_counts(place: Place, response: ProxiedResponse) -> TokenCounts:
@@ -126,7 +139,7 @@ def read_counts(place: Place, response: ProxiedResponse) -> TokenCounts:
     counts = response.counts if isinstance(response.counts, dict) else {}
     if "prompt_tokens" not in counts:
         counts = {"prompt_tokens": counts.get("input_tokens"), "completion_tokens": counts.get("output_tokens")}
-    tokens = read_tokens(counts)
+    tokens = read_tokens(counts, _tier(response))
     if tokens.output is None and tokens.input is not None and counts.get("total_tokens") == tokens.input:
         return TokenCounts(input=tokens.input, output=0)  # embeddings
     return tokens

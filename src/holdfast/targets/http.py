@@ -13,6 +13,8 @@ from jmespath.exceptions import JMESPathError
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from holdfast.dialects.chat import is_first
+from holdfast.dialects.reading import mend
 from holdfast.errors import AttemptError, UsageError
 from holdfast.spec.http_target_schema import HttpTarget
 from holdfast.spec.plugins import load_reference
@@ -100,7 +102,7 @@ class HttpWorkflow(Target):
         parts: list[str] = []
         steps: StepReader | None = None
         chat = finished = False
-        async with aclosing(self._client.events(body, end=self.block.stream_end)) as events:
+        async with aclosing(self._client.events(body, end=self.block.stream_end, halves=True)) as events:
             async for event in events:
                 for line in event.other:
                     steps = steps or _step_reader(line)
@@ -110,26 +112,29 @@ class HttpWorkflow(Target):
                     continue
                 choices = [] if event.whole else _choices(event.value)
                 chat |= bool(choices)
+                if choices and not any(map(is_first, choices)):
+                    continue  # of another answer, which the request asked for beside the first
                 finished |= any(choice.get("finish_reason") for choice in choices)
                 part = self._find(event.value, whole=event.whole)
                 if part is not None:
                     first = time.monotonic() - started if first is None else first
-                    parts.append(part if isinstance(part, str) else _compact(part))
+                    parts.append(part if isinstance(part, str) else _compact(mend(part)))
         if chat and not finished:
             raise AttemptError("bad_reply", "the stream ended before the answer did: no event has a finish_reason")
         if not parts:
             raise AttemptError("bad_reply", f"nothing at {self.block.response!r} in the reply")
         usage, trace = (Usage(), None) if steps is None else (steps.usage(), steps.trace or None)
-        return Reply(text="".join(parts), usage=replace(usage, requests=1), first_token=first, trace=trace)
+        return Reply(text=mend("".join(parts)), usage=replace(usage, requests=1), first_token=first, trace=trace)
 
     def _find(self, value: Any, *, whole: bool) -> Any:
-        """Pick the answer, or a piece of it, from a reply or an event."""
-        if whole and self.block.response == "@" and isinstance(value, dict) and value.get("error"):
-            raise AttemptError("server", f"{self._client.url} reported an error: {_compact(value['error'])[:300]}")
+        """Pick the answer, or a piece of it, from a reply or an event. An error beside no answer is raised."""
         try:
-            return self._pick.search(value)
+            part = self._pick.search(value)
         except JMESPathError as error:
             raise AttemptError("bad_reply", f"{self.block.response!r} does not fit the reply: {error}") from error
+        if whole and (part is value or part in (None, "", [], {})):
+            self._client.check(value)
+        return part
 
 
 def _step_reader(line: bytes) -> StepReader | None:

@@ -7,13 +7,14 @@ import re
 import time
 from contextlib import AsyncExitStack
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 from msgspec.structs import replace
 
 from holdfast.dialects.clouds import dialect_at
-from holdfast.dialects.reading import split_thoughts
+from holdfast.dialects.reading import mend, split_thoughts
+from holdfast.dialects.stops import UNKNOWN, is_known
 from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.spec.grader_schema import is_judge
@@ -21,12 +22,13 @@ from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
+from holdfast.spec.template import normal_expression
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from holdfast.dialects.types import Answer
     from holdfast.spec.conversation_schema import ResponderBlock
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
     from holdfast.targets.client import Client
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
+
+    Ask = Callable[[list[Message]], Awaitable[Reply]]
+
+_MOST_PAUSES: Final = 20
+"""how often a model that pauses within an answer is asked to go on"""
 
 
 class Model(Target):
@@ -65,6 +72,8 @@ class Model(Target):
         """where the run has batches"""
         self._place = "target"
         """the block of the eval file that asks"""
+        self._odd_stops: set[str] = set()
+        """stop reasons that no table has"""
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
             from holdfast.targets.embedded import check_embedded  # which few evals need
@@ -105,7 +114,7 @@ class Model(Target):
             del identity["params"]  # they are about replies
             identity |= likelihood_identity(block, origin)
         elif block.params_from is not None:
-            identity["params_from"] = block.params_from
+            identity["params_from"] = normal_expression(block.params_from)
         if block.reasoning_history != "auto":
             identity["reasoning_history"] = block.reasoning_history
         if block.strip_reasoning is not None:
@@ -227,9 +236,11 @@ class Model(Target):
     async def reply(self, turn: Turn) -> Reply:
         """Ask for the next assistant message; call the tools it asks for, until it answers."""
         try:
-            if self._tools is None:
-                return await self.complete(turn.messages, turn.params, turn.load)
-            return await self._reply_with_tools(turn, self._tools)
+            if self._tools is not None:
+                return await self._reply_with_tools(turn, self._tools)
+            if turn.calls is not None and self.block.may_pause and self.endpoint.api == "messages":
+                return await self.answer(turn.messages, turn.calls, dict(turn.params), turn.load)
+            return await self.complete(turn.messages, turn.params, turn.load)
         except (AttemptError, Fault) as error:
             raise self.explained(error) from error
 
@@ -257,11 +268,14 @@ class Model(Target):
     ) -> Reply:
         """Return the model's answer to a conversation, from the trial's record where it is there."""
 
-        async def ask() -> Any:
-            return msgspec.to_builtins(await self.complete(messages, more, load))
+        async def ask(sent: list[Message]) -> Reply:
+            async def live() -> Any:
+                return msgspec.to_builtins(await self._ask_once(self.request(sent, more, self._schema, load)))
 
-        request = {"model": self.endpoint.model, **self.block.params, **more, "messages": messages}
-        return msgspec.convert(await calls.model(request, ask), Reply)
+            request = {"model": self.endpoint.model, **self.block.params, **more, "messages": sent}
+            return msgspec.convert(await calls.model(request, live), Reply)
+
+        return await self._until_ended(messages, ask)
 
     def complete(
         self,
@@ -300,6 +314,33 @@ class Model(Target):
 
     async def ask(self, request: ModelRequest) -> Reply:
         """Send a request and return the model's answer."""
+        so_far: list[Reply] = []
+
+        async def ask(sent: list[Message]) -> Reply:
+            try:
+                so_far.append(await self._ask_once(replace(request, messages=sent)))
+            except AttemptError as error:
+                for earlier in so_far:  # was paid for
+                    error.usage = earlier.usage if error.usage is None else earlier.usage + error.usage
+                raise
+            return so_far[-1]
+
+        return await self._until_ended(list(request.messages), ask)
+
+    async def _until_ended(self, messages: list[Message], ask: Ask) -> Reply:
+        """Return the answer to a conversation. A message in which the model paused is sent back, so that it goes on."""
+        reply = await ask(messages)
+        for _ in range(_MOST_PAUSES):
+            if reply.stop != "pause" or not reply.messages:
+                break
+            rest = await ask([*messages, *reply.messages])
+            assert rest.messages is not None
+            message = self._without_thoughts(self._dialect.join(reply.messages[-1], rest.messages[-1]))
+            text, usage = message.get("content") or "", reply.usage + rest.usage
+            reply = replace(rest, text=text, messages=[message], usage=usage, first_token=reply.first_token)
+        return reply
+
+    async def _ask_once(self, request: ModelRequest) -> Reply:
         assert self._client is not None
         body, first, in_batch = self._dialect.encode(request), None, False
         if request.stream:
@@ -309,25 +350,37 @@ class Model(Target):
             answer = self._dialect.read(reply)
         else:
             answer = self._dialect.read(await self._client.post(body))
-        if self.block.strip_reasoning is not None:
-            answer = replace(answer, message=split_thoughts(answer.message, self.block.strip_reasoning))
-        return Reply(
-            text=answer.text,
-            messages=[answer.message],
-            usage=self._prices.usage(answer.tokens, batch=in_batch),
-            stop=answer.stop,
-            first_token=first,
-        )
+        tokens, tier = answer.tokens, request.params.get("service_tier") or request.params.get("serviceTier")
+        if tier and tokens.tier is None:  # the reply does not say which one it got
+            tokens = replace(tokens, tier=str(tier))
+        usage = self._prices.usage(tokens, batch=in_batch)
+        if answer.action == "retry":
+            message = f"the server ended the answer with {answer.stop!r}: it has failed, and the answer is not whole"
+            raise AttemptError("server", message, usage=usage)
+        if not is_known(answer.stop):
+            self._odd_stops.add(answer.stop)
+        answer = replace(answer, message=self._without_thoughts(answer.message))
+        return Reply(text=answer.text, messages=[answer.message], usage=usage, stop=answer.stop, first_token=first)
+
+    def _without_thoughts(self, message: Message) -> Message:
+        marks = self.block.strip_reasoning
+        return message if marks is None else split_thoughts(message, marks)
+
+    @property
+    def final_notices(self) -> list[str]:
+        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
+        return [*_stop_notices(self.block.model, self._odd_stops), *self._prices.notices]
 
     async def _streamed(self, body: dict[str, Any]) -> tuple[Answer, float | None]:
         """Return a streamed answer, and the seconds until its first token."""
         assert self._client is not None
         started, first = time.monotonic(), None
         reader = self._dialect.reader()
-        async for event in self._client.stream(body):
+        async for event in self._client.stream(body, halves=True):
             if reader.feed(event) and first is None:
                 first = time.monotonic() - started
-        return reader.finish(), first
+        answer = reader.finish()
+        return replace(answer, message=mend(answer.message)), first
 
     def explained(self, error: AttemptError | Fault) -> AttemptError | Fault:
         """Make a refusal that every request will meet a Fault, with the line to write."""
@@ -336,6 +389,13 @@ class Model(Target):
             return error
         line = re.sub(r"\btarget\b", self._place, line)
         return Fault("rejected", error.message, remedy=line, status=error.status)
+
+
+def _stop_notices(model: str, words: set[str]) -> Iterator[str]:
+    for word in sorted(words - {UNKNOWN}):
+        yield f"{model} ended answers with {word!r}, which Holdfast does not know; they are graded as whole ones"
+    if UNKNOWN in words:
+        yield f"{model} ended answers without a stop reason, so that they may be cut; they are graded as whole ones"
 
 
 def _schema_of(block: ModelTarget, origin: Origin) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from holdfast.errors import AttemptError, Fault
 from holdfast.spec.providers import endpoint_of
 from holdfast.store.records import ProxiedResponse, Usage
 from holdfast.targets.balancer import client_of
-from holdfast.targets.exchange import dialect_at, place_of, read_answer, read_counts, read_messages
+from holdfast.targets.exchange import check_answer, dialect_at, place_of, read_counts, read_messages
 from holdfast.targets.matching import Volatile, without
 from holdfast.targets.prices import Prices
 from holdfast.targets.types import Reading
@@ -61,6 +61,8 @@ class Proxy:
         """by provider: base URLs, and the environment variable with the key"""
         self._volatile = [*volatile, *map(Volatile, block.ignore)]
         self._prices = prices
+        self._models: dict[str, Prices] = {}
+        """the prices of the models that were asked"""
         self._trials: dict[str, Calls] = {}
         self._clients: dict[str, Client | Balancer] = {}
         self._runner: web.AppRunner | None = None
@@ -174,7 +176,17 @@ class Proxy:
         response = msgspec.convert(recorded, ProxiedResponse)
         if response.free is True:
             return Usage(0, 0, 1, 0.0)
-        return Prices(str(response.model or ""), self._prices).usage(read_counts(place, response))
+        return self._priced(str(response.model or "")).usage(read_counts(place, response))
+
+    def _priced(self, model: str) -> Prices:
+        if model not in self._models:
+            self._models[model] = Prices(model, self._prices)
+        return self._models[model]
+
+    @property
+    def final_notices(self) -> list[str]:
+        """What requests were charged for and no price is known of."""
+        return [notice for prices in self._models.values() for notice in prices.notices]
 
 
 class _Answer:
@@ -221,7 +233,7 @@ class _Answer:
         whole = await client.post(self._body)
         response = ProxiedResponse(model, whole=whole, counts=_usage_in(whole), free=self._place.free or msgspec.UNSET)
         if self._dialect is not None:
-            read_answer(self._dialect, response)  # raises for a failure that is reported as an answer
+            check_answer(self._dialect, response)
         return response
 
     async def _stream(self, client: Client | Balancer, model: Any) -> ProxiedResponse:
@@ -249,7 +261,10 @@ class _Answer:
                 await self._send([event])
         if reader is not None and not reader.ended:
             raise AttemptError("bad_reply", STOPPED_EARLY)
-        return ProxiedResponse(model, events=events, counts=counts)
+        response = ProxiedResponse(model, events=events, counts=counts)
+        if self._dialect is not None:
+            check_answer(self._dialect, response)
+        return response
 
     async def _send(self, events: list[Any]) -> None:
         if self.response is None:

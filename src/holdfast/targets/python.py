@@ -11,13 +11,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, ConfigError, Fault, HoldfastError, Problem, UsageError
-from holdfast.functions import Function, describe_error, function_source, load_function, user_error
+from holdfast.functions import (
+    Function,
+    describe_error,
+    function_source,
+    load_function,
+    parameters_of,
+    user_error,
+)
 from holdfast.spec.code_target_schema import PythonTarget
 from holdfast.spec.providers import has_provider
+from holdfast.spec.schema import several_answers
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import Usage
 from holdfast.targets.model import Model
@@ -141,6 +149,12 @@ class PythonFunction(Target):
         self._opened = AsyncExitStack()
 
     @classmethod
+    def sees_row(cls, block: PythonTarget, origin: Origin) -> bool:
+        """Return False for a function that takes nothing but the prompt and the messages."""
+        names = parameters_of(block.python, origin.folder, origin.spec.functions)
+        return names is None or not names <= {"prompt", "messages"}
+
+    @classmethod
     def identity(cls, block: PythonTarget, origin: Origin) -> dict[str, Any]:
         """Return the code of all functions, and the values that they get."""
         spec = origin.spec
@@ -175,6 +189,12 @@ class PythonFunction(Target):
         for model in self._models.values():
             self._opened.push_async_exit(model)
         await self._opened.__aexit__(*details)
+
+    @property
+    def final_notices(self) -> list[str]:
+        """What the servers of the function's models did that cannot be accounted for."""
+        proxied = [] if self._proxy is None else self._proxy.final_notices
+        return [*(notice for model in self._models.values() for notice in model.final_notices), *proxied]
 
     async def reply(self, turn: Turn) -> Reply:
         """Call the function and return its result as a reply."""
@@ -216,6 +236,8 @@ class PythonFunction(Target):
     async def ask(self, turn: Turn, name: str, messages: list[Message], params: dict[str, Any]) -> Reply:
         """Return a model's answer, for `context.model`."""
         assert turn.calls is not None
+        if (several := several_answers(params)) is not None:
+            raise UsageError(f"context.model: `{several}` asks for several answers, of which one would count")
         async with self._opening:  # calls may be concurrent, and the embedded model starts slowly
             if name not in self._models:
                 self._models[name] = await self._model(name).__aenter__()
@@ -325,14 +347,21 @@ def _as_reply(returned: Any) -> Reply:
 
 
 def _from_dict(returned: dict[str, Any]) -> Reply:
+    """Read a dict. An empty `tool_calls` or `messages` says that no tool was called; None, or no such key, nothing."""
     text = next((returned[key] for key in ("output", "text", "content") if key in returned), None)
-    messages: list[Message] | None = returned.get("messages")
+    messages: list[Message] | None = _listed(returned, "messages")
+    value = UNSET
     if text is None and messages:
         text = messages[-1].get("content")
+    elif text is not None and not isinstance(text, str):
+        value, text = text, as_text(text)
     if not isinstance(text, str):
         raise AttemptError("agent", f"the reply has no text: {str(returned)[:200]}", retry=False)
-    if messages is None and returned.get("tool_calls"):
-        messages = [{"role": "assistant", "content": text, "tool_calls": returned["tool_calls"]}]
+    if (calls := _listed(returned, "tool_calls")) is not None:
+        if messages is None:
+            messages = [{"role": "assistant", "content": text, "tool_calls": calls}]
+        elif calls and not any(message.get("tool_calls") for message in messages):
+            messages = [{"role": "assistant", "content": "", "tool_calls": calls}, *messages]
     counts = returned.get("usage") or {}
     usage = Usage(
         counts.get("input_tokens", counts.get("prompt_tokens")),
@@ -344,9 +373,20 @@ def _from_dict(returned: dict[str, Any]) -> Reply:
         text=text,
         messages=messages,
         usage=usage,
-        stop=str(returned.get("stop", "stop")),
+        stop=str(returned.get("stop") or "stop"),
         state=returned.get("state"),
+        value=value,
     )
+
+
+def _listed(returned: dict[str, Any], key: str) -> list[dict[str, Any]] | None:
+    """Return a list of objects in a reply; None where the reply does not say."""
+    value = returned.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(isinstance(each, dict) for each in value):
+        raise AttemptError("agent", f"`{key}` of the reply is not a list of objects: {str(value)[:200]}", retry=False)
+    return list(value)
 
 
 def _instance_of(target: Callable[..., Any], where: str) -> Callable[..., Any]:

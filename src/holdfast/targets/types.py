@@ -199,6 +199,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """every tool call of this turn, filled in by the engine where `messages` do not hold them all"""
     trace: list[TraceStep] | None = None
     """the target's inner steps in this turn, where it reports them; stored as `Output.trace`"""
+    value: Any = UNSET
+    """the answer itself, where it is no text but an object, a list, a number …; JSON. `text` is then its text"""
 
 
 class Target:
@@ -228,6 +230,11 @@ class Target:
         """Return everything that can change an answer: a part of the keys of outputs."""
         identity: dict[str, Any] = block.model_dump()
         return identity
+
+    @classmethod
+    def sees_row(cls, block: Any, origin: Origin) -> bool:
+        """Return True if an answer may depend on the row by more than the conversation and the block's templates."""
+        return bool(block.sees_row)
 
     def limit_requests(self, limit: Callable[[], int]) -> None:
         """Take the limit of requests in flight, before the target is opened.

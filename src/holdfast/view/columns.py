@@ -77,6 +77,8 @@ class TrialRow(msgspec.Struct, frozen=True, kw_only=True):
     """dollars"""
     seconds: float | None
     attempt: int | None
+    answer: str
+    """class of the answer; empty without an output"""
     stop: str
     """why the conversation ended, as the target reports it"""
     stopped: int | None
@@ -394,6 +396,7 @@ def _read_row(columns: Columns, row: int) -> TrialRow:
         cost=_number(table["cost"][row]),
         seconds=_number(table["seconds"][row]),
         attempt=None if attempt is None else int(attempt),
+        answer=table.values["answer"][table["answer"][row]],
         stop=table.values["stop"][table["stop"][row]],
         stopped=table["stopped"][row] or None,
         error=_read_error(columns, table["error_at"][row]),

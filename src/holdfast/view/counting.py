@@ -52,6 +52,7 @@ _STATUS: Final[tuple[TrialStatus, ...]] = tuple("pending" if status == "ungraded
 
 _COLUMNS: Final = (
     *("at", "status", "score", "turns", "stopped", "tokens", "cost", "started", "seconds", "first_token", "source"),
+    "answer",
 )
 
 
@@ -181,13 +182,13 @@ def _bands(table: TrialTable, turn: int, graders: list[int], present: bytes) -> 
 
 def _numbers(table: TrialTable) -> Iterator[TrialNumbers]:
     """Yield the trials that have an output."""
-    rows = range(len(table))
+    rows, answers = range(len(table)), table.values["answer"]
     columns = [table[name] for name in _COLUMNS]
     graders = [
         (name, table[status_column(number)], table[score_column(number)]) for number, name in enumerate(table.graders)
     ]
     for row, *values in zip(rows, *columns, strict=True):
-        place, status, score, turns, stopped, tokens, cost, started, seconds, first_token, source = values
+        place, status, score, turns, stopped, tokens, cost, started, seconds, first_token, source, answer = values
         if not place:
             continue
         yield TrialNumbers(
@@ -206,6 +207,7 @@ def _numbers(table: TrialTable) -> Iterator[TrialNumbers]:
             started,
             seconds,
             _known(first_token),
+            answers[answer],
             source > 0,
         )
 

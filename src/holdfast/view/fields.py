@@ -71,17 +71,11 @@ def _rows_by_sample(view: RunView, table: TrialTable) -> Iterator[tuple[Sample, 
     trials = view.manifest.trials
     expected = 0
     for sample in Dataset(view.spec):
-        typed = view.may_be_typed and sample.typed
-        keys = {key_bytes(key) for key in view.work.keys_of(sample.digest, 1, typed=typed)}
+        keys = {key_bytes(view.work.key(sample.asked, trial)) for trial in range(1, trials + 1)}
         if expected < len(table) and table.key_at(expected) in keys:
             yield sample, list(range(expected, min(expected + trials, len(table))))
             expected += trials
             continue
         if expected < len(table) and table.id_at(expected) == sample.id:
             expected += trials  # its content has changed since
-        keys.update(
-            key_bytes(key)
-            for trial in range(2, trials + 1)
-            for key in view.work.keys_of(sample.digest, trial, typed=typed)
-        )
         yield sample, [row for row in table.rows_of(sample.id) if table.key_at(row) in keys]

@@ -22,7 +22,7 @@ from holdfast.canonical import digest
 from holdfast.display.format import dollars, duration, rate, share
 from holdfast.errors import HoldfastError
 from holdfast.report.stats import estimate
-from holdfast.store.catalog import Status, is_running, summarize_run
+from holdfast.store.catalog import Status, finished_status, is_running, summarize_run
 from holdfast.store.lines import LineRef
 from holdfast.store.shared import journal_size
 from holdfast.store.trial_table import CODES
@@ -128,6 +128,12 @@ class Watch:
             return self._last
 
     def _look(self) -> LiveNumbers:
+        numbers = self._count()
+        if numbers.status == "finished":
+            return msgspec.structs.replace(numbers, status=finished_status(self._rundir))
+        return numbers
+
+    def _count(self) -> LiveNumbers:
         status = _status(self._rundir)
         columns = self._columns()
         if columns is None:
@@ -189,17 +195,17 @@ def _measure(table: TrialTable) -> dict[str, Any]:
 
 def _score(table: TrialTable) -> dict[str, float | None]:
     """Return the score so far with its interval, computed as the report will compute it."""
-    sums, counts = [], []
+    means, verdicts = [], 0
     proportion = True
     for _, rows in groupby(zip(table["id_starts"], table["score"], strict=True), key=lambda pair: pair[0]):
         scores = [score for _, score in rows if score == score]
         if scores:
-            sums.append(math.fsum(scores))
-            counts.append(len(scores))
+            means.append(math.fsum(scores) / len(scores))
+            verdicts += len(scores)
             proportion = proportion and all(score in (0.0, 1.0) for score in scores)
-    if not sums:
+    if not means:
         return {"score": None, "low": None, "high": None}
-    result = estimate(sums, counts, proportion=proportion)
+    result = estimate(means, proportion=proportion, verdicts=verdicts)
     return {"score": result.mean, "low": result.low, "high": result.high}
 
 

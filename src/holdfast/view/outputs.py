@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.store.lines import is_sound, read_blocks
-from holdfast.store.output_rows import WIDTH, OutputNumbers, TextNumbers, column_of, pack_outputs, renumber
+from holdfast.store.output_rows import (
+    WIDTH,
+    OutputNumbers,
+    TextNumbers,
+    column_of,
+    pack_outputs,
+    renumber,
+    text_numbers,
+)
 from holdfast.store.shared import lender_of
 from holdfast.store.trial_table import join_place, many_key_bytes
 
@@ -34,7 +42,7 @@ class OutputRows:
 
     def __init__(self) -> None:
         self.count = 0
-        self.values = {"stop": TextNumbers(), "source": TextNumbers()}
+        self.values = text_numbers()
         """numbers of the texts in columns of texts"""
         self._chunks: list[tuple[bytes, bytearray]] = []
         """keys and rows"""
@@ -62,7 +70,7 @@ class OutputRows:
 
 def read_outputs(path: Path, file: int, start: int, stop: int) -> tuple[dict[str, bytes], dict[str, list[str]]]:
     """Return keys and rows of the sound outputs in a chunk of a numbered journal, and the texts of its numbers."""
-    values = {"stop": TextNumbers(), "source": TextNumbers()}
+    values = text_numbers()
     keys, rows = bytearray(), bytearray()
     lender = lender_of(path) or ""
     for block in read_blocks(path, start, stop):

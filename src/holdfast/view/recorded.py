@@ -62,8 +62,8 @@ class RecordedNotes(msgspec.Struct):
     """The journals that a table was made from."""
 
     journals: list[JournalMark] = []
-    panels: list[tuple[tuple[int, ...], list[int], list[int]]] = []
-    """graders, unsure and reread ones, of the different panels of rows"""
+    panels: list[tuple[tuple[int, ...], list[int]]] = []
+    """graders, and unsure ones, of the different panels of rows"""
     loose: list[str] = []
     """keys whose lines have no row: of an output that does not count, or of verdicts before their output"""
 
@@ -104,8 +104,8 @@ class JournalReader:
         self.notes = notes or RecordedNotes()
         self._marks = {mark.file: mark for mark in self.notes.journals}
         self._panels: list[Panel | None] = [None]
-        for graders, unsure, reread in self.notes.panels:
-            self._panels.append(Panel(tuple(graders), frozenset(unsure), frozenset(reread)))
+        for graders, unsure in self.notes.panels:
+            self._panels.append(Panel(tuple(graders), frozenset(unsure)))
         self._loose = set(map(bytes.fromhex, self.notes.loose))
         self._rows: dict[bytes, int] = {}
         self._verdicts: dict[bytes, dict[str, VerdictRef]] = {}
@@ -155,8 +155,6 @@ class JournalReader:
         if self._new:
             self._read_dataset()
             return
-        if self._view.work.typed_digest is not None:
-            raise StaleColumnsError  # rows have second keys, which are not stored
         self.table.thaw()
         self._rows = self.table.keys()
         self._failures.read(self._view.rundir.journals("errors"))
@@ -166,11 +164,9 @@ class JournalReader:
         samples, trials, keys, panels = list[str](), list[int](), list[str](), array("H")
         with suppress(HoldfastError):
             for sample, panel in self._samples():
-                for trial, (key, *others) in enumerate(self._keys_of(sample), 1):
-                    row = len(samples)
-                    self._rows[key_bytes(key)] = row
-                    for other in others:
-                        self._rows[key_bytes(other)] = row
+                for trial in range(1, self._view.manifest.trials + 1):
+                    key = self._view.work.key(sample.asked, trial)
+                    self._rows[key_bytes(key)] = len(samples)
                     samples.append(sample.id)
                     trials.append(trial)
                     keys.append(key)
@@ -190,14 +186,8 @@ class JournalReader:
                 number = numbers.setdefault(panel, len(self._panels))
                 if number == len(self._panels):
                     self._panels.append(panel)
-                    self.notes.panels.append((panel.graders, sorted(panel.unsure), sorted(panel.reread)))
+                    self.notes.panels.append((panel.graders, sorted(panel.unsure)))
             yield sample, number
-
-    def _keys_of(self, sample: Sample) -> Iterator[tuple[str, ...]]:
-        """Yield the keys of each trial of a sample."""
-        typed = self._view.may_be_typed and sample.typed
-        for trial in range(1, self._view.manifest.trials + 1):
-            yield self._view.work.keys_of(sample.digest, trial, typed=typed)
 
     def _journals(self) -> list[tuple[JournalMark, int, Path]]:
         """Return the journals with how far they were read, and their sizes."""
@@ -275,8 +265,6 @@ class JournalReader:
             return
         if row is None:
             row = self._rows[key] = table.append(facts.sample, facts.trial, key)
-        elif table.key_at(row) != key:
-            table["keys"][row * 16 : row * 16 + 16] = array("B", key)  # the second key of the trial
         set_output(table, row, facts, ref.line, file)
         self._refs[row] = ref
         self._touched[row] = None
@@ -291,7 +279,7 @@ class JournalReader:
         head = _grade.decode(line.data)
         key = key_bytes(head.key)
         row = self._rows.get(key)
-        if row is None or self.table.key_at(row) != key:
+        if row is None:
             self._loose.add(key)
             return
         verdicts = self._verdicts.setdefault(key, {})
@@ -369,8 +357,6 @@ class JournalReader:
                 continue
             if row is None:
                 row = self._rows[key] = self.table.append(facts[ref.line].sample, facts[ref.line].trial, key)
-            elif self.table.key_at(row) != key:
-                raise StaleColumnsError  # outputs under both keys of a trial
             set_output(self.table, row, facts[ref.line], ref.line, str(ref.line.path.relative_to(self._root)))
             self._set_verdicts(row, key, ref, index.verdicts)
             self.table["seen"][row] = _ALL_SEEN

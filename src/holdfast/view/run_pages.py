@@ -20,6 +20,7 @@ from holdfast.report.run_view import GradedTrial
 from holdfast.report.timeline import Timeline, trial_timeline
 from holdfast.store.blobs import Blobs
 from holdfast.store.catalog import Status  # noqa: TC001 - msgspec reads it
+from holdfast.store.gate import GateOutcome  # noqa: TC001 - msgspec reads it
 from holdfast.store.rundir import RunDir
 from holdfast.view.counting import Counting
 from holdfast.view.live import look_at
@@ -53,6 +54,8 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     progress: str
     """trials that have an output, of how many"""
+    gate: GateOutcome | None = None
+    """of a finished run that has one"""
     building: float | None = None
     """share of the run that has been read, from 0 to 1, when it is opened for the first time"""
 
@@ -137,6 +140,7 @@ def _run_page(site: Site, counting: Counting, run: str) -> RunPage:
         overview=msgspec.structs.replace(overview, changes=changes),
         status=numbers.status,
         progress=numbers.texts["progress"],
+        gate=view.rundir.read_gate(),
         building=None if overview.counted else site.shares_read.get(run, 0.0),
     )
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -23,6 +23,10 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.pages.environment import compile_templates, render
 from holdfast.report.run_view import RunView
 from holdfast.store.catalog import find_runs
+from holdfast.store.gate import GateOutcome
+from holdfast.store.manifest import Manifest
+from holdfast.store.metrics import GraderMetrics, Metrics, Results, ValueMetrics
+from holdfast.store.records import Grade, Output, Step
 from holdfast.store.rundir import ARCHIVE
 from holdfast.view.columns import open_columns
 
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.report.run_view import GradedTrial, Pending
-    from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
     from holdfast.view.columns import Columns
     from holdfast.view.live import Watch
@@ -102,6 +105,9 @@ def archive_stamp(rundir: RunDir) -> str:
     return "" if stamp is None else stamp[0]
 
 
+_READ_IN_THREADS: Final = (Manifest, Metrics, GraderMetrics, ValueMetrics, Results, GateOutcome, Output, Grade, Step)
+
+
 class Site:
     """Everything that pages are made from."""
 
@@ -109,6 +115,9 @@ class Site:
         self.runs_dir = runs_dir
         self.home = home
         """`$HOLDFAST_HOME`, where the key and caches are"""
+        # msgspec looks at a struct's fields when it is first decoded, and two threads that do so at once can crash.
+        for kind in _READ_IN_THREADS:
+            msgspec.json.Decoder(kind)
         self.named = dict(named or {})
         """runs that were named on the command line, wherever they are, by id"""
         self._threads = ThreadPoolExecutor(_THREADS, "page")

@@ -209,6 +209,7 @@ def _reported_row(number: int, trial: TrialResult) -> TrialRow:
         cost=None,
         seconds=None,
         attempt=None,
+        answer=trial.answer or "",
         stop="",
         stopped=None,
         error="",
@@ -342,7 +343,10 @@ async def _download(site: Site, request: web.Request) -> web.StreamResponse:
     return response
 
 
-_PLAIN: Final = ("status", "sample", "trial", "score", "turns", "tokens", "cost", "seconds", "attempt", "stop", "error")
+_PLAIN: Final = (
+    *("status", "sample", "trial", "score", "turns", "tokens", "cost", "seconds", "attempt"),
+    *("answer", "stop", "error"),
+)
 
 
 def _head(graders: list[str]) -> list[str]:

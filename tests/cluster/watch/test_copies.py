@@ -19,6 +19,7 @@ from holdfast.cluster.watch import copies
 from holdfast.cluster.watch.copies import fetch_run
 from holdfast.cluster.watch.find import RunPlace
 from holdfast.errors import ClusterError
+from holdfast.store.gate import GateOutcome
 from holdfast.store.lines import scan
 from holdfast.store.rundir import RunDir
 from tests.support.invocations import env_of, launched, public_folder, register
@@ -174,6 +175,18 @@ def test_a_run_that_is_being_written_is_fetched_in_whole_lines(
     for name in ("outputs.jsonl", "grades.jsonl", "errors.jsonl", "results.json", "metrics.json", "run.log"):
         shutil.copy(whole / name, growing / name)
     assert contents(fetch(transport, growing)) == contents(growing)
+
+
+def test_the_outcome_of_a_gate_is_copied_and_forgotten_with_the_original(
+    sshd: Cluster, remote: Path, home: Path
+) -> None:
+    transport = Watched(sshd)
+    gate = GateOutcome(passed=False, baseline=None, checks=[])
+    RunDir(remote).write_gate(gate)
+    assert RunDir(fetch(transport, remote)).read_gate() == gate
+    RunDir(remote).write_gate(None)
+    copy = RunDir(fetch(transport, remote))
+    assert copy.finished and copy.read_gate() is None
 
 
 def _rewrite(run: Path) -> None:

@@ -64,7 +64,13 @@ class Cut(NamedTuple):
     text: str
 
 
-Move = Say | Refuse | FailMidStream | Cut
+class Raw(NamedTuple):
+    """The server sends this: a list of events as a stream, anything else as a whole reply; bytes as they are."""
+
+    reply: Any
+
+
+Move = Say | Refuse | FailMidStream | Cut | Raw
 
 
 class Refused(Exception):
@@ -149,6 +155,10 @@ class Provider:
         match move:
             case Refuse(status, message, more):
                 _send(handler, status, self._wire.error(status, message), more)
+            case Raw(list() as events):
+                _stream(handler, [(event.get("type"), event) for event in events])
+            case Raw(reply):
+                _send(handler, 200, reply)
             case Say() if streams:
                 _stream(handler, self._wire.events(move, asked))
             case Say():
@@ -167,7 +177,7 @@ def _first_half(events: list[tuple[str | None, Any]]) -> list[tuple[str | None, 
 
 
 def _send(handler: BaseHTTPRequestHandler, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
-    data = json.dumps(body).encode()
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
     handler.send_response(status)
     handler.send_header("Content-Type", "application/json")
     handler.send_header("Content-Length", str(len(data)))

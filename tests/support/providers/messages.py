@@ -16,7 +16,7 @@ _KNOWN = {
 _BLOCKS = {
     "system": {"text"},
     "user": {"text", "image", "document", "tool_result", "search_result"},
-    "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
+    "assistant": {"text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "web_search_tool_result"},
 }
 _IMAGES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}

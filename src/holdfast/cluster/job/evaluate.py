@@ -28,11 +28,10 @@ from holdfast.cluster.remote.transport import Here
 from holdfast.display.text import Plain, say
 from holdfast.engine.ended import Ended, follow_input
 from holdfast.engine.options import Options
+from holdfast.engine.session import locate_run
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import prepare, run_worker
 from holdfast.errors import Fault, HoldfastError, RunHeld
-from holdfast.plan.history import accept_drift
-from holdfast.plan.identity import identify
 from holdfast.report.outcome import Outcome
 from holdfast.spec.schema import one_or_all
 from holdfast.spec.target_schema import ModelTarget
@@ -125,9 +124,7 @@ def _open(spec: Eval, options: Options, workers: int) -> Prepared:
     try:
         return _describe(prepare(spec, options, workers, Plain()))
     except RunHeld:
-        identity = identify(spec)
-        if options.accept_drift:
-            identity = accept_drift(identity, identity.directory(options.runs_dir), options.runs_dir)
+        identity = locate_run(spec, options)
         rundir = identity.directory(options.runs_dir)
         if newest_round(rundir) is not None and WorkerLeases(rundir).live():
             total = identity.survey.count * spec.trials
@@ -146,7 +143,7 @@ def _describe(shared: Outcome | SharedRun) -> Prepared:
         exit_code=shared.exit_code,
         total=plan.total,
         # The plan of a finished run has nothing left to do, also if errors were accepted.
-        done=plan.total - plan.to_run if metrics is None else round(metrics.coverage * metrics.total),
+        done=plan.total - plan.to_run if metrics is None else metrics.outputs,
         report="" if metrics is None else _report(shared),
         missed=shared.missed_gates,
         error="" if reason is None or metrics is not None else str(reason),

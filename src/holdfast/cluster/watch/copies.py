@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 RECORD: Final = "fetched.json"
 """the file in a copy that tells what it is a copy of"""
 _JOURNALS: Final = ("errors.jsonl", "grades.jsonl", "outputs.jsonl", "steps.jsonl", "batches.jsonl", "run.log")
-_REPORT: Final = ("results.json", "metrics.json")
+_REPORT: Final = ("gate.json", "results.json", "metrics.json")
 """in the order in which they appear; a run with `metrics.json` is finished"""
 _OTHERS: Final = ("manifest.json", "exports.json")
 _BLOB: Final = re.compile(r"[0-9a-f]{2}/[0-9a-f]{20,}")

@@ -8,8 +8,8 @@
 `target`    a workflow as the target, and `grader`, an evaluator as a grader
 `format`    recognizes configurations
 `read`      translates a configuration with an `eval` section into an eval
-`dataset`   the dataset of such a configuration
-`export`    workflow_output.json and the files of evaluators, of a run
+`dataset`   the dataset of such a configuration, and the names of its columns
+`export`    the files of `nat eval`, of a run
 `steps`     the model and tool calls of a trial as NAT's steps
 `mirror`    workflow_output.jsonl while a run is going on
 """

@@ -114,6 +114,17 @@ def identity_of(part: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {"config": config, "source": source, **({"environment": environment} if environment else {})}
 
 
+def without_secrets(value: Any) -> Any:
+    """Return a value with its secrets redacted."""
+    if isinstance(value, list):
+        return [without_secrets(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: "***" if inner and _SECRET.search(str(key)) else without_secrets(inner) for key, inner in value.items()
+    }
+
+
 def _read_with_base(path: Path, within: tuple[Path, ...]) -> dict[str, Any]:
     shape = "a NAT configuration is a mapping of sections such as workflow and llms"
     document = parse_document(read_text(path), path, shape)

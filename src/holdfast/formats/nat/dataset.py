@@ -1,4 +1,4 @@
-"""Translate the dataset of a NAT configuration into a `dataset` block."""
+"""The dataset of a NAT configuration: its translation into a `dataset` block, and the names of its columns."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from holdfast.data.dataset import Dataset
+from holdfast.data.readers import Layout, read_rows
 from holdfast.errors import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from holdfast.spec.document import Location
+    from holdfast.spec.load import Eval
 
 FORMATS: Final = ("json", "jsonl", "csv", "parquet")
 _REFUSED: Final = {
@@ -24,12 +29,8 @@ _STRUCTURE: Final = frozenset(
         *("trajectory_key", "expected_trajectory_key"),
     }
 )
-_FIXED: Final = {
-    "generated_answer_key": "generated_answer",
-    "trajectory_key": "intermediate_steps",
-    "expected_trajectory_key": "expected_intermediate_steps",
-}
-"""columns that have one name"""
+KEYED: Final = ("_type", "id_key", "structure")
+"""keys of a dataset block that decide what evaluators get of a row"""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 
 _DATASET: Final = ("eval", "general", "dataset")
@@ -40,10 +41,37 @@ class Rows(NamedTuple):
 
     block: dict[str, Any]
     """the `dataset` block"""
-    question: str
-    """the field with the question"""
-    answer: str | None
-    """the field with the expected answer, where the configuration names one"""
+    prompt: str
+    """the template of the message to the workflow"""
+
+
+class NatColumns(NamedTuple):
+    """The names of columns in NAT's files."""
+
+    id: str = "id"
+    question: str = "question"
+    answer: str = "answer"
+    generated_answer: str = "generated_answer"
+    trajectory: str = "intermediate_steps"
+    expected_trajectory: str = "expected_intermediate_steps"
+
+    @classmethod
+    def of(cls, block: Mapping[str, Any]) -> NatColumns:
+        """Return the names that a dataset block gives the columns, and NAT's default for the others."""
+        structure = block.get("structure") or {}
+        named = {"id_key": block.get("id_key"), **structure}
+        values = {name: named.get(f"{name}_key") for name in cls._fields}
+        return cls(**{name: str(value) for name, value in values.items() if value is not None})
+
+
+def row_places(spec: Eval) -> Iterator[str]:
+    """Yield the places of all rows of an eval's files, as samples have them, also of rows that are not selected."""
+    block, dataset = spec.dataset, Dataset(spec)
+    assert block is not None
+    layout = Layout(block.format, block.delimiter, block.encoding, block.field)
+    for path in dataset.files:
+        for place, _ in read_rows(path, layout):
+            yield place
 
 
 class Reader:
@@ -68,22 +96,21 @@ class Reader:
             elif key not in _KNOWN and key not in ("s3", "remote_file_path", "function", "kwargs"):
                 self._wrong((key,), "unknown key")
         structure = self._mapping(("structure",), block.get("structure"))
-        for key, name in structure.items():
+        for key in structure:
             if key not in _STRUCTURE:
                 self._wrong(("structure", key), "unknown key")
-            elif name != _FIXED.get(key, name):
-                self._wrong(("structure", key), f"not supported: the column is called {_FIXED[key]}; rename it")
-        if structure.get("disable"):
-            reason = "rows without a structure have no question; write an eval with a `prompt` and `target: {nat: …}`"
-            self._wrong(("structure", "disable"), f"not supported: {reason}")
         dataset: dict[str, Any] = {"path": self._path(), "format": kind}
         if (name := block.get("id_key")) is not None:
             dataset["id"] = str(name)
-        if condition := self._filter():
-            dataset["where"] = condition
-        question = self._field(("structure", "question_key"), structure.get("question_key", "question"))
-        answer = structure.get("answer_key")
-        return Rows(dataset, question, None if answer is None else self._field(("structure", "answer_key"), answer))
+        conditions, prompt = self._filters(), "{{ row | tojson }}"
+        if not structure.get("disable"):
+            question = _variable(structure.get("question_key", "question"))
+            prompt = f"{{{{ {question} }}}}"
+            # As in NAT, rows without a question are left out.
+            conditions.append(f"{question} is defined and {question} is not none and ({question} | string | trim)")
+        if conditions:
+            dataset["where"] = " and ".join(conditions)
+        return Rows(dataset, prompt)
 
     def _path(self) -> str:
         """Return the path relative to the working directory, as in NAT, or else relative to the configuration."""
@@ -96,15 +123,15 @@ class Reader:
         here = Path.cwd() / path
         return str(here) if here.is_file() and here.resolve() != (self._folder / path).resolve() else path
 
-    def _filter(self) -> str | None:
-        """Translate allowlist and denylist into one expression. A column that a row does not have filters nothing."""
+    def _filters(self) -> list[str]:
+        """Translate allowlist and denylist into expressions. A column that a row does not have filters nothing."""
         parts: list[str] = []
         for key in ("allowlist", "denylist"):
             filters = self._mapping(("filter",), self._block.get("filter"))
             named = self._mapping(("filter", key), filters.get(key))
             columns = self._mapping(("filter", key, "field"), named.get("field"))
             for column, values in columns.items():
-                name = self._field(("filter", key, "field", column), column)
+                name = _variable(column)
                 globs = values if isinstance(values, list) else [values]
                 tests = (
                     " or ".join(f"{name} is glob({json.dumps(str(glob), ensure_ascii=False)})" for glob in globs)
@@ -112,7 +139,7 @@ class Reader:
                 )
                 matches = f"({name} is not defined or {tests})"
                 parts.append(matches if key == "allowlist" else f"({name} is not defined or not ({tests}))")
-        return " and ".join(parts) or None
+        return parts
 
     def _mapping(self, location: Location, value: Any) -> dict[str, Any]:
         if value is None or isinstance(value, dict):
@@ -121,13 +148,11 @@ class Reader:
             self._wrong(location, "must be a mapping of keys to values")
         return {}
 
-    def _field(self, location: Location, name: Any) -> str:
-        if _NAME.fullmatch(str(name)) is None:
-            message = (
-                f"not supported: {name!r} is not a valid name in a template; rename the column to letters, digits and _"
-            )
-            self._wrong(location, message)
-        return str(name)
-
     def _wrong(self, location: Location, message: str) -> None:
         self.problems.append(Problem(self._where((*_DATASET, *location)), message))
+
+
+def _variable(column: Any) -> str:
+    """Return a column as templates and expressions name it."""
+    name = str(column)
+    return name if _NAME.fullmatch(name) else f"row[{json.dumps(name)}]"

@@ -1,23 +1,32 @@
-"""An evaluator of NeMo Agent Toolkit as a grader, run in this process."""
+"""An evaluator of NeMo Agent Toolkit as a grader, run in this process.
+
+An evaluator that works row by row, by construction, judges each output as soon as it is there. Any other is asked once
+about all outputs of the run, as under `nat eval`.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec import UNSET
+
 from holdfast.errors import AttemptError, Fault, HoldfastError, Problem
 from holdfast.formats.nat.config import evaluator_part, identity_of, read_config
-from holdfast.formats.nat.library import Evaluator, load_evaluator_config
+from holdfast.formats.nat.dataset import KEYED
+from holdfast.formats.nat.library import Evaluator, Item, NatRows, load_evaluator_config
 from holdfast.formats.nat.schema import NatGrader
 from holdfast.formats.nat.trace import steps_of
 from holdfast.functions import describe_error
-from holdfast.graders.expected import render_text
-from holdfast.graders.types import Verdict, WaitingGrader
+from holdfast.graders.types import SetVerdict, Verdict, WaitingGrader
+from holdfast.spec.template import RENDER_ERRORS, template
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from holdfast.formats.nat.library import Evaluation
     from holdfast.graders.types import Case
     from holdfast.spec.document import Document, Location
     from holdfast.spec.origin import Origin
@@ -27,11 +36,12 @@ _FAILED = ("Error in evaluator", "Evaluator error")
 
 
 class NatEvaluator(WaitingGrader):
-    """Builds the evaluator once per process and asks it about each output."""
+    """Builds the evaluator once per process."""
 
     schema = NatGrader
     default_threshold = 0.5
     extra = "nat"
+    one_scale = True
     block: NatGrader
 
     def __init__(self, block: NatGrader, origin: Origin) -> None:
@@ -39,6 +49,8 @@ class NatEvaluator(WaitingGrader):
         assert block.evaluator is not None
         path = None if block.config_file is None else origin.folder / block.config_file
         self._evaluator = Evaluator(load_evaluator_config(path, block.evaluator, block.override, origin.where()))
+        self._spec = origin.spec
+        self._rows: NatRows | None = None
 
     @classmethod
     def resolve(
@@ -58,6 +70,8 @@ class NatEvaluator(WaitingGrader):
     def identity(cls, block: NatGrader, origin: Origin) -> dict[str, Any]:
         """Return the part of the configuration that the evaluator uses, and the code of its components."""
         identity = {key: value for key, value in block.identity().items() if key not in ("config_file", "override")}
+        if block.dataset is not None:
+            identity["dataset"] = {key: block.dataset[key] for key in KEYED if key in block.dataset}
         config = {} if block.config_file is None else read_config(origin.folder / block.config_file, block.override)
         evaluator = block.evaluator
         if isinstance(evaluator, str):
@@ -72,14 +86,22 @@ class NatEvaluator(WaitingGrader):
         part = {"evaluator": evaluator, **evaluator_part(config, evaluator)}
         return {**identity, "evaluator": None, **identity_of(part, origin.folder)}
 
+    @classmethod
+    def totals(cls, block: NatGrader, counts: Sequence[int]) -> dict[str, float]:
+        """Return how many values are measurements because they are no scores."""
+        return {"measured": counts[0]}
+
     async def __aenter__(self) -> Self:
         try:
             await self._evaluator.open()
+            if self.block.dataset is not None:
+                self._rows = NatRows(self.block.dataset, self._spec)
         except HoldfastError:
             raise
         except Exception as error:  # raised by a component
             message = f"the evaluator {self.block.name} cannot be built: {describe_error(error)}"
             raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
+        self.looks_at_all = self._evaluator.looks_at_all
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -87,50 +109,92 @@ class NatEvaluator(WaitingGrader):
 
     async def judge(self, case: Case) -> Verdict:
         """Return the evaluator's score as a verdict. What it reports as an error is an error, whatever the score."""
-        fields, output = case.sample.fields, case.output
+        if self.looks_at_all:
+            raise _failed("the evaluator looks at all outputs together, and cannot judge one after a turn")
         try:
-            value, reasoning, error = await self._evaluator.evaluate(
-                case.sample.id,
-                self._question(case),
-                self._expected(fields),
-                output.output,
-                steps_of(output),
-                fields.get("expected_intermediate_steps") or [],
-                dict(fields),
-            )
+            judged = await self._evaluator.evaluate(self._item(case))
         except HoldfastError:
             raise
         except Exception as raised:  # raised by the evaluator: an error grade, never a score
             raise _failed(describe_error(raised)) from raised
-        if message := error or _error_in(reasoning):
-            raise _failed(message)
-        return self._verdict(value, reasoning)
+        return self._verdict(judged)
+
+    async def judge_all(self, cases: Sequence[Case]) -> SetVerdict:
+        """Return the evaluator's scores, and its own average."""
+        try:
+            judged, average, more = await self._evaluator.evaluate_all([self._item(case) for case in cases])
+        except HoldfastError:
+            raise
+        except Exception as raised:
+            raise _failed(describe_error(raised)) from raised
+        verdicts: list[Verdict | AttemptError] = []
+        for each in judged:
+            try:
+                verdicts.append(self._verdict(each))
+            except AttemptError as error:
+                verdicts.append(error)
+        return SetVerdict(verdicts, average, more or None)
+
+    def _item(self, case: Case) -> Item:
+        """Return what the evaluator gets of an output."""
+        fields, output = case.sample.fields, case.output
+        item = None if self._rows is None else self._rows.item(case.sample.where)
+        if item is None:
+            item = Item(
+                id=case.sample.id,
+                question=self._question(case),
+                expected=self._expected(fields),
+                expected_trace=fields.get("expected_intermediate_steps") or [],
+                row=dict(fields),
+            )
+        return item._replace(
+            id=item.id if self._spec.trials == 1 else f"{item.id}_rep{output.trial - 1}",
+            output=output.output if output.value is UNSET else output.value,
+            trace=steps_of(output),
+        )
 
     def _question(self, case: Case) -> Any:
         if self.block.question is not None:
-            return render_text(self.block.question, case.sample.fields)
+            return _fill_in(self.block.question, case.sample.fields)
         return case.output.prompt or ""
 
     def _expected(self, fields: dict[str, Any]) -> Any:
         if self.block.expected is not None:
-            return render_text(self.block.expected, fields)
-        return fields.get("expected", fields.get("answer"))
+            return _fill_in(self.block.expected, fields)
+        expected = fields.get("expected", fields.get("answer"))
+        return "" if expected is None else expected
 
-    def _verdict(self, value: Any, reasoning: Any) -> Verdict:
-        number = float(value) if isinstance(value, bool | int | float) else math.nan
-        if math.isnan(number):
-            raise _failed(f"the evaluator's score is not a number: {value!r}")
-        details = {"value": number, "reasoning": reasoning}
+    def _verdict(self, judged: Evaluation) -> Verdict:
+        """Return a verdict on a value: the score that it is, or the measurement."""
+        value, reasoning = judged.score, judged.reasoning
+        if message := judged.error or _error_in(reasoning):
+            raise _failed(message)
+        number = value if isinstance(value, bool | int | float) else None
+        if number is not None and math.isnan(number):
+            raise _failed("the evaluator's score is not a number (NaN)")
+        details = {"value": value, "reasoning": reasoning, **({"more": judged.more} if judged.more else {})}
         feedback = reasoning if isinstance(reasoning, str) else ""
         if self.block.measure:
             return Verdict(None, feedback, details)
+        if value is None:
+            return Verdict(None, feedback or "the evaluator gave no score", details)
         low, high = self.block.range or (0.0, 1.0)
-        if not low <= number <= high:
-            raise _failed(
-                f"the evaluator's score {number:g} is not between {low:g} and {high:g}",
-                remedy="Give the grader its `range: [lowest, highest]`, or `measure: true` if it is not a score.",
-            )
-        return Verdict((number - low) / (high - low), feedback, details)
+        if number is not None and low <= number <= high:
+            return Verdict((number - low) / (high - low), feedback, details)
+        if self.block.range is not None or self.block.measure is False:
+            remedy = "correct its `range`" if self.block.range else "give the grader its `range: [lowest, highest]`"
+            raise _failed(f"the evaluator's score {value!r} is not between {low:g} and {high:g}: {remedy}")
+        return Verdict(None, feedback, details, counts=(1,))
+
+
+def _fill_in(value: Any, fields: dict[str, Any]) -> Any:
+    """Fill in a template; a single expression keeps its type."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return template(value).value(fields)
+    except RENDER_ERRORS as error:
+        raise _failed(f"cannot render {value!r}: {error}") from error
 
 
 def _error_in(reasoning: Any) -> str | None:
@@ -145,5 +209,5 @@ def _error_in(reasoning: Any) -> str | None:
     return _error_in(reasoning.get("reasoning"))
 
 
-def _failed(message: str, remedy: str | None = None) -> AttemptError:
-    return AttemptError("grader", message, remedy=remedy, retry=False)
+def _failed(message: str) -> AttemptError:
+    return AttemptError("grader", message, retry=False)

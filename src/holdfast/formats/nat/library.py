@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
+import math
 import os
 import warnings
 from contextlib import AsyncExitStack, suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
+import msgspec
+from msgspec import UNSET
+
+from holdfast.data.dataset import Dataset
 from holdfast.errors import ConfigError, Problem
 from holdfast.formats.nat.config import evaluator_part, overlay, workflow_part
+from holdfast.formats.nat.dataset import row_places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from holdfast.spec.load import Eval
     from holdfast.store.records import TraceStep
 
 PACKAGES: Final = "nvidia-nat-core nvidia-nat-eval nvidia-nat-profiler"
@@ -27,7 +35,7 @@ _CHUNKS: Final = ("LLM_NEW_TOKEN", "SPAN_CHUNK")
 
 def require(where: str) -> None:
     """Raise ConfigError if NAT is not installed."""
-    if not _installed("nat.runtime"):
+    if not is_installed():
         raise ConfigError(
             [Problem(where, "needs NeMo Agent Toolkit")],
             remedy=f"pip install {PACKAGES}, and the NAT packages that your components need.",
@@ -77,10 +85,18 @@ def load_evaluator_config(
 class Workflow:
     """A workflow, built by `open` and torn down by `close`."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, json_path: str, where: str) -> None:
+        """`json_path` tells where the answer is in an object; `where` names that key, for messages."""
+        from jsonpath_ng import parse
+        from jsonpath_ng.exceptions import JSONPathError
+
+        try:
+            self._find = parse(json_path).find
+        except JSONPathError as error:
+            raise ConfigError([Problem(where, f"{json_path!r} is not a JSONPath: {error}")]) from error
         self._config = config
         self.notices: tuple[str, ...] = ()
-        if config.llms and not _installed("nat.plugins.profiler"):
+        if config.llms and not has_profiler():
             message = "NAT reports no model calls, no tokens and no tools of frameworks without nvidia-nat-profiler"
             self.notices = (f"{message}; evaluators of trajectories see none. pip install nvidia-nat-profiler",)
         self._stack = AsyncExitStack()
@@ -103,8 +119,8 @@ class Workflow:
         """Tear down what was built."""
         await self._stack.aclose()
 
-    async def run(self, messages: list[dict[str, Any]]) -> tuple[str, list[TraceStep]]:
-        """Run the workflow as a user of its own, and return its answer and its steps.
+    async def run(self, messages: list[dict[str, Any]]) -> NatAnswer:
+        """Run the workflow as a user of its own.
 
         A single message is given as a text. A conversation is given as NAT's chat request; raises TypeError where the
         workflow does not take one.
@@ -122,7 +138,70 @@ class Workflow:
             async with session.run(request) as runner:
                 Context.get().intermediate_step_manager.subscribe(on_next=keep)
                 result = await runner.result()
-                return _text(result, runner), trace
+                return self._answer(result, runner, trace)
+
+    def _answer(self, result: Any, runner: Any, trace: list[TraceStep]) -> NatAnswer:
+        """Return the answer as `nat eval` has it: a text if NAT can convert it, a model as JSON, else the value."""
+        from pydantic import BaseModel
+
+        with suppress(ValueError):
+            result = runner.convert(result, to_type=str)
+        if isinstance(result, BaseModel):
+            return NatAnswer(result.model_dump_json(indent=2), trace)
+        matches = self._find(result)
+        if not matches:
+            raise ValueError(f"`result_json_path` finds nothing in the answer: {result!r:.200}")
+        result = matches[0].value
+        if isinstance(result, str):
+            return NatAnswer(result, trace)
+        value = _plain(result)
+        return NatAnswer(msgspec.json.encode(value).decode(), trace, value)
+
+
+class NatAnswer(NamedTuple):
+    """What a workflow returned."""
+
+    text: str
+    trace: list[TraceStep]
+    value: Any = UNSET
+    """the answer itself, where it is no text"""
+
+
+class Item(NamedTuple):
+    """What an evaluator gets of an output."""
+
+    id: Any
+    question: Any
+    expected: Any
+    expected_trace: list[Any]
+    row: Any
+    output: Any = None
+    trace: list[TraceStep] = []  # noqa: RUF012 - replaced, never changed
+
+    def build(self) -> Any:
+        """Return the item as NAT has it."""
+        from nat.data_models.evaluator import EvalInputItem
+        from nat.data_models.intermediate_step import IntermediateStep
+
+        return EvalInputItem(
+            id=self.id,
+            input_obj=self.question,
+            expected_output_obj=self.expected,
+            output_obj=self.output,
+            trajectory=[IntermediateStep.model_validate(step) for step in self.trace],
+            expected_trajectory=self.expected_trace,
+            full_dataset_entry=self.row,
+        )
+
+
+class Evaluation(NamedTuple):
+    """What an evaluator says of an output."""
+
+    score: Any
+    reasoning: Any
+    error: str | None
+    more: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    """further fields of its own kind of result"""
 
 
 class Evaluator:
@@ -132,6 +211,8 @@ class Evaluator:
         self._config = config
         self._stack = AsyncExitStack()
         self._info: Any = None
+        self._by_row: Callable[[Any], Awaitable[Any]] | None = None
+        """evaluates one item, if the evaluator works item by item by construction"""
 
     async def open(self) -> None:
         """Build it and the components it names; raises whatever they raise."""
@@ -141,51 +222,123 @@ class Evaluator:
             builder = await stack.enter_async_context(WorkflowEvalBuilder.from_config(config=self._config))
             self._info = builder.get_evaluator("evaluator")
             self._stack = stack.pop_all()
+        self._by_row = self._find_row_method()
 
     async def close(self) -> None:
         """Tear down what was built."""
         await self._stack.aclose()
 
-    async def evaluate(
-        self,
-        sample: str,
-        question: Any,
-        expected: Any,
-        output: str,
-        trace: list[TraceStep],
-        expected_trace: list[TraceStep],
-        row: dict[str, Any],
-    ) -> tuple[Any, Any, str | None]:
-        """Return the score, the reasoning, and the error where there was one. Raises whatever the evaluator raises."""
-        from nat.data_models.evaluator import EvalInput, EvalInputItem
-        from nat.data_models.intermediate_step import IntermediateStep
+    @property
+    def looks_at_all(self) -> bool:
+        """True if its verdict on an item may depend on the others."""
+        return self._by_row is None
+
+    async def evaluate(self, item: Item) -> Evaluation:
+        """Evaluate one item. Raises whatever the evaluator raises."""
+        assert self._by_row is not None
+        return _judged(await self._by_row(item.build()))
+
+    async def evaluate_all(self, items: Sequence[Item]) -> tuple[list[Evaluation], Any, dict[str, Any]]:
+        """Evaluate all items; return also the evaluator's average, and further fields of its result."""
+        from nat.data_models.evaluator import EvalInput
+
+        eval_input = EvalInput(eval_input_items=[item.build() for item in items])
+        if self._in_atif is not None:
+            result = await self._in_atif(_atif_samples(eval_input))
+        else:
+            result = await self._info.evaluate_fn(eval_input)
+        average = _plain(result.average_score)
+        if isinstance(average, float) and math.isnan(average):
+            average = None
+        return _in_order(items, result.eval_output_items), average, _more(result, "average_score", "eval_output_items")
+
+    @property
+    def _in_atif(self) -> Any:
+        """The method that takes trajectories in ATIF, if the evaluator has one: NAT prefers it."""
+        method = getattr(self._info, "evaluate_atif_fn", None)
+        return method if callable(method) else None
+
+    def _find_row_method(self) -> Callable[[Any], Awaitable[Any]] | None:
+        """Return what evaluates one item. NAT's base classes would turn its exception into a score of 0.0."""
+        from nat.data_models.evaluator import EvalInput
         from nat.plugins.eval.evaluator.atif_base_evaluator import AtifBaseEvaluator
         from nat.plugins.eval.evaluator.base_evaluator import BaseEvaluator
-        from nat.plugins.eval.runtime.atif_adapter import EvalAtifAdapter
 
-        item = EvalInputItem(
-            id=sample,
-            input_obj=question,
-            expected_output_obj="" if expected is None else expected,
-            output_obj=output,
-            trajectory=[IntermediateStep.model_validate(step) for step in trace],
-            expected_trajectory=[IntermediateStep.model_validate(step) for step in expected_trace],
-            full_dataset_entry=row,
-        )
-        items = EvalInput(eval_input_items=[item])
-        # NAT's base classes turn an exception into a score of 0.0, so the method below them is called if possible.
-        if callable(in_atif := getattr(self._info, "evaluate_atif_fn", None)):
-            samples = EvalAtifAdapter().build_samples(items)
-            if (owner := _owner(in_atif, AtifBaseEvaluator, "evaluate_atif_fn")) is not None:
-                result = await owner.evaluate_atif_item(samples[0])
-            else:
-                result = (await in_atif(samples)).eval_output_items[0]
-        elif (owner := _owner(self._info.evaluate_fn, BaseEvaluator, "evaluate")) is not None:
+        if self._in_atif is not None:
+            in_atif = _row_evaluator(self._in_atif, AtifBaseEvaluator, "evaluate_atif_fn", "evaluate_atif_item")
+
+            async def evaluate_atif(item: Any) -> Any:
+                (sample,) = _atif_samples(EvalInput(eval_input_items=[item]))
+                return await in_atif.evaluate_atif_item(sample)
+
+            return None if in_atif is None else evaluate_atif
+        owner = _row_evaluator(self._info.evaluate_fn, BaseEvaluator, "evaluate", "evaluate_item")
+
+        async def evaluate(item: Any) -> Any:
             async with owner.semaphore:
-                result = await owner.evaluate_item(item)
-        else:
-            result = (await self._info.evaluate_fn(items)).eval_output_items[0]
-        return result.score, _plain(result.reasoning), result.error
+                return await owner.evaluate_item(item)
+
+        return None if owner is None else evaluate
+
+
+class NatRows:
+    """The rows of a dataset as `nat eval` reads them: with pandas, which gives each column a type."""
+
+    def __init__(self, block: Mapping[str, Any], spec: Eval) -> None:
+        """`block` is NAT's dataset block, `spec` the eval that says which file is read."""
+        files = Dataset(spec).files
+        config = _validate({"eval": {"general": {"dataset": {**block, "s3": None}}}}, None, spec.document.where(()))
+        self._block, self._frame = config.eval.general.dataset, None
+        self._places: dict[str, int] = {}
+        parser, options = self._block.parser()
+        if len(files) != 1:
+            return
+        with suppress(ImportError):  # pandas may lack what reads a format; the row's own values have types then
+            self._frame = parser(files[0], **options)
+        self._places = {place: number for number, place in enumerate(row_places(spec))}
+        if self._frame is not None and len(self._frame) != len(self._places):
+            raise ValueError(f"NAT reads {len(self._frame)} rows from {files[0]}, and not {len(self._places)}")
+
+    def item(self, place: str) -> Item | None:
+        """Return the row at a place of the file, as the evaluator gets it; None if the row is in no such file."""
+        if self._frame is None or place not in self._places:
+            return None
+        position = self._places[place]
+        ((_, row),) = self._frame.iloc[position : position + 1].iterrows()
+        names, row_id = self._block.structure, row.get(self._block.id_key, "")
+        if names.disable:
+            return Item(row_id, row.to_json(), "", [], row.to_dict())
+        steps = row.get(names.expected_trajectory_key)
+        question, expected = row.get(names.question_key, ""), row.get(names.answer_key, "")
+        return Item(row_id, question, expected, steps if isinstance(steps, list) else [], row.to_dict())
+
+
+def has_profiler() -> bool:
+    """Return True if NAT's profiler is installed."""
+    return _installed("nat.plugins.profiler")
+
+
+def profile(block: Mapping[str, Any], traces: Iterable[Sequence[TraceStep]], folder: Path) -> None:
+    """Write the files of NAT's profiler, made from the steps of all trials."""
+    from nat.data_models.intermediate_step import IntermediateStep
+    from nat.data_models.profiler import ProfilerConfig
+    from nat.plugins.profiler.profile_runner import ProfilerRunner
+
+    steps = [[IntermediateStep.model_validate(step) for step in trace] for trace in traces]
+    with warnings.catch_warnings(record=True):
+        asyncio.run(ProfilerRunner(ProfilerConfig(**block), folder).run(steps))
+
+
+def effective_config(path: Path, override: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration as NAT uses it, with all defaults."""
+    require(str(path))
+    config: dict[str, Any] = _validate(_load(path, override, str(path)), path, str(path)).model_dump(mode="json")
+    return config
+
+
+def is_installed() -> bool:
+    """Return True if NAT is installed."""
+    return _installed("nat.runtime")
 
 
 def _load(path: Path, override: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -240,23 +393,54 @@ def _conversation(messages: list[dict[str, Any]], workflow: Any) -> Any:
     return kind(messages=visible)
 
 
-def _text(result: Any, runner: Any) -> str:
-    """Return the answer as `nat eval` does: converted by NAT if possible, an object as JSON."""
-    from pydantic import BaseModel, TypeAdapter
+def _row_evaluator(method: Any, kind: type, name: str, row_method: str) -> Any:
+    """Return the object that evaluates items one by one, if a method does nothing but that.
 
-    with suppress(ValueError):
-        result = runner.convert(result, to_type=str)
-    if isinstance(result, str):
-        return result
-    if isinstance(result, BaseModel):
-        return result.model_dump_json()
-    return TypeAdapter(Any).dump_json(result, fallback=str).decode()
+    That is NAT's base class, unless its method is overridden. Of NAT's own evaluators it may also be an object that a
+    function hands its items over to, or one whose class has both methods.
+    """
+    ours = str(getattr(method, "__module__", "")).startswith("nat.plugins.")
+    cells = getattr(method, "__closure__", None) or ()
+    owners = [getattr(method, "__self__", None)]
+    if ours:
+        with suppress(ValueError):  # a cell that is empty
+            owners += [cell.cell_contents for cell in cells]
+    for owner in owners:
+        if isinstance(owner, kind) and getattr(type(owner), name) is getattr(kind, name):
+            return owner
+        if ours and owner is getattr(method, "__self__", None) and callable(getattr(owner, row_method, None)):
+            return owner
+    return None
 
 
-def _owner(method: Any, kind: type, name: str) -> Any:
-    """Return the evaluator of a bound method, if the method is NAT's own."""
-    owner = getattr(method, "__self__", None)
-    return owner if isinstance(owner, kind) and getattr(method, "__func__", None) is getattr(kind, name) else None
+def _atif_samples(items: Any) -> Any:
+    from nat.plugins.eval.runtime.atif_adapter import EvalAtifAdapter
+
+    return EvalAtifAdapter().build_samples(items)
+
+
+def _judged(result: Any) -> Evaluation:
+    score = result.score.item() if hasattr(result.score, "item") else result.score  # a number of NumPy's
+    if not (isinstance(score, float) and math.isnan(score)):
+        score = _plain(score)
+    return Evaluation(score, _plain(result.reasoning), result.error, _more(result, "id", "score", "reasoning", "error"))
+
+
+def _more(result: Any, *known: str) -> dict[str, Any]:
+    """Return the fields of a subclass of NAT's result."""
+    fields = getattr(type(result), "model_fields", ())
+    return {name: _plain(getattr(result, name)) for name in fields if name not in known}
+
+
+def _in_order(items: Sequence[Item], results: Sequence[Any]) -> list[Evaluation]:
+    """Return the result on each item: that with its id, or where ids do not tell, that at its place."""
+    by_id = {str(result.id): _judged(result) for result in results}
+    if len({str(item.id) for item in items}) == len(items):
+        missing = Evaluation(None, None, "the evaluator returned nothing for this output")
+        return [by_id.get(str(item.id), missing) for item in items]
+    if len(results) != len(items):
+        raise ValueError(f"the evaluator returned {len(results)} results for {len(items)} outputs without ids")
+    return [_judged(result) for result in results]
 
 
 def _plain(value: Any) -> Any:

@@ -16,11 +16,10 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.export.live import LiveExporter
-from holdfast.formats.nat.export import NatFolder, workflow_line, write_nat
+from holdfast.formats.nat.export import NatFolder, RowForm, write_nat
 from holdfast.formats.nat.schema import NatOutput
 from holdfast.graders.build import grader_places
-from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.durable import replacing
+from holdfast.store.durable import make_directory, replacing
 from holdfast.store.index import read_output, read_output_head, read_steps
 from holdfast.store.lines import LineRef, scan
 
@@ -50,9 +49,7 @@ class NatMirror(LiveExporter):
         self._folder = NatFolder(spec.folder / block.dir)
         self._run = identity.id
         self._graders = [place.name for place in grader_places(spec)]
-        self._filter = frozenset(block.step_filter)
-        self._model = spec.target.model if isinstance(spec.target, ModelTarget) else None
-        self._trials = spec.trials
+        self._form = RowForm(spec, block)
         self._work = work
         self._journals = _Journals(rundir)
         self._dataset = dataset
@@ -78,7 +75,9 @@ class NatMirror(LiveExporter):
     @classmethod
     def write(cls, view: RunView, folder: Path, block: NatOutput) -> Iterable[Path]:
         """Write all of NAT's files, and the lines again."""
-        return write_nat(view, folder, block.step_filter, lines=True)
+        make_directory(folder)
+        NatFolder(folder).set_aside()
+        return write_nat(view, folder, lines=True, block=block)
 
     def _follow(self) -> None:
         try:
@@ -138,7 +137,7 @@ class NatMirror(LiveExporter):
 
     def _line(self, ref: OutputRef, key: str) -> bytes:
         recorded = read_steps(self._journals.steps.get(key, ()))
-        return workflow_line(self._rows.of(key), read_output(ref), recorded, self._model, self._trials, self._filter)
+        return self._form.line(self._rows.of(key), read_output(ref), recorded)
 
 
 class _StepKey(msgspec.Struct):
@@ -185,28 +184,26 @@ class _Rows:
 
     def __init__(self, dataset: Dataset, work: Work) -> None:
         self._unread = self._read(dataset, work)
-        self._held: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {}
-        """each with all keys that stand for its trial"""
+        self._held: dict[str, dict[str, Any]] = {}
 
     @staticmethod
-    def _read(dataset: Dataset, work: Work) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+    def _read(dataset: Dataset, work: Work) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             for sample in dataset:
                 for trial in range(1, work.trials + 1):
-                    yield sample.fields, work.keys_of(sample.digest, trial, typed=sample.typed)
+                    yield work.key(sample.asked, trial), sample.fields
         except HoldfastError:
             return  # the dataset has changed, which stops the run
 
     def of(self, key: str) -> dict[str, Any]:
         """Return a trial's row; an empty one where the dataset no longer has it."""
         if key not in self._held:
-            for held in self._unread:
-                self._held |= dict.fromkeys(held[1], held)
-                if key in held[1]:
+            for read, fields in self._unread:
+                self._held[read] = fields
+                if read == key:
                     break
-        return self._held[key][0] if key in self._held else {}
+        return self._held.get(key, {})
 
     def forget(self, key: str) -> None:
         """Drop a row that is not needed any more."""
-        for each in self._held[key][1] if key in self._held else ():
-            self._held.pop(each, None)
+        self._held.pop(key, None)

@@ -1,7 +1,7 @@
 """Translate a NAT configuration with an `eval` section into the document of an equal eval file.
 
 The workflow becomes a `nat` target, each evaluator a `nat` grader. Nothing is ignored silently: a notice names keys
-that have no effect here, and keys that would change the numbers are refused.
+that have no effect here or in NAT, and keys that would change the numbers are refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.formats.nat.config import SECTIONS, read_config
-from holdfast.formats.nat.dataset import Reader
+from holdfast.formats.nat.dataset import KEYED, Reader
+from holdfast.formats.nat.library import has_profiler, is_installed
 from holdfast.spec.document import Document, format_location
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.validation import suggest
@@ -19,16 +20,12 @@ from holdfast.spec.validation import suggest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from holdfast.formats.nat.dataset import Rows
     from holdfast.spec.document import Location
     from holdfast.spec.overrides import Override
 
 _GENERAL: Final = frozenset(
-    {"max_concurrency", "workflow_alias", "output_dir", "output", "dataset", "per_input_user_id"}
+    {"max_concurrency", "workflow_alias", "output_dir", "output", "dataset", "per_input_user_id", "profiler"}
 )
-_GENERAL_REFUSED: Final = {
-    "profiler": "the profiler is NAT's own; run `nat eval` for it",
-}
 _GENERAL_IGNORED: Final = {
     "validate_llm_endpoints": "a model that cannot be reached stops the run with its first trial",
 }
@@ -68,6 +65,7 @@ class _Translation:
         self._document = document
         self._data = read_config(document.path, override)
         self._name = document.path.name
+        self._all_overrides = override
         self._override = {path: value for path, value in override.items() if not path.startswith("eval.")}
         self._problems: list[Problem] = []
         self._notices: list[str] = []
@@ -80,7 +78,7 @@ class _Translation:
             ("eval", "general"),
             general,
             _GENERAL | _GENERAL_IGNORED.keys(),
-            refused=_GENERAL_REFUSED,
+            refused={},
             ignored=_GENERAL_IGNORED,
         )
         if general.get("per_input_user_id") is False:
@@ -88,12 +86,13 @@ class _Translation:
             self._wrong(("eval", "general", "per_input_user_id"), message)
         path = self._document.path
         assert path is not None
-        reader = Reader(self._block(("eval", "general", "dataset")), path.resolve().parent, self._document.where)
+        dataset = self._block(("eval", "general", "dataset"))
+        reader = Reader(dataset, path.resolve().parent, self._document.where)
         rows = reader.read()
         self._problems += reader.problems
         if not isinstance(self._data.get("workflow"), dict):
             self._wrong(("workflow",), "is missing: it is what is evaluated")
-        graders, origins = self._graders(rows)
+        graders, origins = self._graders({key: dataset[key] for key in KEYED if key in dataset})
         target: dict[str, Any] = {"nat": self._name}
         if self._override:
             target["override"] = self._override
@@ -102,10 +101,11 @@ class _Translation:
             "name": self._title(general),
             "dataset": rows.block,
             "target": target,
-            "prompt": f"{{{{ {rows.question} }}}}",
+            "prompt": rows.prompt,
+            "same_prompt": True,
             "graders": graders,
             "limits": {"concurrency": general.get("max_concurrency", _DEFAULT_CONCURRENCY)},
-            "output": {"nat": self._output(general)},
+            "output": {"nat": self._output(general, dataset)},
         }
         if self._problems:
             raise ConfigError(self._problems)
@@ -131,14 +131,16 @@ class _Translation:
             self._wrong(("eval",), f"is missing; {advice}")
         for key in self._block(("eval",)):
             if key not in ("general", "evaluators"):
-                self._wrong(("eval", key), f"unknown key{suggest(key, ('general', 'evaluators'))}")
+                self._notice(("eval", key), f"NAT has no such key{suggest(key, ('general', 'evaluators'))}: no effect")
 
     def _title(self, general: Mapping[str, Any]) -> str:
         workflow = self._data.get("workflow")
         kind = workflow.get("_type") if isinstance(workflow, dict) else None
         return str(general.get("workflow_alias") or kind or Path(self._name).stem)
 
-    def _graders(self, rows: Rows) -> tuple[list[dict[str, Any]], dict[Location, tuple[Document, Location]]]:
+    def _graders(
+        self, dataset: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[Location, tuple[Document, Location]]]:
         graders: list[dict[str, Any]] = []
         origins: dict[Location, tuple[Document, Location]] = {}
         for name, block in self._block(("eval", "evaluators")).items():
@@ -147,9 +149,7 @@ class _Translation:
                 self._wrong(place, "must be an evaluator's block with a `_type`")
                 continue
             grader: dict[str, Any] = {"type": "nat", "name": name, "evaluator": name, "config_file": self._name}
-            grader["question"] = f"{{{{ {rows.question} }}}}"
-            if rows.answer is not None:
-                grader["expected"] = f"{{{{ {rows.answer} }}}}"
+            grader["dataset"] = dataset
             if self._override:
                 grader["override"] = self._override
             if block["_type"].rpartition("/")[2] in _MEASURES:
@@ -159,12 +159,20 @@ class _Translation:
             graders.append(grader)
         return graders, origins
 
-    def _output(self, general: Mapping[str, Any]) -> dict[str, Any]:
+    def _output(self, general: Mapping[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
         output = self._block(("eval", "general", "output"))
         allowed = {"dir", "workflow_output_step_filter", *_OUTPUT_IGNORED}
         self._check(("eval", "general", "output"), output, allowed, refused=_OUTPUT_REFUSED, ignored=_OUTPUT_IGNORED)
         folder = output.get("dir") or general.get("output_dir") or _DEFAULT_DIR
         block: dict[str, Any] = {"dir": str(Path.cwd() / str(folder))}  # as NAT has it
+        block |= {"dataset": {key: dataset[key] for key in KEYED if key in dataset}, "config_file": self._name}
+        if self._all_overrides:
+            block["override"] = self._all_overrides
+        if profiler := self._block(("eval", "general", "profiler")):
+            block["profiler"] = profiler
+            if is_installed() and not has_profiler():
+                message = "its files are not written without nvidia-nat-profiler: pip install nvidia-nat-profiler"
+                self._notice(("eval", "general", "profiler"), message)
         if (steps := output.get("workflow_output_step_filter")) is not None:
             block["step_filter"] = steps
         return block
@@ -189,8 +197,9 @@ class _Translation:
             elif key in ignored:
                 if value not in (None, False, {}):
                     self._notice((*location, key), ignored[key])
-            elif key not in allowed:
-                self._wrong((*location, key), f"unknown key{suggest(key, (*allowed, *refused))}")
+            elif key not in allowed:  # which NAT ignores without a word
+                hint = suggest(key, (*allowed, *refused))
+                self._notice((*location, key), f"NAT has no such key{hint}: no effect")
 
     def _block(self, location: Location) -> dict[str, Any]:
         node: Any = self._data

@@ -18,8 +18,12 @@ class NatTarget(TargetBlock):
     """Configuration file of the workflow, relative to the eval file."""
     override: dict[str, Any] = {}
     """Values that override the configuration, by dotted path, as in `llms.main.temperature`."""
+    result_json_path: str = "$"
+    """JSONPath of the answer in the object that the workflow returns, such as `$.output`; as `nat eval` takes it."""
     version: str | None = None
     """Change this when an installed component answers differently from now on."""
+
+    sees_row: ClassVar[bool] = False
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Self:
@@ -50,15 +54,22 @@ class NatGrader(GraderBlock):
     question: str | None = None
     """Template of the question passed to the evaluator. Default: the prompt."""
     expected: str | int | float | bool | None = None
-    """Template of the expected answer passed to the evaluator. Default: the row's `expected`, else its `answer`."""
+    """Template of the expected answer passed to the evaluator. A single `{{ expression }}` keeps its type. Default: the
+    row's `expected`, else its `answer`."""
+    dataset: dict[str, Any] | None = None
+    """Dataset block of NAT. The evaluator gets ids, questions, expected answers and rows as `nat eval` reads them from
+    the eval's file. Set in configurations that run unchanged."""
     range: tuple[float, float] | None = None
     """Lowest and highest score of the evaluator, such as `[1, 5]`, mapped to 0 and 1. Default: 0 to 1."""
-    measure: bool = False
-    """Record the number as a measurement, such as seconds or tokens, without a verdict."""
+    measure: bool | None = None
+    """True: record all values as measurements, such as seconds, tokens or labels, without a verdict. False: a value
+    that is not between 0 and 1 is an error. Default: all values are measurements if one of them is no such number."""
     version: str | None = None
     """Change this when an installed package grades differently from now on."""
 
     templates: ClassVar[tuple[str, ...]] = ("question", "expected")
+    as_written: ClassVar[tuple[str, ...]] = ("evaluator", "override")
+    runs_code: ClassVar[bool] = True
     inherited: ClassVar[tuple[str, ...]] = ("config_file", "override")
 
     @model_validator(mode="after")
@@ -66,6 +77,8 @@ class NatGrader(GraderBlock):
         refuse_secret_paths(self.override)
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError("`range` must be the lowest and the highest score, as in [1, 5]")
+        if self.dataset is not None and (self.question is not None or self.expected is not None):
+            raise ValueError("give either `dataset`, or `question` and `expected`")
         if self.range is not None and self.measure:
             raise ValueError("give either `range`, for a score, or `measure`, for a number without a verdict")
         if isinstance(self.evaluator, dict) and not self.evaluator.get("_type"):
@@ -103,3 +116,16 @@ class NatOutput(LiveExport):
     """Folder for the files, relative to the eval file."""
     step_filter: list[NatStep] = ["LLM_END", "TOOL_END"]
     """Types of steps to write. An empty list means all, as in NAT."""
+    dataset: dict[str, Any] = {}
+    """Dataset block of NAT, whose `id_key` and `structure` name the columns of `workflow_output.json`."""
+    config_file: str | None = None
+    """NAT configuration, relative to the eval file, that is written beside the results as `nat eval` does."""
+    override: dict[str, Any] = {}
+    """Values that override the configuration, by dotted path."""
+    profiler: dict[str, Any] | None = None
+    """Profiler block of NAT: its files are written too, made from the recorded steps. Needs `nvidia-nat-profiler`."""
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Self:
+        refuse_secret_paths(self.override)
+        return self

@@ -30,7 +30,7 @@ class NatWorkflow(Target):
     def __init__(self, block: NatTarget, origin: Origin) -> None:
         super().__init__(block, origin)
         config = load_workflow_config(origin.folder / block.nat, block.override, origin.where("nat"))
-        self._workflow = Workflow(config)
+        self._workflow = Workflow(config, block.result_json_path, origin.where("result_json_path"))
         self.notices = self._workflow.notices
         self._name = block.nat
 
@@ -38,7 +38,9 @@ class NatWorkflow(Target):
     def identity(cls, block: NatTarget, origin: Origin) -> dict[str, Any]:
         """Return the part of the configuration that the workflow uses, and the code of its components."""
         part = workflow_part(read_config(origin.folder / block.nat, block.override))
-        return {**identity_of(part, origin.folder), "version": block.version}
+        identity = {**identity_of(part, origin.folder), "version": block.version}
+        path = block.result_json_path
+        return identity if path == "$" else {**identity, "result_json_path": path}
 
     async def __aenter__(self) -> Self:
         try:
@@ -58,7 +60,7 @@ class NatWorkflow(Target):
         # In a separate task, since NAT's context variables must not reach the next trial of this worker.
         task = asyncio.create_task(self._workflow.run(turn.messages))
         try:
-            text, trace = await task
+            answer = await task
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -67,5 +69,7 @@ class NatWorkflow(Target):
         except Exception as error:  # raised by the workflow: an error of this trial, never of the run
             refused = isinstance(error, TypeError) and len(turn.messages) > 1
             raise AttemptError("agent", describe_error(error), retry=not refused) from error
-        reply = Reply(text=text, messages=messages_of(trace, text), usage=usage_of(trace), trace=trace)
+        text, trace, value = answer
+        messages = messages_of(trace, text)
+        reply = Reply(text=text, messages=messages, usage=usage_of(trace), trace=trace, value=value)
         return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)

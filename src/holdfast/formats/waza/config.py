@@ -112,6 +112,9 @@ def read_config(findings: WazaFindings, document: Document) -> Config:
         return None
 
     workers = number("workers", 0) or None
+    directories = findings.texts(document, ("config", "skill_directories"))
+    if document.data.get("scenario") and not document.data.get("skill") and not directories:
+        skills = ()  # a scenario without a skill looks for none
     parallel = values.get("parallel")
     disabled = findings.texts(document, ("config", "disabled_skills"))
     return Config(
@@ -122,7 +125,7 @@ def read_config(findings: WazaFindings, document: Document) -> Config:
         model=_text(values.get("model")),
         judge=_text(values.get("judge_model")),
         group_by=_text(values.get("group_by")),
-        skills=(*findings.texts(document, ("config", "skill_directories")), *skills),
+        skills=(*directories, *skills),
         required_skills=tuple(findings.texts(document, ("config", "required_skills"))),
         injects=values.get("inject_skill_body") is not False
         and "*" not in disabled

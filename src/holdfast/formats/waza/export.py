@@ -1,22 +1,22 @@
 """waza's `results.json`, schema 1.5: of any run, whatever its eval was written for.
 
-A trial that a checkpoint stopped has the status `error`, as in waza. So has a trial without an output, or whose graders
-could not judge; it has no score then, and lowers the success rate and no average. A trial of which nothing was graded
-is `skipped`. A checkpoint that was never reached is listed as `skipped`, where waza leaves it out.
+A trial that a checkpoint stopped has the status `error`, as in waza; it has failed. So has a trial without an output,
+or whose graders could not judge: it has no verdict, and is in no number but those of errors. A task all of whose
+verdicts are good and which lacks some is an `error`. A number of which nothing is known is null, which waza reads as 0.
+A trial of which nothing was graded is `skipped`. A checkpoint that was never reached is listed as `skipped`, where waza
+leaves it out.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, defaultdict
 from itertools import groupby
-from operator import mul
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import UnsetType
 
-from holdfast.formats.waza.statistics import SUITE_NUMBERS, deviation, mean, suite_statistics, task_stats
+from holdfast.formats.waza.statistics import SuiteNumbers, deviation, mean, task_stats
 from holdfast.formats.waza.triggers import SHOULD
 from holdfast.graders.build import grader_places
 from holdfast.report.run_view import GradedTrial
@@ -64,9 +64,13 @@ class _Whole:
         self._kind = self._spec.target.kind
         target = view.manifest.target
         self._model = str(self._about.get("model") or target) if self._kind == "mock" else target
-        self._stats: dict[str, array[Any]] = {name: array(kind, ()) for name, kind in SUITE_NUMBERS.items()}
+        self._tasks = SuiteNumbers()
+        self._milliseconds = 0
+        """of all trials that have an output"""
+        self._trials = self._verdicts = 0
+        """of all tasks, trigger prompts included"""
         self._statuses: Counter[str] = Counter()
-        self._groups: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        self._groups: dict[str, list[tuple[str, float | None]]] = defaultdict(list)
         self._usage: Counter[str] = Counter()
         self._unmetered = 0
         """runs that do not report their tokens"""
@@ -95,6 +99,8 @@ class _Whole:
         """Every sample, in the dataset's order."""
         for sample, trials in groupby(self._view.everything(), key=_sample):
             sample_trials = list(trials)
+            self._trials += len(sample_trials)
+            self._verdicts += sum(isinstance(trial, GradedTrial) and trial.score is not None for trial in sample_trials)
             if any(isinstance(trial, GradedTrial) and "should_trigger" in trial.fields for trial in sample_trials):
                 self._note_triggers(sample_trials)
             else:
@@ -103,6 +109,7 @@ class _Whole:
     def tail(self) -> dict[str, Any]:
         """Return the fields that need all trials."""
         metrics = self._view.metrics
+        so_far = self._verdicts / self._trials if self._trials else None
         return {
             "summary": self._summary(),
             "metrics": self._measures(),
@@ -110,7 +117,7 @@ class _Whole:
                 "holdfast": {
                     "run": self._view.manifest.id,
                     "finished": metrics is not None,
-                    "coverage": None if metrics is None else metrics.coverage,
+                    "coverage": so_far if metrics is None else metrics.coverage,
                 }
             },
         }
@@ -118,10 +125,10 @@ class _Whole:
     def _task(self, sample: str, trials: list[GradedTrial | Pending]) -> dict[str, Any]:
         runs = [self._run(trial) if isinstance(trial, GradedTrial) else _pending(trial) for trial in trials]
         row = next((trial.fields for trial in trials if isinstance(trial, GradedTrial)), {})
-        stats, status = task_stats(runs), _overall([run["status"] for run in runs])
-        for name, numbers in self._stats.items():
-            numbers.append(stats[name])
+        stats, status = task_stats(runs), _overall(runs)
+        self._tasks.add(runs, stats)
         self._statuses[status] += 1
+        self._milliseconds += sum(run["duration_ms"] or 0 for run in runs)
         for run in runs:
             self._usage.update(run.get("usage", {}))
             self._unmetered += "usage" not in run and bool(run["final_output"])
@@ -232,37 +239,37 @@ class _Whole:
         if not total:
             return {}
         value = sum(weight for weight, right in self._triggers if right) / total
-        least = self._spec.gate.get(SHOULD, 0.0)
+        least = 0.0 if self._spec.gate is None else self._spec.gate.minima.get(SHOULD, 0.0)
         measure = {"identifier": "trigger_accuracy", "value": value, "threshold": least, "passed": value >= least}
         return {"trigger_accuracy": {**measure, "weight": 1.0}}
 
     def _summary(self) -> dict[str, Any]:
-        count, total, tasks = self._statuses, self._statuses.total(), self._stats
-        scores = tasks["avg_score"]
+        count, tasks = self._statuses, self._tasks
+        scores, judged = tasks.scores, count["passed"] + count["failed"]
         groups = [
             {
                 "name": name,
                 "passed": sum(status == "passed" for status, _ in verdicts),
                 "total": len(verdicts),
-                "avg_score": mean([score for _, score in verdicts]) or 0.0,
+                "avg_score": mean([score for _, score in verdicts if score is not None]),
             }
             for name, verdicts in sorted(self._groups.items())
         ]
         usage = dict(self._usage) if not self._unmetered else {}
-        statistics = suite_statistics(tasks, count["passed"])
+        statistics = tasks.statistics(count["passed"], judged)
         return {
-            "total_tests": total,
+            "total_tests": count.total(),
             "succeeded": count["passed"],
             "failed": count["failed"],
-            "errors": 0,
+            "errors": count["error"],
             "skipped": count["skipped"],
-            "success_rate": count["passed"] / total if total else 0.0,
-            "aggregate_score": mean(scores) or 0.0,
-            "weighted_score": mean(tasks["avg_weighted_score"]) or 0.0,
-            "min_score": min(scores, default=0.0),
-            "max_score": max(scores, default=0.0),
+            "success_rate": count["passed"] / judged if judged else None,
+            "aggregate_score": mean(scores),
+            "weighted_score": mean(tasks.weighted_scores),
+            "min_score": min(scores, default=None),
+            "max_score": max(scores, default=None),
             "std_dev": deviation(scores),
-            "duration_ms": sum(map(mul, tasks["avg_duration_ms"], tasks["total_runs"])),
+            "duration_ms": self._milliseconds,
             **({"groups": groups} if groups else {}),
             **({"usage": usage} if usage else {}),
             **({"statistics": statistics} if statistics else {}),
@@ -280,7 +287,7 @@ def _pending(trial: Pending) -> dict[str, Any]:
         "run_number": trial.trial,
         "attempts": 1 if trial.error else 0,
         "status": "error",
-        "duration_ms": 0,
+        "duration_ms": None,
         "validations": {},
         "session_digest": {"tool_call_count": 0, "tools_used": [], "errors": [trial.error] if trial.error else []},
         "transcript": [],
@@ -292,11 +299,13 @@ def _pending(trial: Pending) -> dict[str, Any]:
     }
 
 
-def _overall(statuses: Sequence[str]) -> str:
-    """A task's status by those of its runs, as waza has it."""
-    if all(status == "skipped" for status in statuses):
-        return "skipped"
-    return "passed" if all(status == "passed" for status in statuses) else "failed"
+def _overall(runs: Sequence[dict[str, Any]]) -> str:
+    """Return a task's status: as in waza, but that a run without a verdict is no failure."""
+    statuses = {"failed" if run["status"] == "error" and run["_score"] is not None else run["status"] for run in runs}
+    for status in ("failed", "error", "passed"):
+        if status in statuses:
+            return status
+    return "skipped"
 
 
 def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
@@ -322,7 +331,7 @@ def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
 
 
 def _checkpoint_error(reason: str) -> dict[str, Any]:
-    about = {"identifier": "_checkpoint_error", "type": "checkpoint_error", "score": 0.0, "weight": 1.0}
+    about = {"identifier": "_checkpoint_error", "type": "checkpoint_error", "score": None, "weight": 1.0}
     return {**about, "passed": False, "feedback": reason}
 
 

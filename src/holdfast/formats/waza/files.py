@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import posixpath
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import ConfigError, Problem
@@ -12,7 +14,6 @@ from holdfast.spec.document import read_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document, Location
@@ -26,24 +27,47 @@ LARGEST: Final = 16 << 20
 _FRONT_MATTER: Final = re.compile(r"\A---\s*\n.*?\n---\s*\n", re.DOTALL)
 
 
-def task_files(findings: WazaFindings, task: Document, fixtures: Path) -> dict[str, Content]:
-    """Return the files of a task's workspace: path to content."""
-    contents: dict[str, bytes] = {}
-    fixture = findings.block(task, ("inputs",), "context").get("fixture")
-    if isinstance(fixture, str):
-        place: Location = ("inputs", "context", "fixture")
-        path = findings.inside(task, place, fixtures, fixture)
-        if path is not None:
-            contents |= _tree(findings, task, place, path)
+def task_files(
+    findings: WazaFindings, task: Document, folder: Path, fixtures: Path, instructions: dict[str, bytes]
+) -> dict[str, Content]:
+    """Return the files of a task's workspace: path to content. `folder` is the eval's; later files replace earlier."""
+    contents = _fixture(findings, task, folder, fixtures)
     listed = at(task, ("inputs",)).get("files") or []
     for number in range(len(listed) if isinstance(listed, list) else 0):
         contents |= _listed(findings, task, ("inputs", "files", number), fixtures)
     if not isinstance(listed, list):
         findings.wrong(task, ("inputs", "files"), "must be a list of {path: …} or {path: …, content: …}")
+    contents |= instructions
     if sum(map(len, contents.values())) > LARGEST:
         findings.wrong(task, ("inputs",), f"its files are larger than {LARGEST >> 20} MB together")
         return {}
     return {name: content(data) for name, data in contents.items()}
+
+
+def _fixture(findings: WazaFindings, task: Document, folder: Path, fixtures: Path) -> dict[str, bytes]:
+    """Read `inputs.context.fixture`, a file or folder that waza looks up in the eval's folder."""
+    context = findings.block(task, ("inputs",), "context")
+    if "fixture" not in context:
+        return {}
+    name, place = context["fixture"], ("inputs", "context", "fixture")
+    if not isinstance(name, str) or not _is_plain(name) or Path(name) == Path():
+        findings.wrong(task, place, f"must be the path of a file or folder below the eval's folder, not {name!r}")
+        return {}
+    for start in (folder, fixtures):
+        path = findings.inside(task, place, start, name)
+        if path is None:
+            return {}
+        if path.exists():
+            if start != folder:
+                findings.notice(task, place, f"found in {fixtures}; waza looks in the eval's folder, {folder}, only")
+            return _tree(path)
+    findings.wrong(task, place, f"no such file or folder: {name!r}; looked in {folder} (the eval's folder), {fixtures}")
+    return {}
+
+
+def _is_plain(name: str) -> bool:
+    """Return True for a relative path that leads nowhere else."""
+    return bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def _listed(findings: WazaFindings, task: Document, place: Location, fixtures: Path) -> dict[str, bytes]:
@@ -68,12 +92,9 @@ def _listed(findings: WazaFindings, task: Document, place: Location, fixtures: P
     return {name: path.read_bytes()}
 
 
-def _tree(findings: WazaFindings, task: Document, place: Location, path: Path) -> dict[str, bytes]:
-    if path.is_file():
-        return {path.name: path.read_bytes()}
+def _tree(path: Path) -> dict[str, bytes]:
     if not path.is_dir():
-        findings.notice(task, place, f"there is no {path}; the task runs without it, as in waza")
-        return {}
+        return {path.name: path.read_bytes()}
     files = (file for file in sorted(path.rglob("*")) if file.is_file() and not file.is_symlink())
     root = path.resolve()  # a folder below it may be a link
     return {
@@ -129,13 +150,24 @@ def _named(path: Path) -> Any:
     return match[1].strip() if match else None
 
 
-def instructions(findings: WazaFindings, document: Document, location: Location) -> list[str]:
-    """Return the texts of `instruction_files`."""
-    texts = []
+def instruction_files(
+    findings: WazaFindings, document: Document, location: Location, fixtures: Path
+) -> dict[str, bytes]:
+    """Read `instruction_files`, which waza looks up in the folder of the task's fixtures only."""
+    contents: dict[str, bytes] = {}
     for name in findings.texts(document, location):
-        data = findings.read(document, location, name)
-        try:
-            texts.append((data or b"").decode().strip())
-        except UnicodeDecodeError as error:
-            findings.wrong(document, location, f"{name} is not a text: {error}")
-    return texts
+        if not _is_plain(name):
+            findings.wrong(document, location, f"{name!r} must be a path below the fixtures, {fixtures}")
+        elif (path := findings.inside(document, location, fixtures, name)) is not None:
+            try:
+                data = path.read_bytes()
+                data.decode()
+                contents[posixpath.normpath(name)] = data
+            except FileNotFoundError:
+                message = f"no such file: {name!r}; looked in {fixtures}, where fixtures are"
+                findings.wrong(document, location, message)
+            except UnicodeDecodeError as error:
+                findings.wrong(document, location, f"{name} is not a text: {error}")
+            except OSError as error:
+                findings.wrong(document, location, f"{path} cannot be read: {error.strerror or error}")
+    return contents

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from holdfast.spec.template import is_template
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ACTION: Final = re.compile(r"(?:\s*\{\{-\s|\{\{)(.*?)(?:\s-\}\}\s*|\}\})", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\.Vars\.(\w+)|index\s+\.Vars\s+\"([^\"]*)\"")
-_OPEN: Final = re.compile(r"\{(?=[{%#])")
 
 PER_TRIAL: Final = ("JobID", "Iteration", "Attempt", "Timestamp")
 """variables that differ between trials in waza: a text with one of them has no fixed content"""
@@ -46,4 +47,6 @@ def render(text: str, variables: Mapping[str, str], task_id: str, task_name: str
 
 def literal(text: str) -> str:
     """Escape a text that waza does not read as a template, so that Holdfast's templates repeat it literally."""
-    return _OPEN.sub("{{ '{' }}", text)
+    if not is_template(text):
+        return text
+    return "{% raw %}" + text.replace("endraw", "{% endraw %}endraw{% raw %}") + "{% endraw %}"

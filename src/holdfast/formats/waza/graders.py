@@ -6,6 +6,7 @@ put into the grader, so that a grade's key depends on the contents and not on th
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import posixpath
@@ -47,6 +48,15 @@ _EXPECTED: Final = {
     "output_not_contains": "not_contains",
     "output_contains_any": "contains_any",
 }
+
+_CALL_PATTERNS: Final = ("command_pattern", "path_pattern", "skill_pattern")
+
+_MEANINGS: Final[dict[str, dict[str, Any]]] = {
+    "action_sequence": {"partial": True},
+    "skill_invocation": {"partial": True},
+    "tool_calls": {"distinct": False},
+}
+"""what graders do in waza, unlike in evals of Holdfast"""
 
 _INTERPRETERS: Final = {".py": "python3", ".js": "node", ".sh": "sh"}
 
@@ -154,16 +164,26 @@ class Graders:
             self._drop_unknown(grader, schema)
             if issubclass(schema, PatternBlock):
                 fields["dialect"] = "re2"
-            for key in schema.templates:
-                if key in fields:
-                    fields[key] = _literals(fields[key])
+            fields.update(_MEANINGS.get(kind, {}))
+            for key in ("expect", "expect_tools", "reject_tools"):
+                if key in fields and key in schema.model_fields:
+                    fields[key] = _loose_calls(fields[key])
+            for key in fields.keys() - {"type", "name"}:
+                fields[key] = _literals(fields[key])
         return grader
 
     def _drop_unknown(self, grader: TranslatedGrader, model: type[GraderBlock]) -> None:
-        """Drop parameters that the kind does not have; a grader that checks nothing without them is rejected later."""
+        """Drop parameters that the kind does not have; they are wrong if the grader checks nothing without them."""
         allowed = [field.alias or name for name, field in model.model_fields.items()]
+        vacuous = bool(model.checks) and not any(key in grader.fields for key in model.checks)
         for key in [key for key in grader.fields if key not in allowed]:
-            if self._findings.unknown(grader.document, grader.origins[key], key, allowed):
+            place = grader.origins[key]
+            if vacuous:
+                likely = difflib.get_close_matches(key, model.checks, 1)
+                known = f"did you mean {likely[0]!r}?" if likely else f"it has {', '.join(model.checks)}"
+                message = f"unknown parameter of {grader.fields['type']!r}, which checks nothing else ({known})"
+                self._findings.wrong(grader.document, place, message)
+            elif self._findings.unknown(grader.document, place, key, allowed):
                 del grader.fields[key]
 
     def _script(self, grader: TranslatedGrader) -> bool:
@@ -257,7 +277,7 @@ class Graders:
         return True
 
     def _allowed(self, grader: TranslatedGrader) -> bool:
-        """Turn the names under `allow_only`, which waza compares as a whole, into patterns; no name allows no tool."""
+        """Turn the names under `allow_only`, which waza compares as a whole, into patterns."""
         listed = grader.fields.get("allow_only")
         if not isinstance(listed, list):
             return True
@@ -328,9 +348,25 @@ def unique_names(graders: Sequence[tuple[str | None, str]]) -> list[str]:
     return unique
 
 
-def allow_only(names: list[str]) -> list[str]:
-    """Return the patterns that match these tools' names and no others."""
-    return [f"^{re.escape(name)}$" for name in names] or ["^$"]
+def allow_only(names: list[str]) -> list[Any]:
+    """Return patterns that match these tools' names and no others."""
+    return [{"pattern": f"(?i)^{re.escape(name)}$"} for name in names]
+
+
+def _loose_calls(calls: Any) -> Any:
+    """Return calls to look for whose names are patterns, and ignore case as all patterns of waza's tool graders do."""
+    if not isinstance(calls, list):
+        return calls  # the schema reports it
+    loose = []
+    for written in calls:
+        call = dict(written) if isinstance(written, dict) else written
+        if isinstance(call, dict):
+            patterns = {key: call[key] for key in _CALL_PATTERNS if isinstance(call.get(key), str) and call[key]}
+            call |= {key: f"(?i){pattern}" for key, pattern in patterns.items()}
+            if isinstance(tool := call.get("tool"), str) and tool.strip():
+                call["tool"] = {"pattern": f"(?i){tool.strip()}"}
+        loose.append(call)
+    return loose
 
 
 def _safe_name(path: str) -> str:
@@ -342,4 +378,6 @@ def _safe_name(path: str) -> str:
 def _literals(value: Any) -> Any:
     if isinstance(value, list):
         return [_literals(inner) for inner in value]
+    if isinstance(value, dict):
+        return {key: _literals(inner) for key, inner in value.items()}
     return literal(value) if isinstance(value, str) else value

@@ -10,9 +10,9 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import ConfigError, UsageError
+from holdfast.errors import UsageError
 from holdfast.formats.waza.config import project_folder, read_config, version_problem
-from holdfast.formats.waza.files import agent_file, instructions, skill_text
+from holdfast.formats.waza.files import agent_file, skill_text
 from holdfast.formats.waza.findings import WazaFindings
 from holdfast.formats.waza.graders import Graders, TranslatedGrader, allow_only, unique_names, where_task
 from holdfast.formats.waza.hooks import translate_hooks
@@ -125,8 +125,7 @@ class _Translation:
         common += self._tool_policy(config, common)
         tasks = self._select(Tasks(findings, source, self._folder, config, translator).read())
         self.target = target_fields(findings, source, tasks, kind)
-        if findings.problems:
-            raise ConfigError(findings.problems)
+        findings.raise_problems()
         self._add_rows(tasks)
         graders, triggers = self._graders(common, tasks), self._triggers(kind)
         data: dict[str, Any] = {
@@ -148,8 +147,7 @@ class _Translation:
         if triggers:
             for grader in graders[: len(common)]:
                 grader["where"] = "should_trigger is not defined"
-        if findings.problems:
-            raise ConfigError(findings.problems)
+        findings.raise_problems()
         self._notice_ungraded(common, tasks)
         origins: dict[Location, tuple[Document, Location]] = {
             ("name",): (source, ("name",)),
@@ -259,7 +257,7 @@ class _Translation:
         return blocks
 
     def _conversation(self, tasks: list[WazaTask], config: Config, kind: str) -> dict[str, Any]:
-        conversation: dict[str, Any] = {"prompt": "{{ prompt }}", "follow_ups": "follow_ups"}
+        conversation: dict[str, Any] = {"prompt": "{{ prompt }}", "follow_ups": "follow_ups", "same_prompt": True}
         if kind == "model":
             self._put_before(tasks, config)
             if any("system" in row for row in self._samples):
@@ -303,12 +301,13 @@ class _Translation:
         """Put the skill's text before the conversation, since a model has no skills. So the text is part of the key."""
         findings, source = self._findings, self._document
         skill = str(source.data.get("skill") or "")
-        common = instructions(findings, source, ("config", "instruction_files"))
         for task in tasks:
             folders = findings.texts(task.document, ("skill_directories",))
-            document = task.document if folders else source
-            place: Location = ("skill_directories",) if folders else ("config", "skill_directories")
-            names = folders or config.skills
+            # In a scenario, an empty list of a task means that it has no skills.
+            own = bool(folders) or (bool(source.data.get("scenario")) and "skill_directories" in task.document.data)
+            document = task.document if own else source
+            place: Location = ("skill_directories",) if own else ("config", "skill_directories")
+            names = folders if own else config.skills
             places = self._skill_folders(names)
             for name in names:
                 if findings.find(name) is None:
@@ -323,7 +322,7 @@ class _Translation:
             for needed in config.required_skills:
                 if skill_text(places, needed) is None:
                     findings.wrong(source, ("config", "required_skills"), f"there is no SKILL.md of {needed!r}")
-            parts = [*([skill_file[1]] if skill_file else []), *common, *task.instructions]
+            parts = [*([skill_file[1]] if skill_file else []), *task.instructions]
             if parts:
                 task.row["system"] = "\n\n".join(parts)
 

@@ -1,12 +1,14 @@
 """The numbers of waza's `results.json`, of tasks and of the whole: averages, intervals, reliability.
 
-waza writes no interval where there was one trial, and neither does this: an interval needs a spread.
+Trials without a verdict are in none of them. waza writes no interval where there was one trial, and neither does this:
+an interval needs a spread.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from array import array
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
@@ -19,65 +21,75 @@ if TYPE_CHECKING:
 _RESAMPLES: Final = 10_000
 _DRAWS: Final = 20_000_000
 """of all resamples together; many scores are resampled less often, and the result says how often"""
-SUITE_NUMBERS: Final = {
-    "total_runs": "q",
-    "passed_runs": "q",
-    "failed_runs": "q",
-    "error_runs": "q",
-    "avg_duration_ms": "q",
-    "avg_score": "d",
-    "avg_weighted_score": "d",
-}
-"""fields of a task's `stats` from which the numbers of all tasks are computed, with their types in an array"""
 
 
 def task_stats(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the `stats` of a task."""
-    total = len(runs)
+    judged = [run for run in runs if run["_score"] is not None]
+    took = [run["duration_ms"] for run in runs if run["duration_ms"] is not None]
     counts = {status: sum(run["status"] == status for run in runs) for status in ("passed", "failed", "error")}
-    plain = [run["_plain"] for run in runs if run["_score"] is not None and run["_plain"] is not None]
-    weighted = [run["_score"] for run in runs if run["_score"] is not None]
+    plain = [run["_plain"] for run in judged if run["_plain"] is not None]
+    weighted = [run["_score"] for run in judged]
     scores = plain if len(plain) == len(weighted) else weighted
-    average, spread = mean(scores) or 0.0, deviation(scores)
-    rate = counts["passed"] / total
-    margin = 1.96 * spread / math.sqrt(len(scores)) if scores else 0.0
-    several = len(scores) > 1
+    average, spread = mean(scores), deviation(scores)
+    rate = counts["passed"] / len(judged) if judged else None
+    low = high = 0.0
+    if average is not None and len(scores) > 1:
+        margin = 1.96 * spread / math.sqrt(len(scores))
+        low, high = max(0.0, average - margin), min(1.0, average + margin)
     return {
         "pass_rate": rate,
-        "flakiness_percent": 100 * (1 - abs(2 * rate - 1)),
+        "flakiness_percent": None if rate is None else 100 * (1 - abs(2 * rate - 1)),
         "passed_runs": counts["passed"],
         "failed_runs": counts["failed"],
         "error_runs": counts["error"],
-        "total_runs": total,
+        "total_runs": len(runs),
         "avg_score": average,
-        "avg_weighted_score": mean(weighted) or 0.0,
-        "min_score": min(scores, default=0.0),
-        "max_score": max(scores, default=0.0),
+        "avg_weighted_score": mean(weighted),
+        "min_score": min(scores, default=None),
+        "max_score": max(scores, default=None),
         "std_dev_score": spread,
         "score_variance": spread**2,
-        "ci95_lo": max(0.0, average - margin) if several else 0.0,
-        "ci95_hi": min(1.0, average + margin) if several else 0.0,
-        "flaky": 0 < counts["passed"] < total,
-        "avg_duration_ms": round(sum(run["duration_ms"] for run in runs) / total),
-        **({"pass_rate_ci": _proportion(counts["passed"], total)} if total > 1 and sum(counts.values()) else {}),
+        "ci95_lo": low,
+        "ci95_hi": high,
+        "flaky": 0 < counts["passed"] < len(judged),
+        "avg_duration_ms": round(sum(took) / len(took)) if took else None,
+        **({"pass_rate_ci": _proportion(counts["passed"], len(judged))} if len(judged) > 1 else {}),
         **({"bootstrap_ci": _bootstrap(tuple(weighted))} if len(weighted) > 1 else {}),
     }
 
 
-def suite_statistics(tasks: Mapping[str, Sequence[Any]], succeeded: int) -> dict[str, Any] | None:
-    """Return the `statistics` of all tasks; None where waza has none: for one task, or one trial of each.
+class SuiteNumbers:
+    """What the numbers of all tasks are computed from. Tasks without a verdict are left out."""
 
-    `tasks` has the number of each task for each field in `SUITE_NUMBERS`.
-    """
-    totals, passed = tasks["total_runs"], tasks["passed_runs"]
-    graded = map(any, zip(passed, tasks["failed_runs"], tasks["error_runs"], strict=True))
-    if len(totals) < 2 or min(totals) < 2 or not all(graded):
-        return None
-    return {
-        "bootstrap_ci": _bootstrap(tuple(tasks["avg_score"])),
-        "success_rate_ci": _proportion(succeeded, len(totals)),
-        "pass_hat_k": [mean(list(map(_pass_hat, passed, totals, repeat(k)))) for k in range(1, min(totals) + 1)],
-    }
+    def __init__(self) -> None:
+        self.scores, self.weighted_scores = array("d"), array("d")
+        self._passed, self._judged = array("q"), array("q")
+        """runs of each task"""
+
+    def add(self, runs: Sequence[dict[str, Any]], stats: Mapping[str, Any]) -> None:
+        """Add a task with its runs and their `stats`."""
+        if stats["avg_score"] is not None:
+            self.scores.append(stats["avg_score"])
+            self.weighted_scores.append(stats["avg_weighted_score"])
+            self._passed.append(stats["passed_runs"])
+            self._judged.append(sum(run["_score"] is not None for run in runs))
+
+    def statistics(self, succeeded: int, judged: int) -> dict[str, Any] | None:
+        """Return the `statistics` of all tasks; None where waza has none: for one task, or one trial of each.
+
+        `succeeded` of `judged` tasks have passed.
+        """
+        fewest = min(self._judged, default=0)
+        if len(self._judged) < 2 or fewest < 2 or not judged:
+            return None
+        return {
+            "bootstrap_ci": _bootstrap(tuple(self.scores)),
+            "success_rate_ci": _proportion(succeeded, judged),
+            "pass_hat_k": [
+                mean(list(map(_pass_hat, self._passed, self._judged, repeat(k)))) for k in range(1, fewest + 1)
+            ],
+        }
 
 
 def mean(values: Sequence[float]) -> float | None:

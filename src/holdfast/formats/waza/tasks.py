@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.formats.waza.files import instructions, task_files
+from holdfast.formats.waza.files import instruction_files, task_files
 from holdfast.formats.waza.findings import at
 from holdfast.formats.waza.gotext import render
 from holdfast.formats.waza.repos import is_below, read_repos
@@ -84,6 +84,7 @@ class WazaTask:
     """maximum number of turns"""
     timeout: float | None = None
     instructions: list[str] = field(default_factory=list)
+    """texts of `instruction_files`, the eval's first"""
     responder_model: str | None = None
     checkout: dict[str, Any] = field(default_factory=dict)
     """files of `inputs.repos`"""
@@ -205,11 +206,15 @@ class Tasks:
         if prompt is None:
             return None
         context = findings.block(document, ("inputs",), "context")
+        fixtures = self._fixtures(document)
+        instructions = instruction_files(findings, self._document, ("config", "instruction_files"), fixtures)
+        instructions |= instruction_files(findings, document, ("instruction_files",), fixtures)
+        task.instructions = [text.decode().strip() for text in instructions.values()]
         task.row |= {
             **({"description": str(document.data["description"])} if document.data.get("description") else {}),
             "prompt": prompt,
             "follow_ups": follow_ups,
-            "files": task_files(findings, document, self._fixtures(document)),
+            "files": task_files(findings, document, self._folder, fixtures, instructions),
             **({"tags": tags} if (tags := findings.texts(document, ("tags",))) else {}),
             **({"golden": True} if document.data.get("golden") is True else {}),
             **({"context": context} if context else {}),
@@ -227,7 +232,6 @@ class Tasks:
             task.timeout = timeout
         elif timeout is not None:
             findings.wrong(document, ("timeout_seconds",), f"must be a number from 1, not {timeout!r}")
-        task.instructions = instructions(findings, document, ("instruction_files",))
         task.graders = [
             *self._graders.translate_expected(document),
             *self._graders.translate_all(document, ("graders",)),

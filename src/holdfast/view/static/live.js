@@ -47,9 +47,7 @@ function showState(data) {
   const before = states.get(run);
   states.set(run, data.status);
   for (const badge of place.querySelectorAll('.badge[data-live="status"]')) {
-    const shown = badge.textContent ?? "";
-    badge.classList.remove(shown);
-    badge.classList.add(data.status);
+    badge.className = `badge ${data.status}`;
     badge.textContent = data.status;
   }
   if (before !== undefined && before !== data.status && place === document.body) {

@@ -1,0 +1,149 @@
+"""Files that users' code read in a run: while one differs from what was read, the records that depend on it are stale.
+
+A stale run keeps its directory and its numbers. The same command then works in another directory, which takes from the
+stale run what does not depend on the file: everything for a file that only one grader reads, but its verdicts.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from holdfast.canonical import digest
+from holdfast.plan.keys import run_id
+from holdfast.spec.code_files import SESSION_FILE
+from holdfast.spec.named_inputs import TARGET, excluded_patterns
+from holdfast.store.catalog import brief_runs
+from holdfast.store.inputs import Input, read_inputs
+from holdfast.store.rundir import RunDir
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.plan.identity import RunIdentity
+    from holdfast.spec.load import Eval
+
+_LARGE: Final = 16 << 20
+"""bytes from which on a file with the same size and time counts as the same"""
+
+
+class InputState(NamedTuple):
+    """What has changed since a run, of the files that its code read."""
+
+    parts: Mapping[str, str]
+    """by part, `target` or a grader: the reason, in words"""
+    contents: Mapping[str, str | None]
+    """digests of all files that were read, as they are now"""
+    current: list[Input]
+    """records of files that are as they were"""
+
+
+_FRESH: Final = InputState({}, {}, [])
+
+
+def stale_parts(rundir: RunDir, identity: RunIdentity) -> InputState:
+    """Return what is stale in a run."""
+    if not identity.code:
+        return _FRESH
+    inputs = read_inputs(rundir)
+    products = {each.path for each in inputs if each.product is True}
+    inputs = [each for each in inputs if each.path not in products and not is_excluded(each.path, identity.spec)]
+    contents: dict[str, str | None] = {}
+    changed: list[Input] = []
+    for each in inputs:
+        if each.path not in contents:
+            contents[each.path] = digest_now(identity.spec.folder / each.path, each)
+        if each.digest != contents[each.path]:
+            changed.append(each)
+    parts: dict[str, str] = {}
+    for part, files in identity.code.items() if changed else ():
+        sources = set(files)
+        for each in inputs:
+            extend_sources(sources, each)
+        reasons = [
+            f"{each.path} changed, which {Path(each.source).name} read" for each in changed if each.source in sources
+        ]
+        if reasons:
+            parts[part] = "; ".join(dict.fromkeys(reasons))
+    if identity.accepts_drift:
+        parts.pop(TARGET, None)
+    current = inputs if identity.accepts_drift else [each for each in inputs if each not in changed]
+    return InputState(parts, contents, current)
+
+
+def extend_sources(sources: set[str], read: Input) -> None:
+    """Add a module that code of these files imported in a way that reading does not show.
+
+    Inputs come in the order of reading: a module is opened before its code opens anything.
+    """
+    if read.source in sources and read.path.endswith(".py"):
+        sources.add(read.path)
+
+
+def choose_run(identity: RunIdentity, runs_dir: Path) -> RunIdentity:
+    """Return the identity with the directory whose records count: another one than usual if these are stale."""
+    own = identity.directory(runs_dir)
+    stale = stale_parts(own, identity)
+    if not stale.parts:
+        return identity
+    contents, base = dict(stale.contents), _without_state(identity.fingerprints)
+    for path, brief in brief_runs(runs_dir, besides=own.path):
+        parts: dict[str, Any] = dict(brief.fingerprints)
+        state = parts.get("inputs")
+        if state is None or brief.name != identity.spec.name or _without_state(parts) != base:
+            continue
+        other = stale_parts(RunDir(path), identity)
+        if not other.parts:
+            return with_state(identity, state)
+        contents |= other.contents
+    return with_state(identity, digest(contents))
+
+
+def with_state(identity: RunIdentity, state: str) -> RunIdentity:
+    """Return the identity of a run that began after files which code reads had changed."""
+    parts = {**identity.fingerprints, "inputs": state}
+    return replace(identity, fingerprints=parts, id=run_id(identity.spec.name, parts), run_path=None)
+
+
+def _without_state(parts: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in parts.items() if key not in ("inputs", "work")}
+
+
+def relative(path: str, folder: Path) -> str:
+    """Return a file as records name it: from the eval's folder, so that a project may be moved."""
+    return path if path == str(SESSION_FILE) else os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+
+
+def is_excluded(path: str, spec: Eval) -> bool:
+    """Return True if the eval file says that a file is no input: `files: ["!cache/*"]`."""
+    return any(fnmatchcase(path, pattern) for pattern in excluded_patterns(spec))
+
+
+def digest_now(path: Path, recorded: Input | None = None) -> str | None:
+    """Return the digest of a file as it is now; None if there is none.
+
+    A large file is not read again if its size and time are those that were recorded.
+    """
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    same = recorded is not None and (status.st_size, status.st_mtime_ns) == (recorded.size, recorded.mtime)
+    if recorded is not None and recorded.digest and same and status.st_size >= _LARGE:
+        return recorded.digest
+    return _digest(path, (status.st_size, status.st_mtime_ns, status.st_ino))
+
+
+@lru_cache(maxsize=20_000)
+def _digest(path: Path, _stamp: tuple[int, int, int]) -> str | None:
+    from holdfast.spec.fingerprint import content_digest  # which evals without code need not import
+
+    return content_digest(path)
