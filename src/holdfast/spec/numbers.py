@@ -33,6 +33,7 @@ _POWER: Final = r"(?:\^(?:\{\s?[-+]?\d++\s?\}|\(\s?[-+]?\d++\s?\)|[-+]?\d++)|\*\
 _PART: Final = rf"(?:\{{\s?[-+]?{_PLAIN}\s?\}}|\d)"
 _NUMBER: Final = re.compile(
     rf"""
+    (?= [\d.\\] )  # what every form begins with: most characters of a text are passed over at once
     (?: (?P<spaced> (?<![\d.,'_/]) [1-9]\d{{0,2}} (?:[ ]\d{{3}}(?![\d/]))++ (?:[.,]\d++)? )
       | (?: (?P<before>\d++) [ {_GAP}]? )? \\[dt]?frac \s? (?P<over>{_PART}) (?P<under>{_PART})
       | (?P<whole>\d++) [ {_GAP}] (?P<upper>\d++) / (?P<lower>\d++)
@@ -73,6 +74,8 @@ _SIGN: Final = re.compile(
 )
 _OPERATOR: Final = re.compile(r"(?:[\w.)\]}%-]|[\w}]\$)\Z")
 """what stands before the minus sign of `2-1`"""
+_WORDS_BEFORE: Final = ("egative ", "inus ", "\\pm ")
+"""ends of words that are a part of the number behind them: see _SIGN and _PARTIAL"""
 _SEEN: Final = 24
 """characters before a number that can change its meaning"""
 
@@ -200,6 +203,8 @@ def _read(match: Match[str]) -> WrittenNumber | None:
     """Return the number at a match; None where its digits are none."""
     line, start = match.string, match.start()
     before = line[max(0, start - _SEEN) : start]
+    if before[-1:] == " " and before[-2:-1].isalpha() and not before.endswith(_WORDS_BEFORE):
+        before = ""  # as in "the answer is 42": no word but these changes what follows it
     if _SKIPPED.search(before):
         return None
     if (sign := _SIGN.search(before)) is not None and _OPERATOR.search(before, 0, sign.start(sign.lastgroup or 0)):
