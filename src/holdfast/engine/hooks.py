@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from holdfast.containment.program import running
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.redact import redact
-from holdfast.targets.command import die_with_parent, for_environment
+from holdfast.targets.command import for_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +47,6 @@ class Hooks:
         self._folder = spec.folder
         self._seconds = spec.limits.trial_timeout
         self._warn = warn
-        self._in_child = die_with_parent()
 
     async def before_run(self) -> None:
         """Run the hooks before a run; raise Fault if a required one fails."""
@@ -101,24 +99,12 @@ class Hooks:
         output = redact(output)
         return _Failure(f"{name} ended with {code}" + (f": {output[-_SHOWN:]}" if output else ""), output)
 
-    async def _run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
-        process = await asyncio.create_subprocess_exec(
-            *arguments,
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=self._in_child,
-        )
-        try:
-            out, _ = await process.communicate()
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
-        assert process.returncode is not None
-        return process.returncode, out[-_KEPT:].decode("utf-8", "replace").strip()
+    async def _run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> tuple[int | str, str]:
+        variables = {**os.environ, **environment}
+        async with running(arguments, folder=folder, environment=variables, merged=True) as program:
+            code = await program.wait()
+        output = program.out[-_KEPT:].decode("utf-8", "replace").strip()
+        return "an unknown code: the process that watches over it was killed" if code is None else code, output
 
 
 def _environment(pending: PendingTrial) -> dict[str, str]:

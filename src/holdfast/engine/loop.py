@@ -232,6 +232,8 @@ class Loop:
         """Run hooks, then open the target and graders, which may start servers; return False if stopped meanwhile."""
         self._opening = asyncio.current_task()
         try:
+            if self._session.generates:
+                await self._report_containment()
             if self._hooks is not None:
                 await self._hooks.before_run()
                 stack.push_async_callback(self._hooks.after_run)
@@ -254,6 +256,24 @@ class Loop:
                 raise
         self._opening = None
         return not self.brake.pulled
+
+    async def _report_containment(self) -> None:
+        """Say what ends the processes of programs, if this process starts programs."""
+        target = self._spec.target
+        programs = [getattr(target, "command", None), getattr(target, "agent", None), self._hooks]
+        programs += [tool.mcp.command for tool in getattr(target, "tools", ()) if tool.mcp is not None]
+        if not any(programs):
+            return
+        from holdfast.containment.program import find_kind, requested_kind  # which few evals need
+
+        kind = await find_kind()
+        self._session.log.write(f"programs contained by {kind}")
+        if kind != "pid" and requested_kind() == "auto":
+            self._session.notice(
+                "this system allows no PID namespaces, so the processes of programs are "
+                + ("looked for and killed after them" if kind == "reaper" else "killed with their process group only")
+                + " (docs/agents.md#what-ends-with-a-program)"
+            )
 
     def _make_batches(self, target: Target | None) -> Batches | None:
         """Return what makes requests in batches, if a part of the run does so, or did so before."""

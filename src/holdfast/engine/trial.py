@@ -251,7 +251,7 @@ class Trial:
         workspace = replay.workspace
         try:
             if workspace is not None:
-                await asyncio.to_thread(workspace.begin)
+                self._report_survivors(await asyncio.to_thread(workspace.begin))
             try:
                 reply = await self._shared.target.reply(replace(turn, calls=calls))
             except AttemptError:
@@ -263,6 +263,12 @@ class Trial:
             calls.end()
         uncounted = reply.usage if calls.usage is None else NO_USAGE
         return _Answer(replace(calls.with_calls(reply), usage=calls.usage or reply.usage, files=files), uncounted)
+
+    def _report_survivors(self, processes: list[str]) -> None:
+        if processes:
+            names = ", ".join(processes[:8]) + (", …" if len(processes) > 8 else "")
+            where = f"{self._pending.sample.id}, trial {self._pending.trial}"
+            self._shared.notice(f"{where}: ended what an earlier attempt had left running in its workspace: {names}")
 
     async def _ask_simulated_user(self, conversation: Conversation) -> str | None:
         """Return the simulated user's next message, which is on record before it is used; None: it stops."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.canonical import digest
+from holdfast.containment.survivors import end_survivors
 from holdfast.errors import AttemptError
 from holdfast.plan.identity import common_files
 from holdfast.spec.template import RENDER_ERRORS, expression
@@ -41,11 +42,17 @@ class Workspace:
         """the calls that an agent makes at the same time save and restore the folder in threads"""
         self.folder = folder
 
-    def begin(self) -> None:
-        """Restore the folder as it was when the last turn ended, unless nothing has changed it since."""
+    def begin(self) -> list[str]:
+        """Restore the folder as it was when the last turn ended, unless nothing has changed it since.
+
+        Return the processes that still ran in it, and were ended first. There can be none before the folder exists.
+        """
+        survivors = []
         if not self._untouched:
+            survivors = end_survivors(self.folder) if self.folder.exists() else []
             self.go_back_to(self.now)
         self._untouched, self._begun = False, True
+        return survivors
 
     def go_back_to(self, files: Files) -> None:
         """Restore the folder as it was at another time."""

@@ -26,7 +26,7 @@
 `tool_graders` behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
 `files`        file, diff
 `programs`     program, code
-`sandbox`      runs programs of graders, and `confine`, which restricts them in the child process
+`sandbox`      runs programs of graders, with restrictions
 `assertions`   evaluates the assertions of `code` in child processes
 `guard`        graders of plug-ins, which are not trusted
 `slow_checks`  patterns and comparisons that could take forever, and `slow_worker`, their child process

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -26,6 +26,8 @@ import msgspec
 from msgspec import UnsetType
 from msgspec.structs import replace
 
+from holdfast import containment
+from holdfast.containment.program import running
 from holdfast.errors import AttemptError
 from holdfast.graders.types import WaitingGrader
 from holdfast.graders.worker_loop import OUTSIDE
@@ -36,13 +38,11 @@ if TYPE_CHECKING:
 
     from holdfast.graders.types import Case
 
-CONFINE: Final = Path(__file__).with_name("confine.py")
-_COMMAND: Final = [sys.executable, "-I", "-S", str(CONFINE)]
+CONFINE: Final = Path(containment.__file__).with_name("confine.py")
+_WITHOUT_NAMESPACES: Final = "reaper" if sys.platform.startswith("linux") else "group"
 _MEMORY: Final = 4 << 30
 _SHOWN: Final = 64 * 1024
 """bytes of a program's output that are read"""
-_PATIENCE: Final = 5.0
-"""seconds that `confine` has to end a namespace in order"""
 
 
 class Isolation(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Isolation(msgspec.Struct, frozen=True):
     read_only: bool = False
     """they cannot change modes, owners, times or attributes of files outside their workspace either"""
     processes: bool = False
-    """they can signal only processes that they started, and all of those end with them"""
+    """they can signal only processes that they started, and the kernel ends all of those with them"""
     network: str = "open"
     """`namespace`: none but their own; `tcp`: no TCP connections; `open`: as the user's"""
 
@@ -77,7 +77,9 @@ class Isolation(msgspec.Struct, frozen=True):
         else:
             files = "nothing outside their workspace can be changed"
         processes = (
-            "all their processes end with them" if self.processes else "a process that calls setsid outlives them"
+            "all their processes end with them"
+            if self.processes
+            else "their processes are looked for and killed after them"
         )
         network = {"namespace": "no network", "tcp": "no TCP connections"}.get(self.network, "the network is open")
         return f"{files}; {processes}; {network}"
@@ -87,7 +89,8 @@ class Isolation(msgspec.Struct, frozen=True):
 def isolation() -> Isolation:
     """Find out by trying, once per process, which restrictions work on this machine."""
     try:
-        tried = subprocess.run([*_COMMAND, "probe", tempfile.gettempdir()], capture_output=True, timeout=30, check=True)
+        probe = [sys.executable, "-I", "-S", str(CONFINE), "probe", tempfile.gettempdir()]
+        tried = subprocess.run(probe, capture_output=True, timeout=30, check=True)
         return msgspec.json.decode(tried.stdout, type=Isolation)
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
         return Isolation()
@@ -151,98 +154,49 @@ class ProgramResult(NamedTuple):
 async def run_in(
     sandbox: Sandbox, arguments: Sequence[str], text: str, seconds: float, *, network: bool = False
 ) -> ProgramResult:
-    """Run a program to its end, with a text on standard input; raise AttemptError where it cannot be started.
+    """Run a program to its end, with a text on standard input; raise AttemptError if it cannot be started.
 
-    The time limit begins when the program does: `confine` then writes to a pipe, which the program does not inherit.
+    The time limit begins when the program does.
     """
     limits = isolation()
     if network:
         limits = replace(limits, network="open")
     paths = [sandbox.folder / name for name in ("in", "out", "err")]
     paths[0].write_text(text, encoding="utf-8", errors="surrogatepass")
-    started, starting = os.pipe()
-    spec = {
-        "starting": starting,
+    restrictions = {
         "workspace": str(sandbox.workspace),
         **msgspec.to_builtins(limits),
         "seconds": seconds,
         "file_bytes": MOST_BYTES,
         "memory_bytes": _MEMORY,
     }
-    with (
-        os.fdopen(started, "rb") as start,
-        paths[0].open("rb") as stdin,
-        paths[1].open("wb") as stdout,
-        paths[2].open("wb") as stderr,
-    ):
+    timed_out, code = False, None
+    with paths[0].open("rb") as stdin, paths[1].open("wb") as stdout, paths[2].open("wb") as stderr:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *_COMMAND,
-                msgspec.json.encode(spec).decode(),
-                *arguments,
-                cwd=sandbox.workspace,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env=_environment(sandbox.workspace),
-                pass_fds=[starting],
-                start_new_session=True,
-            )
-        finally:
-            os.close(starting)
-        timed_out = False
-        try:
-            report = await _read_all(start.fileno())
-            code = await asyncio.wait_for(process.wait(), seconds)
+            async with running(
+                arguments,
+                folder=sandbox.workspace,
+                environment=_environment(sandbox.workspace),
+                files=(stdin.fileno(), stdout.fileno(), stderr.fileno()),
+                kind="pid" if limits.processes else _WITHOUT_NAMESPACES,
+                confine=restrictions,
+            ) as program:
+                code = await asyncio.wait_for(program.wait(), seconds)
         except TimeoutError:
             timed_out = True
-        finally:
-            await _end(process, namespace=limits.processes)
+        except OSError as error:
+            raise AttemptError("grader", f"{arguments[0]} cannot be run: {error.strerror}", retry=False) from error
     out, err = (_beginning(path) for path in paths[1:])
     if timed_out:
         return ProgramResult(-signal.SIGKILL, out, err, limits, f"timed out after {seconds:g} s", timed_out=True)
-    if reason := report.removeprefix(b"begins").decode("utf-8", "replace"):
-        raise AttemptError("grader", f"{arguments[0]} cannot be run: {reason}", retry=False)
-    if not report:
-        raise AttemptError("grader", f"{arguments[0]} could not be started: {err[-400:].strip()}", retry=False)
+    if code is None:
+        raise AttemptError("grader", f"the process that watches over {arguments[0]} was killed", retry=False)
     if code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         if -code in OUTSIDE:
             raise AttemptError("grader", f"{arguments[0]} was ended from outside by {name}", retry=False)
         return ProgramResult(code, out, err, limits, f"killed by {name}")
     return ProgramResult(code, out, err, limits)
-
-
-async def _end(process: asyncio.subprocess.Process, *, namespace: bool) -> None:
-    """Stop a program and the processes that it started, and wait for their end."""
-    if namespace and process.returncode is None:
-        with suppress(ProcessLookupError, TimeoutError):
-            process.terminate()  # `confine` kills all processes of the namespace, and ends after them
-            await asyncio.wait_for(process.wait(), _PATIENCE)
-    if not namespace or process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
-
-
-async def _read_all(pipe: int) -> bytes:
-    """Read a pipe until nobody can write to it any more.
-
-    Not with `connect_read_pipe`: that of uvloop closes the descriptor twice, and the second time it may be another
-    thread's file (https://github.com/MagicStack/uvloop/issues/763).
-    """
-    loop, content, readable = asyncio.get_running_loop(), bytearray(), asyncio.Event()
-    loop.add_reader(pipe, readable.set)
-    try:
-        while True:
-            await readable.wait()
-            part = os.read(pipe, 4096)
-            if not part:
-                return bytes(content)
-            content += part
-            readable.clear()
-    finally:
-        loop.remove_reader(pipe)
 
 
 def _environment(workspace: Path) -> dict[str, str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
+from holdfast.containment.program import running
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.code_target_schema import CommandTarget
 from holdfast.spec.fingerprint import check_program, command_files, is_file
@@ -16,7 +14,7 @@ from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from holdfast.spec.origin import Origin
@@ -27,23 +25,13 @@ if TYPE_CHECKING:
 _SHOWN = 400
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """Return a hook by which, on Linux, the kernel kills the program with this process."""
-    if not sys.platform.startswith("linux"):
-        return None
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(1, signal.SIGKILL)
-
-
 def for_environment(text: str) -> str:
     """Return a text as an environment variable can hold it: ids of rows may hold any character."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
 class Command(Target):
-    """Runs the program once per turn, in a process group of its own: in the workspace, else in the eval's folder.
+    """Runs the program once per turn, in the workspace, else in the eval's folder. All its processes end with it.
 
     Its environment has an OPENAI_BASE_URL that is this trial's, and those of other providers, so that its model calls
     are recorded.
@@ -56,7 +44,6 @@ class Command(Target):
         super().__init__(block, origin)
         spec = origin.spec
         self._folder = spec.folder
-        self._in_child = die_with_parent()
         self._proxy: Proxy | None = None
         word, where = block.command[0], origin.where("command")
         # A program in the workspace may come from the row or the agent; one with a template depends on the row.
@@ -161,17 +148,10 @@ class Command(Target):
             raise AttemptError("bad_request", f"cannot render target.command: {error}", retry=False) from error
         if any("\0" in argument for argument in arguments):  # the rest would be cut off silently
             raise AttemptError("agent", "an argument of target.command holds a NUL character", retry=False)
+        program, text = None, None if stdin is None else stdin.encode()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *arguments,
-                cwd=place,
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=self._in_child,
-            )
+            async with running(arguments, folder=place, environment=environment, stdin=text) as program:
+                code = await program.wait()
         except (FileNotFoundError, PermissionError) as error:
             raise Fault(
                 "refused",
@@ -180,30 +160,15 @@ class Command(Target):
             ) from error
         except OSError as error:
             raise AttemptError("agent", f"{arguments[0]} cannot be run: {error}", retry=False) from error
-        out, err = bytearray(), bytearray()
-        try:
-            if stdin is not None and process.stdin is not None:
-                # A program may exit, or close its input, without reading it. uvloop then raises RuntimeError.
-                with suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
-                    process.stdin.write(stdin.encode())
-                    process.stdin.close()
-            assert process.stdout is not None and process.stderr is not None
-            await asyncio.gather(_read(process.stdout, out), _read(process.stderr, err), process.wait())
         except asyncio.CancelledError as cancelled:
-            if end := _end(out, err):
+            if program is not None and (end := _end(program.out, program.err)):
                 cancelled.add_note(f"{arguments[0]} had printed: {end}")  # for the message of a time-out
             raise
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all processes that it started
-        if process.returncode != 0:
-            raise AttemptError("agent", f"{arguments[0]} ended with {process.returncode}: {_end(out, err)}")
-        return Reply(text=out.decode("utf-8", "replace").strip("\n"))
-
-
-async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    while part := await stream.read(1 << 16):
-        into += part
+        if code is None:
+            raise AttemptError("agent", f"the process that watches over {arguments[0]} was killed")
+        if code != 0:
+            raise AttemptError("agent", f"{arguments[0]} ended with {code}: {_end(program.out, program.err)}")
+        return Reply(text=program.out.decode("utf-8", "replace").strip("\n"))
 
 
 def _end(out: bytearray, err: bytearray) -> str:

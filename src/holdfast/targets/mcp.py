@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.containment.program import contained
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.fingerprint import check_program, is_file
 from holdfast.spec.redact import bare_url, fill_variables
@@ -131,8 +132,9 @@ class McpServer:
         environment = dict(self._env)
         if workspace is not None:
             environment["HOLDFAST_WORKSPACE"] = str(workspace)
+        program, *arguments = contained(command)
         parameters = mcp.client.stdio.StdioServerParameters(
-            command=command[0], args=command[1:], env=environment, cwd=workspace or self._folder
+            command=program, args=arguments, env=environment, cwd=workspace or self._folder
         )
         return mcp.Client(mcp.client.stdio.stdio_client(parameters, errlog=connection.stderr))  # type: ignore[no-any-return]
 
