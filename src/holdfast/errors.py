@@ -17,7 +17,8 @@ HoldfastError
 ├── ExportFailed          exit 3: a run could not be exported; the run itself is complete
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by kind, never scored
-    └── RestartTrial      a trial that cannot continue starts again
+    ├── RestartTrial      a trial that cannot continue starts again
+    └── Uncertain         a call that must not happen twice may have happened; a person settles it
 
 A message says what is wrong and where; `remedy` says what to do. `BudgetReached` and `Waiting` are not errors, but stop
 a run too.
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FaultKind = Literal["auth", "no_model", "refused", "quota", "disk", "rejected", "dataset_changed", "lease_lost"]
-AttemptKind = Literal["connection", "rate_limit", "server", "timeout", "bad_reply", "bad_request", "agent", "grader"]
+AttemptKind = Literal[
+    "connection", "rate_limit", "server", "timeout", "bad_reply", "bad_request", "agent", "grader", "uncertain"
+]
 
 
 def with_hint(message: str, hint: str | None, indent: str = "") -> str:
@@ -221,4 +224,11 @@ class AttemptError(HoldfastError):
 
 
 class RestartTrial(AttemptError):
-    """A call that must never happen twice may have happened: the trial cannot continue, only restart."""
+    """A trial cannot continue from its record, and may restart: nothing in it must not happen twice."""
+
+
+class Uncertain(AttemptError):
+    """A call that must not happen twice may have happened: the trial stays pending until a person settles the call."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("uncertain", message, retry=False)

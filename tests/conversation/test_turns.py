@@ -535,7 +535,7 @@ def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list
         async def live(request: str) -> str:
             return f"{life} {request}"
 
-        attempt = replay.begin_attempt(1)
+        attempt = await replay.begin_attempt(1)
         return [
             await attempt.model(request, lambda r=request: live(r), Reading(usage=lambda _: Usage()))
             for request in requests

@@ -98,7 +98,7 @@ class Process:
             response = step.response
         else:
             call = self.replay.begin_call(key)
-            calls = self.replay.begin_attempt(number)
+            calls = await self.replay.begin_attempt(number)
             response = [await self.make_at_once(calls, number, group) for group in turn]
             calls.end()
             await self.replay.end_call(call, response, NO_USAGE)
@@ -190,7 +190,7 @@ def test_a_conversation_that_diverges_uses_no_record_from_there_on(before: list[
 
     async def make(requests: list[int], disk: list[Step], answer: str) -> list[str]:
         process = Process([], disk, None)
-        attempt = process.replay.begin_attempt(1)
+        attempt = await process.replay.begin_attempt(1)
 
         async def live() -> str:
             return answer

@@ -169,7 +169,7 @@ def test_a_restarted_trial_starts_with_the_files_of_the_eval(lab: Lab) -> None:
         "target": {
             "model": "m",
             "base_url": lab.provider.base_url,
-            "tools": [{"python": "tools.py:pay", "replay": "never"}],
+            "tools": [{"python": "tools.py:pay", "replay": "never", "on_cut_off": "restart"}],
         },
     }
     lab.eval(env={"DIE": "1"}, check=-9)

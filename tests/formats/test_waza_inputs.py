@@ -467,7 +467,7 @@ def test_a_scripted_tool_gives_the_first_response_that_fits() -> None:
     tool = scripted_tool(block, "here")
 
     def answer(**arguments: Any) -> str:
-        return asyncio.run(tool.run(arguments, ToolContext({}, 1, 1, None)))  # type: ignore[arg-type]
+        return asyncio.run(tool.run(arguments, ToolContext({}, 1, 1, None, "")))  # type: ignore[arg-type]
 
     assert answer(kind="pear") == '{"n":3}'
     assert answer(kind="pear", more=1).startswith("Error: no response")

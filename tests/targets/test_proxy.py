@@ -254,7 +254,7 @@ def through_proxy(answer: Handler, test: Callable[[aiohttp.ClientSession, str, A
         block = CommandTarget(command=["x"], base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
         job: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
         notes = Notes()
-        calls = Replay(job, notes, [], lambda _: None).begin_attempt(1)  # type: ignore[arg-type]
+        calls = await Replay(job, notes, [], lambda _: None).begin_attempt(1)  # type: ignore[arg-type]
         try:
             async with Proxy(block, {}) as proxy, aiohttp.ClientSession() as client:
                 proxy.admit(calls)  # type: ignore[arg-type]

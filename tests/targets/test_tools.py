@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-CONTEXT = ToolContext({"id": "a"}, 1, 2, None)
+CONTEXT = ToolContext({"id": "a"}, 1, 2, None, "c")
 
 
 provider = module_server(tool_calls=2)

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 @click.option("--concurrency", type=Concurrency(), help="Runs only: maximum number of requests in flight, or auto.")
 @click.option("--accept-errors", is_flag=True, help="Runs only: finish even if some trials have errors.")
 @click.option("--retry-failed", is_flag=True, help="Runs only: retry errors that were accepted.")
+@click.option(
+    "--settle",
+    multiple=True,
+    metavar="SAMPLE/TRIAL=DECISION",
+    help="Runs only: say what became of a call that was cut off and must not happen twice. DECISION is happened:JSON "
+    "(the call's result), again (make the call) or restart (begin the trial again). If a trial has several such calls, "
+    "SAMPLE/TRIAL#CALL names one by its id. Can be repeated.",
+)
 @click.option("--wait", is_flag=True, help="Runs only: wait if another process holds the run.")
 @click.option("--no-wait", is_flag=True, help="Runs only: exit with code 5 while batches are under way.")
 @click.option(
@@ -46,6 +54,7 @@ def command(
     concurrency: int | str | None,
     accept_errors: bool,
     retry_failed: bool,
+    settle: tuple[str, ...],
     wait: bool,
     no_wait: bool,
     display: str | None,
@@ -67,6 +76,7 @@ def command(
             "--concurrency": concurrency,
             "--accept-errors": accept_errors,
             "--retry-failed": retry_failed,
+            "--settle": settle,
             "--wait": wait,
             "--no-wait": no_wait,
         }
@@ -83,6 +93,7 @@ def command(
         runs_dir=root,
         accept_errors=accept_errors,
         retry_failed=retry_failed,
+        settle=settle,
         wait=wait_seconds,
         wait_for_batches=not no_wait,
     )

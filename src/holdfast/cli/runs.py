@@ -124,5 +124,15 @@ def run_name(rundir: RunDir) -> str:
 
 
 def command_line() -> str:
-    """Return this command as it is typed to resume: without --fresh, which would start from scratch."""
-    return shlex.join(["holdfast", *(word for word in sys.argv[1:] if word not in ("--fresh", "--force", "--again"))])
+    """Return this command as it is typed to resume: without --fresh, which would start from scratch.
+
+    Decisions of --settle are on disk by then. To repeat one would be another decision, if the call was cut off again.
+    """
+    words = ["holdfast"]
+    rest = iter(sys.argv[1:])
+    for word in rest:
+        if word == "--settle":
+            next(rest, None)
+        elif word not in ("--fresh", "--force", "--again") and not word.startswith("--settle="):
+            words.append(word)
+    return shlex.join(words)

@@ -40,6 +40,8 @@ class Options(msgspec.Struct, frozen=True):
     """how the user abandons what is in flight then, for the message that says what the run waits for"""
     wait: float = 0
     """seconds to wait for another process that holds the run; negative: as long as it takes"""
+    settle: tuple[str, ...] = ()
+    """decisions about calls that were cut off, as `SAMPLE/TRIAL=happened:JSON|again|restart`"""
     wait_for_batches: bool = True
     """False: submit and collect batches, and leave while they are under way"""
     log_samples: bool = False

@@ -6,13 +6,16 @@ Invariants:
    and its number among equal requests of the attempt. Calls that an agent makes at the same time may therefore come
    back in any order.
 2. Nobody sees the result of a live call before its record is on disk.
-3. A recorded call is never made again. Exceptions are 4 and 6, and calls with `replay: again`, which run again where
-   the state that they built is lost; also then the recorded result counts.
+3. A recorded call is never made again. Exceptions are 4, and calls with `replay: again`, which run again where the
+   state that they built is lost; also then the recorded result counts.
 4. The conversation diverges from the record when a live call ends and recorded calls have not been asked for since it
-   began. Those calls are dropped with a notice, and the conversation continues live.
+   began. Those calls are dropped with a notice, and the conversation continues live. Calls with `replay: never` are
+   kept: if the conversation comes to one of them later, it is answered from the record.
 5. Before a call with `replay: never` starts, its intent is on disk.
-6. An intent without a result means that the call may or may not have happened. The trial then restarts: nothing
-   recorded before the restart counts.
+6. An intent without a result means that the call may or may not have happened: the process was killed, or the attempt
+   failed during the call. The call is not made again. Its tool's `on_cut_off` decides: the trial stops as uncertain
+   until a person settles the call (`engine.settle`), the call gets an error as its result, or the trial restarts, which
+   it does only if that makes no call again whose tool does not allow it.
 7. A call that failed has no record, and keeps its number: when it is repeated, it is the same call.
 8. Once a whole turn is on record, the calls inside it are not asked for again.
 9. An attempt that is over records nothing, although its threads may still be running.
@@ -23,12 +26,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -36,13 +40,16 @@ from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.engine.replay_again import AgainCalls, Unrepeatable
-from holdfast.errors import AttemptError, Fault, RestartTrial
+from holdfast.errors import AttemptError, Fault, RestartTrial, Uncertain
+from holdfast.store.index import cut_off_calls
 from holdfast.store.records import (
     NO_USAGE,
+    Intent,
     Step,
     ToolCall,
     ToolResponse,
     Usage,
+    call_id,
     to_microseconds,
     to_milliseconds,
 )
@@ -57,11 +64,17 @@ if TYPE_CHECKING:
     from holdfast.engine.replay_again import Key
     from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import PendingTrial
+    from holdfast.store.blobs import Files
+    from holdfast.store.records import OnCutOff
     from holdfast.targets.types import Closing, FindHome, Reading, ReplayPolicy, Reply
 
 _INSIDE_TURN = ("model", "tool", "intent")
 _INSIDE_CALL: ContextVar[bool] = ContextVar("inside_call", default=False)
 """True in what a recorded call runs, such as a tool that asks a model"""
+_UNKNOWN: Final = "Error: this call was interrupted, and it is unknown whether it happened"
+"""result of a call that was cut off, with `on_cut_off: error_result`"""
+_LONGEST: Final = 300
+"""characters of a call's arguments in messages"""
 
 
 class LiveCall(msgspec.Struct, frozen=True):
@@ -114,6 +127,12 @@ class Replay:
         """the turn being asked"""
         self._turn_calls: dict[Key, Step] = {}
         """everything on record inside that turn, made by this process or an earlier one"""
+        self._positions: dict[Key, int] = {}
+        """positions of that turn's calls in the record, also of calls that were dropped"""
+        self._length = 0
+        """position of the next call"""
+        self._intents = {key: step for key, step in self._unused.items() if step.kind == "intent"}
+        """all calls of the trial that must not be made twice, finished or not"""
         self._last_live_turn = 0
         self.again = AgainCalls(workspace)
         self._resources: dict[str, Closing] = {}
@@ -130,40 +149,86 @@ class Replay:
 
     def call_order(self) -> dict[Key, int]:
         """Return the positions of the current turn's calls in the record."""
-        return {key: number for number, key in enumerate(self._turn_calls)}
+        return self._positions
+
+    def call_id(self, key: Key) -> str:
+        """Return the id of a tool call, for the tool to use."""
+        turn, _, request, nth = key
+        return call_id(self._pending.key, turn, request, nth)
 
     @property
     def progress(self) -> int:
         """The number of calls that the current turn has made. Dropped calls do not count."""
         return len(self._turn_calls) + self.again.restored
 
-    def begin_attempt(self, turn: int) -> RecordedCalls:
-        """Begin an attempt at a turn. Calls that are on record from earlier attempts are answered from there."""
+    async def begin_attempt(self, turn: int) -> RecordedCalls:
+        """Begin an attempt at a turn. Calls that are on record from earlier attempts are answered from there.
+
+        Raises Uncertain or RestartTrial if a call that must not happen twice was cut off.
+        """
         if turn != self._turn:
             self._turn = turn
             self._turn_calls = {key: step for key, step in self._unused.items() if key[0] == turn}
+            self._positions = {key: number for number, key in enumerate(self._turn_calls)}
+            self._length = len(self._positions)
         self._unused |= self._turn_calls
-        self._check_intents()
+        await self._settle_cut_off()
         continues_live = self._last_live_turn == turn - 1
         self._last_live_turn = turn
         return RecordedCalls(self, turn, first=continues_live)
 
-    def _check_intents(self) -> None:
-        for turn, kind, request, nth in self._unused:
-            if kind == "intent" and (turn, "tool", request, nth) not in self._unused:
-                tool = self._unused[turn, kind, request, nth].response
-                raise RestartTrial(
-                    "agent",
-                    f"{self.trial_name}: a call of {tool} (replay: never) was cut off, and may "
-                    "or may not have happened; the trial starts from scratch",
-                    retry=False,
+    def _cut_off(self) -> list[tuple[Step, Intent]]:
+        steps = cut_off_calls((self._unused | self._turn_calls).values())
+        return [(step, msgspec.convert(step.response, Intent)) for step in steps]
+
+    async def _settle_cut_off(self) -> None:
+        """Do with calls that were cut off what their tools say."""
+        for step, intent in self._cut_off():
+            if intent.on_cut_off == "error_result":
+                response = ToolResponse(intent.tool, intent.arguments, _UNKNOWN, settled="error_result")
+                key = (step.turn, "tool", step.request, step.nth)
+                result = await self._write(key, msgspec.to_builtins(response), NO_USAGE, time.monotonic())
+                self._unused[key] = result
+                self._notice(
+                    f"{self.trial_name}: {describe_call(step)} was cut off; the target gets an error as result"
                 )
+        if (uncertain := self.uncertain()) is not None:
+            raise uncertain
+        if cut_off := self._cut_off():
+            raise self._restarted(f"{describe_call(cut_off[0][0])} was cut off, and may or may not have happened")
+
+    def uncertain(self) -> Uncertain | None:
+        """Return the error that stops the trial because of calls that were cut off; None if there is no such call."""
+        cut_off = [(step, intent) for step, intent in self._cut_off() if intent.on_cut_off != "error_result"]
+        if not cut_off or (all(intent.on_cut_off == "restart" for _, intent in cut_off) and self._may_restart()):
+            return None
+        calls = "; ".join(describe_call(step) for step, _ in cut_off)
+        were = "was" if len(cut_off) == 1 else "were"
+        return Uncertain(f"{calls} {were} cut off, and may or may not have happened")
+
+    def _may_restart(self) -> bool:
+        """Return True if no call is on record whose tool forbids that the trial makes it again."""
+        intents = [msgspec.convert(step.response, Intent) for step in self._intents.values()]
+        return all(intent.on_cut_off == "restart" for intent in intents)
+
+    def _restarted(self, why: str) -> RestartTrial:
+        return RestartTrial("agent", f"{self.trial_name}: {why}; the trial starts from scratch", retry=False)
+
+    def lost(self, tool: str) -> AttemptError:
+        """Return the error for a trial whose state, which `replay: again` calls of a tool built, cannot be restored."""
+        why = f"the state that a call of {tool} (replay: again) has built is lost, and the call cannot be run again"
+        if self._may_restart():
+            return self._restarted(f"{why} from the record")
+        repeated = "; ".join(map(describe_call, self._intents.values()))
+        return Uncertain(f"{why}; only `restart` can settle this, and makes again: {repeated}")
 
     async def restart(self) -> None:
         """Begin the trial again: nothing that is on record counts any more."""
         await self._write((0, "restart", "", 1), None, NO_USAGE, time.monotonic())
         self._unused.clear()
         self._turn_calls.clear()
+        self._positions.clear()
+        self._intents.clear()
         self._turn = self._last_live_turn = 0
         self._from_earlier_process.clear()
         self.again.clear()
@@ -207,12 +272,13 @@ class Replay:
         for key in inside:
             del self._unused[key]
 
-    async def record_intent(self, key: Key, tool: str) -> None:
-        """Record that a call is about to be made that must never be made twice."""
-        if key not in self._unused:
-            await self._write(key, tool, NO_USAGE, time.monotonic())
+    async def record_intent(self, key: Key, intent: Intent) -> None:
+        """Record that a call is about to be made that must not be made twice; raise AttemptError if it has begun."""
+        if key in self._turn_calls:  # it failed, and the target repeats it: the next attempt says what happens now
+            raise AttemptError("agent", f"{describe_call(self._turn_calls[key])} was cut off, and is not made again")
+        self._intents[key] = await self._write(key, msgspec.to_builtins(intent), NO_USAGE, time.monotonic())
 
-    async def _write(self, key: Key, response: Any, usage: Usage, started: float) -> None:
+    async def _write(self, key: Key, response: Any, usage: Usage, started: float) -> Step:
         turn, kind, request, nth = key
         step = Step(
             key=self._pending.key,
@@ -231,6 +297,9 @@ class Replay:
         self._count_seconds(step)
         if turn == self._turn and kind != "turn":
             self._turn_calls[key] = step
+            self._positions[key] = self._length
+            self._length += 1
+        return step
 
     def _count_seconds(self, step: Step) -> None:
         if step.kind not in _INSIDE_TURN:
@@ -238,18 +307,30 @@ class Replay:
 
     def _drop(self, keys: set[Key], turn: int) -> None:
         """Drop recorded calls that the conversation did not ask for while it made a new one."""
-        calls = [key for key in keys if key[1] != "intent"]
+        calls = [key for key in keys if key[1] != "intent" and not self._happens_once(key)]
         if calls:
             count = "1 recorded call is" if len(calls) == 1 else f"{len(calls)} recorded calls are"
             self._notice(
                 f"{self.trial_name}: the target is not deterministic: turn {turn} makes "
                 f"other calls than before it was interrupted; {count} dropped, and the trial continues live"
             )
-        for turn_of_call, kind, request, nth in calls:
-            for dropped in ((turn_of_call, kind, request, nth), (turn_of_call, "intent", request, nth)):
-                self._unused.pop(dropped, None)
-                self._turn_calls.pop(dropped, None)
+        for key in calls:
+            self._unused.pop(key, None)
+            self._turn_calls.pop(key, None)
         self.again.forget(calls)
+
+    def _happens_once(self, key: Key) -> bool:
+        """Return True for a recorded call with `replay: never`."""
+        return (key[0], "intent", *key[2:]) in self._intents
+
+    def report_unasked(self) -> None:
+        """Mention side effects that happened before an interruption, and that the conversation no longer has."""
+        for key, step in self._unused.items():
+            if key[:2] == (self._turn, "tool") and self._happens_once(key):
+                self._notice(
+                    f"{self.trial_name}: {describe_call(step)} (replay: never) happened before the trial was "
+                    "interrupted, but the target, which is not deterministic, has not asked for it again"
+                )
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
         """Return a resource that lives as long as the trial; one that died is opened again."""
@@ -284,6 +365,9 @@ class RecordedCalls:
         """by request: the failures of calls that have not succeeded since"""
         self._again_keys: set[Key] = set()
         """the `replay: again` calls of this attempt"""
+        self._furthest = -1
+        """position in the record of the call whose files the workspace has"""
+        self._moving = asyncio.Lock()
         self._over = False
         self._in_flight = 0
         """calls that are being made"""
@@ -398,13 +482,15 @@ class RecordedCalls:
         self,
         name: str,
         arguments: Any,
-        live: Callable[[], Awaitable[Any]],
+        live: Callable[[str], Awaitable[Any]],
         replay: ReplayPolicy,
         home: object = PROCESS,
         function: str | UnsetType | None = UNSET,
+        on_cut_off: OnCutOff = "stop",
     ) -> Any:
         """Return a tool's result."""
         turn, _, request, nth = key = self._next_key("tool", [name, arguments])
+        identity = self._replay.call_id(key)
         workspace, again = self._replay.workspace, self._replay.again
         files_before = None if workspace is None else workspace.last
         ran = False
@@ -412,7 +498,7 @@ class RecordedCalls:
         async def run() -> tuple[Any, Usage]:
             nonlocal ran
             ran = True
-            result = await live()
+            result = await live(identity)
             traceback: str | UnsetType = UNSET
             if isinstance(result, ToolFailure):
                 traceback, result = result.traceback, result.message
@@ -427,10 +513,11 @@ class RecordedCalls:
             return msgspec.to_builtins(response), NO_USAGE
 
         admitted = replay == "never"
-        if admitted:
-            if not self._replay.has(key):
-                await self._admit()  # before the intent, which would say that the call may have happened
-            await self._replay.record_intent((turn, "intent", request, nth), name)
+        if admitted and not self._replay.has(key):
+            await self._admit()  # before the intent, which would say that the call may have happened
+            await self._replay.record_intent(
+                (turn, "intent", request, nth), Intent(name, arguments, function, on_cut_off)
+            )
         try:
             response = msgspec.convert(await self._call(key, run, admitted=admitted), ToolResponse)
         except (AttemptError, Fault):
@@ -440,13 +527,25 @@ class RecordedCalls:
             raise
         if replay == "again":
             if not ran and not again.seen(key, home):
-                await self._rerun(request, live)  # to rebuild the state: the recorded result counts
-            again.note(key, PastCall(turn, name, arguments, function), home, files_before)
+                await self._rerun(request, functools.partial(live, identity))  # for the state: the first result counts
+            again.note(key, PastCall(turn, name, arguments, function, identity), home, files_before)
             self._again_keys.add(key)
-        if not ran and workspace is not None and not isinstance(response.files, UnsetType):
-            await asyncio.to_thread(workspace.go_back_to, response.files)
+        if workspace is not None:
+            await self._move_on(key, workspace, UNSET if ran else response.files)
         self._trace.ran(key, name, arguments, response.result)
         return response.result
+
+    async def _move_on(self, key: Key, workspace: Workspace, files: Files | UnsetType) -> None:
+        """Bring the workspace to where it was after a recorded call, unless it has been further in this attempt.
+
+        An agent may ask for its calls in another order than before, or may have diverged from the record.
+        """
+        async with self._moving:
+            position = self._replay.call_order().get(key, -1)
+            if position > self._furthest:
+                self._furthest = position
+                if not isinstance(files, UnsetType):
+                    await asyncio.to_thread(workspace.go_back_to, files)
 
     async def _rerun(self, request: str, live: Callable[[], Awaitable[Any]]) -> None:
         try:
@@ -460,12 +559,7 @@ class RecordedCalls:
         try:
             await self._replay.again.restore(find, lambda key: key[0] < self._turn or key in self._again_keys)
         except Unrepeatable as error:
-            raise RestartTrial(
-                "agent",
-                f"{self._replay.trial_name}: the state that a call of {error} (replay: again) has built is lost, and "
-                "the call cannot be run again from the record; the trial starts from scratch",
-                retry=False,
-            ) from error
+            raise self._replay.lost(str(error)) from error
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
         """Return a resource that lives as long as the trial."""
@@ -503,6 +597,15 @@ class RecordedCalls:
         """Raise a failure that the target met and did not overcome: a reply after an outage is not its answer."""
         for error in sorted(self._outages.values(), key=lambda error: not isinstance(error, Fault)):
             raise error
+
+
+def describe_call(step: Step) -> str:
+    """Return a recorded tool call or intent for people, with its id: `order({"item":"desk"}) (call 3f2a9c1e0b12)`."""
+    arguments = msgspec.json.encode(step.response.get("arguments")).decode()
+    if len(arguments) > _LONGEST:
+        arguments = arguments[:_LONGEST] + "…"
+    identity = call_id(step.key, step.turn, step.request, step.nth)
+    return f"{step.response['tool']}({arguments}) (call {identity[:12]})"
 
 
 def _usage(response: Any) -> Usage:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.canonical import digest
-from holdfast.store.records import ToolResponse
+from holdfast.store.records import ToolResponse, call_id
 from holdfast.targets.types import PastCall
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class AgainCalls:
             if isinstance(arguments, UnsetType):  # recorded by an earlier version: the turn's messages may have them
                 from_messages = _arguments_by_digest(reply) if from_messages is None else from_messages
                 arguments = from_messages.get(step.request, UNSET)
-            call = PastCall(step.turn, response.tool, arguments, response.function)
+            identity = call_id(step.key, step.turn, step.request, step.nth)
+            call = PastCall(step.turn, response.tool, arguments, response.function, identity)
             key = (step.turn, step.kind, step.request, step.nth)
             self._calls.setdefault(key, _RepeatableCall(call, self._deduplicate(before)))
             before = before if isinstance(response.files, UnsetType) else response.files

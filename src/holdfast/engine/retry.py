@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from holdfast.engine.brake import Halted
 from holdfast.engine.time_limits import TimeLimits
-from holdfast.errors import AttemptError, Fault, RestartTrial
+from holdfast.errors import AttemptError, Fault, RestartTrial, Uncertain
 from holdfast.store.records import ErrorRecord, to_microseconds, to_milliseconds
 from holdfast.targets.asking import ASKER
 
@@ -228,8 +228,8 @@ class Retrier:
                     result = await call()
             except TimeoutError as late:
                 error: AttemptError | Fault = _timeout(seconds, started, deadline.at, late)
-            except RestartTrial as cut:  # not a failure of the target: the trial starts from scratch
-                self.failed(cut, pending, where, started, final=False)
+            except (RestartTrial, Uncertain) as cut:  # not a failure of the target: the trial restarts, or stops
+                self.failed(cut, pending, where, started, final=isinstance(cut, Uncertain))
                 raise
             except AttemptError as raised:
                 error = raised

@@ -193,6 +193,10 @@ class Session(msgspec.Struct):
     def complete(self) -> Outcome:
         """Finish a run that this process has to itself, as far as possible, and write the report if it is finished."""
         started = time.monotonic()
+        if self.options.settle:
+            from holdfast.engine.settle import settle  # which few commands need
+
+            settle(self)
         if self.rundir.finished:
             self.rundir.reopen()
         remaining, reason = self.work()

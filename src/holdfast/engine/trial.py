@@ -23,7 +23,7 @@ from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import dataset_changed
 from holdfast.engine.brake import Halted
 from holdfast.engine.retry import Deadline
-from holdfast.errors import AttemptError, RestartTrial
+from holdfast.errors import AttemptError, RestartTrial, Uncertain
 from holdfast.graders.types import Case
 from holdfast.spec.row_fields import fields_of_target
 from holdfast.store.blobs import Blobs
@@ -240,14 +240,22 @@ class Trial:
     async def _ask_live(self, replay: Replay, turn: Turn) -> _Answer:
         if turn.number > 1 and self._shared.stopping():
             raise Halted
-        return await self._shared.retrier.target(
-            lambda: self._attempt(replay, turn), self._pending, self._deadline, lambda: replay.progress
-        )
+        try:
+            return await self._shared.retrier.target(
+                lambda: self._attempt(replay, turn), self._pending, self._deadline, lambda: replay.progress
+            )
+        except (RestartTrial, Uncertain):
+            raise
+        except AttemptError as error:  # the last attempt failed, perhaps during a call that must not happen twice
+            if (uncertain := replay.uncertain()) is None:
+                raise
+            self._shared.retrier.failed(uncertain, self._pending, "target", time.monotonic(), final=True)
+            raise uncertain from error
 
     async def _attempt(self, replay: Replay, turn: Turn) -> _Answer:
         """Ask the target once. The calls it makes meanwhile are recorded, and their usage is counted one by one."""
         assert self._shared.target is not None
-        calls = replay.begin_attempt(turn.number)
+        calls = await replay.begin_attempt(turn.number)
         workspace = replay.workspace
         try:
             if workspace is not None:
@@ -258,6 +266,7 @@ class Trial:
                 calls.raise_outage()  # which is why the target failed
                 raise
             calls.raise_outage()
+            replay.report_unasked()
             files = None if workspace is None else await asyncio.to_thread(workspace.keep)
         finally:
             calls.end()

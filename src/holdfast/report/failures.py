@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.display.format import one_line, without_details
 from holdfast.graders.build import grader_places
-from holdfast.store.index import read_error_head
+from holdfast.store.index import cut_off_calls, read_error_head, read_steps
 from holdfast.store.lines import scan
 from holdfast.store.records import named_sample
 
@@ -57,6 +57,8 @@ class Failures:
     """attempts that were retried, by class"""
     pending: dict[str, list[Alike]] = field(default_factory=dict)
     """what is missing because its last attempt failed: `target` or a grader's name, to the most frequent first"""
+    uncertain: list[ErrorHead] = field(default_factory=list)
+    """trials that wait for a person, who has to settle calls that may have happened"""
 
 
 def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_bytes: int = _MOST_BYTES) -> Failures:
@@ -74,12 +76,22 @@ def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_byte
     pending = _Pending(identity, index)
     for (key, where), head in sorted(last.items(), key=lambda item: item[1].time):
         if pending(key, where):
+            if head.kind == "uncertain":
+                if not _is_settled(key, index):
+                    failures.uncertain.append(head)
+                continue
             message = one_line(head.message)
             alike = groups.setdefault(where, {}).setdefault(without_details(message), Alike(message))
             alike.add(message, named_sample(head.sample, head.row))
     for where in sorted(groups, key=lambda where: where != "target"):  # trials come before grades
         failures.pending[where] = sorted(groups[where].values(), key=lambda alike: -alike.count)
     return failures
+
+
+def _is_settled(key: str, index: Index) -> bool:
+    """Return True if the calls of an uncertain trial were settled, and the trial has not continued yet."""
+    lines = index.steps.get(key)  # of a trial that this process has begun, the last failure is the last word
+    return lines is not None and not cut_off_calls(read_steps(lines))
 
 
 class _Pending:

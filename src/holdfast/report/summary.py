@@ -93,6 +93,26 @@ def failed(failures: Failures | None, *, left_out: bool) -> Iterator[str]:
         yield from _reasons(head, groups)
 
 
+def uncertain(failures: Failures | None, run: str) -> Iterator[str]:
+    """List the calls that may have happened, and the commands that settle them."""
+    trials = [] if failures is None else failures.uncertain
+    if not trials:
+        return
+    yield f"{format_count(len(trials), 'trial')} {'is' if len(trials) == 1 else 'are'} uncertain:"
+    for trial in trials[:_SHOWN]:
+        yield f"  {trial.sample}/{trial.trial}: {trial.message}"
+    if len(trials) > _SHOWN:
+        yield f"  … and {len(trials) - _SHOWN:,} more; errors.jsonl has them all"
+    yield "Find out what happened, and settle each of them with one of these:"
+    name = f"{trials[0].sample}/{trials[0].trial}"
+    for decision, meaning in (
+        ("happened:RESULT", "the call was made; RESULT is what it returned, as JSON"),
+        ("again", "the call was not made; make it"),
+        ("restart", "begin the trial again, and make all its calls again"),
+    ):
+        yield f"  holdfast resume {run} --settle {shlex.quote(f'{name}={decision}')}  # {meaning}"
+
+
 def _reasons(head: str, groups: list[Alike]) -> Iterator[str]:
     if len(groups) == 1:
         yield f"{head} {groups[0]}"

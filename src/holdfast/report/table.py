@@ -14,7 +14,7 @@ from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting, with_hin
 from holdfast.report.breakdown_table import breakdown_tables
 from holdfast.report.example import failure_lines
 from holdfast.report.preview import preview
-from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
+from holdfast.report.summary import facts, failed, missing, retried, uncertain, with_raised_limit
 from holdfast.report.waiting import batch_lines
 from holdfast.spec.redact import without_secrets
 
@@ -52,7 +52,7 @@ def print_outcome(
         for warning in outcome.gate.warnings if outcome.gate is not None else ():
             console.print(Text(f"gate: {warning}", style="yellow"), soft_wrap=True)
     else:
-        _print_unfinished(console, outcome, command)
+        _print_unfinished(console, outcome, command, run)
     for line in failure_lines(outcome, run) if run else ():
         console.print(line, soft_wrap=True)
     console.print(f"run: {outcome.rundir.path}", soft_wrap=True)
@@ -173,7 +173,7 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
     console.print(fit_table(columns, rows, console.width, title="side by side"))
 
 
-def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
+def _print_unfinished(console: Console, outcome: Outcome, command: str, run: str) -> None:
     plan, reason = outcome.plan, outcome.reason
     if outcome.so_far is not None:
         _print_metrics(console, outcome, outcome.so_far, so_far=True)
@@ -188,6 +188,8 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
     for line in batch_lines(outcome.rundir):
         console.print(line, soft_wrap=True)
+    for line in uncertain(outcome.failures, run or str(outcome.rundir.path)):
+        console.print(Text(line, style="bold yellow"), soft_wrap=True)
     done = plan.total - plan.to_run
     ungraded = f", {plan.to_grade:,} of them without all their grades" if plan.to_grade else ""
     console.print(f"{done:,} of {plan.total:,} trials have an output{ungraded}")
@@ -204,7 +206,11 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     elif reason is None:
         main, *workers = outcome.rundir.journals("errors")
         errors = main if main.exists() or not workers else outcome.rundir.workers / "*" / main.name
-        pending = (0 if outcome.skipped_graders else plan.to_grade) + (0 if outcome.grade_only else plan.to_run)
+        uncertain_trials = 0 if outcome.failures is None else len(outcome.failures.uncertain)
+        to_run = 0 if outcome.grade_only else plan.to_run - uncertain_trials
+        pending = (0 if outcome.skipped_graders else plan.to_grade) + to_run
+        if not pending:
+            return
         state = "trial has errors and stays pending" if pending == 1 else "trials have errors and stay pending"
         console.print(f"{pending:,} {state}; every attempt is in {errors}", soft_wrap=True)
         console.print("Run the command again to retry only these, or add --accept-errors to finish without them:")

@@ -1,11 +1,14 @@
 """Models of what agents work with: tools and workspaces."""
 
 import re
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from holdfast.spec.schema import Block, FunctionName
+
+MAX_RESULT: Final = 65_536
+"""bytes of a tool's result by default"""
 
 
 class McpBlock(Block):
@@ -74,8 +77,16 @@ class ToolBlock(Block):
     per: Literal["trial", "run"] = "trial"
     """Lifetime of an MCP server: one for each `trial`, or one that the whole `run` shares."""
     replay: Literal["record", "never", "again"] = "record"
-    """How a recorded call is handled after a crash: answered from the record (`record`), the same but never repeated
-    if it was cut off (`never`, for side effects), or run again to restore the tool's state (`again`)."""
+    """How a call is handled after a crash. `record`: a finished call is answered from the record, and one that was cut
+    off is made again. `never`, for side effects: the same, but a call that was cut off is not made again. `again`:
+    calls run again to restore the tool's state."""
+    on_cut_off: Literal["stop", "error_result", "restart"] | None = None
+    """With `replay: never`, what happens if a call was cut off: the trial is uncertain and waits for
+    `holdfast resume --settle` (`stop`, the default), the model gets an error as the result (`error_result`), or the
+    trial begins again (`restart`)."""
+    max_result: int = Field(default=MAX_RESULT, ge=256)
+    """Maximum size of a result in bytes. Of a longer result the model gets the beginning and the end, with a mark that
+    says how much is left out; no more is stored."""
     version: str | None = None
     """Change this when the tool answers differently from now on."""
 
@@ -85,6 +96,8 @@ class ToolBlock(Block):
             raise ValueError("must be either a `python` function, an `mcp` server or a `scripted` tool")
         if self.only and self.mcp is None:
             raise ValueError("`only` picks among the tools of an mcp server")
+        if self.on_cut_off is not None and self.replay != "never":
+            raise ValueError("`on_cut_off` is for tools with `replay: never`")
         return self
 
 

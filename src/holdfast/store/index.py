@@ -288,10 +288,27 @@ def read_steps(lines: Iterable[LineRef]) -> list[Step]:
         by_file.setdefault(line.path, []).append(_decoder(Step).decode(check_line(line, line.read())))
     steps: list[Step] = []
     for step in merge(*by_file.values(), key=lambda step: step.time):
-        steps.append(step)
         if step.kind == "restart":
             steps.clear()
+        elif step.kind == "settle":  # the call is to be made again: forget that it was about to be made
+            steps = [each for each in steps if each.kind != "intent" or _call_of(each) != _call_of(step)]
+        else:
+            steps.append(step)
     return steps
+
+
+def _call_of(step: Step) -> tuple[int, str, int]:
+    return step.turn, step.request, step.nth
+
+
+def cut_off_calls(steps: Iterable[Step]) -> list[Step]:
+    """Return the intents of calls without a result, in turns that have not ended: they may or may not have happened."""
+    recorded = list(steps)
+    results = {_call_of(step) for step in recorded if step.kind == "tool"}
+    ended = {step.turn for step in recorded if step.kind == "turn"}
+    return [
+        step for step in recorded if step.kind == "intent" and step.turn not in ended and _call_of(step) not in results
+    ]
 
 
 def load_index(files: Callable[[str], Iterable[Path]], *, repair: Path | None, tails_only: bool = False) -> Index:

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import Encoder
 
+from holdfast.canonical import digest
 from holdfast.store.answers import AnswerClass  # noqa: TC001 - msgspec reads it
 from holdfast.store.lines import seal
 
@@ -15,6 +16,10 @@ SCHEMA_VERSION = "1.1"
 """Version of the run directory's files, MAJOR.MINOR, written into each `.json` of it."""
 
 GradeStatus = Literal["passed", "failed", "error", "skipped", "not_reached"]
+
+OnCutOff = Literal["stop", "error_result", "restart"]
+"""What happens if a call with `replay: never` was cut off: the trial stops until a person settles the call, the call
+gets an error as its result, or the trial begins again."""
 
 Number = TypeVar("Number", int, float)
 
@@ -144,6 +149,24 @@ class ToolResponse(Struct, frozen=True):
     """of `context.tool(function)` with `replay: again`: `module:name`; None where no other process can find it"""
     files: dict[str, str] | UnsetType = UNSET
     """the workspace after the call"""
+    settled: Literal["happened", "error_result"] | UnsetType = UNSET
+    """of a call that was cut off: its result is a person's word, or an error that says that nothing is known"""
+
+
+class Intent(Struct, frozen=True):
+    """The `response` of an intent: the call that is about to be made, and must not be made twice."""
+
+    tool: str
+    arguments: Any
+    function: str | UnsetType | None = UNSET
+    """as in `ToolResponse`, whatever the replay policy; UNSET for `target.tools`, whose results are texts"""
+    on_cut_off: OnCutOff = "stop"
+    """what happens if the call has no result, as the eval said when the call began"""
+
+
+def call_id(key: str, turn: int, request: str, nth: int) -> str:
+    """Return the id of a tool call of a trial: the same in every process, attempt and copy of the run."""
+    return digest([key, turn, request, nth]).removeprefix("sha256:")
 
 
 class ProxiedResponse(Struct, frozen=True):
@@ -330,8 +353,9 @@ class ErrorRecord(Struct, frozen=True):
     where: str
     """`target`, or the name of the grader"""
     kind: str
-    """`connection`, `rate_limit`, `server`, `timeout`, `bad_reply`, `bad_request`, `agent`, `grader`; or a kind that
-    stops a run: `auth`, `no_model`, `refused`, `quota`, `disk`, `rejected`"""
+    """`connection`, `rate_limit`, `server`, `timeout`, `bad_reply`, `bad_request`, `agent`, `grader`; `uncertain` if a
+    call that must not be made twice [was cut off](agents.md#calls-that-must-not-happen-twice); or a kind that stops a
+    run: `auth`, `no_model`, `refused`, `quota`, `disk`, `rejected`"""
     message: str
     """cause in words"""
     status: int | None
@@ -374,14 +398,15 @@ class Step(Struct, frozen=True):
     turn: int
     """number of the turn, from 1"""
     kind: str
-    """`turn`, `responder`, `model`, `tool`, `intent` or `restart`: see below"""
+    """`turn`, `responder`, `model`, `tool`, `intent`, `settle` or `restart`: see below"""
     request: str
     """digest of the request"""
     nth: int
     """number among the equal requests of this turn, from 1"""
     response: Any
     """the answer. That of a tool has `tool`, `arguments`, `result`, with a workspace `files`, and if a Python function
-    of the eval's `tools` raised, `traceback`, as in `errors.jsonl`"""
+    of the eval's `tools` raised, `traceback`, as in `errors.jsonl`; `settled` if the call was cut off and the result
+    is what a person said (`happened`) or an error (`error_result`)"""
     usage: Usage
     """tokens, requests and cost of the call"""
     time: float

@@ -18,7 +18,7 @@ from holdfast.containment.program import contained
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.fingerprint import check_program, is_file
 from holdfast.spec.redact import bare_url, fill_variables
-from holdfast.targets.tools import Tool
+from holdfast.targets.tools import Tool, with_rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from holdfast.targets.tools import ToolContext
     from holdfast.targets.types import Calls
 
+CALL_ID: Final = "holdfast/call_id"
+"""field of a call's `_meta` that has the id of the call"""
 _OPEN_SECONDS: Final = 60.0
 _SHOWN: Final = 400
 
@@ -108,11 +110,12 @@ class McpServer:
         return not self._block.only or name in self._block.only
 
     def _tool(self, connection: Connection, offered: Any) -> Tool:
-        async def run(arguments: dict[str, Any], _: ToolContext) -> str:
-            return _as_text(await connection.call(offered.name, arguments))
+        async def run(arguments: dict[str, Any], context: ToolContext) -> str:
+            return _as_text(await connection.call(offered.name, arguments, {CALL_ID: context.call_id}))
 
         schema = dict(offered.input_schema)
-        return Tool(offered.name, offered.description or "", schema, self._block.replay, run, home=connection)
+        tool = Tool(offered.name, offered.description or "", schema, self._block.replay, run, home=connection)
+        return with_rules(tool, self._block)
 
     async def _connect(self, workspace: Path | None) -> Connection:
         connection = Connection(self.label)
@@ -202,11 +205,11 @@ class Connection:
             if not ready.done():
                 ready.set_exception(self._gone("ended before it answered"))
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool; raise AttemptError where the server is gone."""
+    async def call(self, name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> Any:
+        """Call a tool, with `meta` as the request's `_meta`; raise AttemptError where the server is gone."""
         if self._task is None or not self.alive:
             raise self._gone("is gone")
-        call = asyncio.ensure_future(self._client.call_tool(name, arguments))
+        call = asyncio.ensure_future(self._client.call_tool(name, arguments, meta=meta))
         try:
             await asyncio.wait({call, self._task}, return_when=asyncio.FIRST_COMPLETED)
         finally:

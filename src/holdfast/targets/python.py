@@ -8,7 +8,7 @@ import inspect
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -27,11 +27,11 @@ from holdfast.spec.code_target_schema import PythonTarget
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import several_answers
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.records import Usage
+from holdfast.store.records import OnCutOff, Usage
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
-from holdfast.targets.tools import Toolbox, as_text, find_home, tools_identity, use
-from holdfast.targets.types import PROCESS, Home, Reply, Target
+from holdfast.targets.tools import Toolbox, ToolContext, as_text, find_home, tools_identity, use
+from holdfast.targets.types import PROCESS, Home, ReplayPolicy, Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.tools import Tool
-    from holdfast.targets.types import Message, PastCall, ReplayPolicy, Turn
+    from holdfast.targets.types import Message, PastCall, Turn
 
 OFFERED = ("prompt", "messages", "sample", "context")
 
@@ -88,14 +88,16 @@ class Context:
         arguments: dict[str, Any] | None = None,
         *,
         replay: ReplayPolicy = "record",
+        on_cut_off: OnCutOff = "stop",
     ) -> Any:
         """Call a function, or one of `target.tools` by name; returns its result as JSON.
 
         Async functions `await` the result; in plain functions the call blocks. `replay="never"` is for functions with
-        side effects: a trial that was cut off during the call starts from scratch.
+        side effects: a call that was cut off is not made again, and `on_cut_off` says what happens instead. A function
+        with a parameter `context` gets the call's `call_id` with it.
         """
         function, turn, loop = self._trial()
-        return _result(function.use(turn, tool, arguments or {}, replay), loop)
+        return _result(function.use(turn, tool, arguments or {}, replay, on_cut_off), loop)
 
     def read(self, part: dict[str, Any]) -> bytes:
         """Return the content of an image, a recording or another file: a part of a message that has a `digest`."""
@@ -254,7 +256,12 @@ class PythonFunction(Target):
             raise Fault("auth", error.message, remedy=error.remedy) from error
 
     async def use(
-        self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: ReplayPolicy
+        self,
+        turn: Turn,
+        tool: Callable[..., Any] | str,
+        arguments: dict[str, Any],
+        replay: ReplayPolicy,
+        on_cut_off: OnCutOff,
     ) -> Any:
         """Return a tool's result, for `context.tool`."""
         assert turn.calls is not None
@@ -265,10 +272,14 @@ class PythonFunction(Target):
             await self._restore_calls(turn)  # its server may have crashed since the turn began
             return await use(tools, tool, arguments, turn)
         name = getattr(tool, "__name__", type(tool).__name__)
+        if replay not in get_args(ReplayPolicy) or on_cut_off not in get_args(OnCutOff):
+            raise UsageError(f"context.tool({name}): there is no replay={replay!r} with on_cut_off={on_cut_off!r}")
+        if on_cut_off != "stop" and replay != "never":
+            raise UsageError(f"context.tool({name}): `on_cut_off` is for functions with replay='never'")
         reference = _reference(tool)
         home = PROCESS if reference is not None else getattr(tool, "__self__", tool)
-        call = functools.partial(_call_tool, tool, arguments)
-        return await turn.calls.tool(name, arguments, call, replay, home, reference)
+        call = functools.partial(_call_tool, tool, arguments, turn, turn.number)
+        return await turn.calls.tool(name, arguments, call, replay, home, reference, on_cut_off)
 
     async def _tools_of(self, turn: Turn) -> dict[str, Tool]:
         assert turn.calls is not None
@@ -282,7 +293,9 @@ class PythonFunction(Target):
             if isinstance(past.function, UnsetType):
                 return find_home(await self._tools_of(turn), past, turn)
             function = None if past.function is None else _look_up(past.function)
-            return Home(PROCESS, None if function is None else functools.partial(_repeat, function, past.arguments))
+            if function is None:
+                return Home(PROCESS, None)
+            return Home(PROCESS, functools.partial(_repeat, function, past.arguments, turn, past.turn, past.call_id))
 
         await turn.calls.restore(find)
 
@@ -301,15 +314,23 @@ def _look_up(reference: str) -> Any:
     return value
 
 
-async def _call_tool(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+async def _call_tool(
+    function: Callable[..., Any], arguments: dict[str, Any], turn: Turn, number: int, call_id: str
+) -> Any:
+    assert turn.calls is not None
     name = getattr(function, "__name__", type(function).__name__)
-    return _as_json(await Function(functools.partial(function, **arguments), (), f"context.tool({name})")({}))
+    call = Function(functools.partial(function, **arguments), ("context",), f"context.tool({name})")
+    context = ToolContext(dict(turn.sample.fields), turn.trial, number, turn.calls.workspace, call_id)
+    offered = {"context": context} if "context" in call.required else {}
+    return _as_json(await call(offered))
 
 
-async def _repeat(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+async def _repeat(
+    function: Callable[..., Any], arguments: dict[str, Any], turn: Turn, number: int, call_id: str
+) -> None:
     """Call a function for the state that it builds; the agent has dealt with its result already."""
     with suppress(Exception):
-        await _call_tool(function, arguments)
+        await _call_tool(function, arguments, turn, number, call_id)
 
 
 def _as_json(value: Any) -> Any:

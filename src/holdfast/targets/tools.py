@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -20,6 +20,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.functions import Function, describe_error, function_source, load_function, user_traceback
+from holdfast.spec.agent_schema import MAX_RESULT
 from holdfast.spec.fingerprint import command_files
 from holdfast.spec.redact import redact, shown_url
 from holdfast.targets.types import PROCESS, Home, ToolFailure
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 
     from holdfast.spec.agent_schema import ToolBlock
     from holdfast.spec.load import Eval
+    from holdfast.store.records import OnCutOff
     from holdfast.targets.mcp import McpServer
     from holdfast.targets.types import Calls, Message, PastCall, ReplayPolicy, Turn
 
+_LONGEST_MARK = 80
+"""bytes that say how much of a result is left out"""
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
 _GOOGLE = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.+(?:\n(?!\s+\w+\s*(?:\([^)]*\))?:)\s+.+)*)", re.MULTILINE)
 _SPHINX = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)", re.MULTILINE)
@@ -47,6 +51,8 @@ class ToolContext:
     turn: int
     workspace: Path | None
     """the trial's folder, where the eval has a workspace"""
+    call_id: str
+    """the same whenever this call of this trial is made, after a crash too: a key for idempotent requests"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,10 @@ class Tool:
     run: Callable[[dict[str, Any], ToolContext], Awaitable[str | ToolFailure]]
     home: object = PROCESS
     """the object that holds the state which calls build"""
+    on_cut_off: OnCutOff = "stop"
+    """with `replay: never`"""
+    max_result: int = MAX_RESULT
+    """bytes"""
 
     def definition(self) -> dict[str, Any]:
         """Return the tool definition that is sent to the model."""
@@ -78,15 +88,17 @@ class Toolbox:
             where = spec.document.where(("target", "tools", number))
             if block.python is not None:
                 function = load_function(block.python, spec.folder, where, spec.functions)
-                self._functions.append(function_tool(function, block.replay, where))
+                tool = function_tool(function, block.replay, where)
             elif block.scripted is not None:
                 from holdfast.targets.scripted import scripted_tool
 
-                self._functions.append(scripted_tool(block.scripted, where))
+                tool = scripted_tool(block.scripted, where)
             else:
                 from holdfast.targets.mcp import McpServer
 
                 self._servers.append(McpServer(block, spec.folder, where, f"tools[{number}]"))
+                continue
+            self._functions.append(with_rules(tool, block))
         names = [tool.name for tool in self._functions]
         for name in names:
             if names.count(name) > 1:
@@ -125,6 +137,11 @@ class Toolbox:
         await turn.calls.restore(find)
 
 
+def with_rules(tool: Tool, block: ToolBlock) -> Tool:
+    """Return a tool with the rules that its block has for all tools."""
+    return replace(tool, on_cut_off=block.on_cut_off or "stop", max_result=block.max_result)
+
+
 async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> str:
     """Call a tool and record the call; an exception of the tool becomes its result."""
     assert turn.calls is not None
@@ -132,23 +149,42 @@ async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> 
     run = functools.partial(_run, tools, name, arguments, turn, turn.number)
     if tool is None:
         return str(await turn.calls.tool(name, arguments, run, "record"))
-    return str(await turn.calls.tool(name, arguments, run, tool.replay, tool.home))
+    result = await turn.calls.tool(name, arguments, run, tool.replay, tool.home, on_cut_off=tool.on_cut_off)
+    return str(result)
 
 
-async def _run(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn, number: int) -> str | ToolFailure:
+async def _run(
+    tools: dict[str, Tool], name: str, arguments: Any, turn: Turn, number: int, call_id: str
+) -> str | ToolFailure:
     assert turn.calls is not None
     tool = tools.get(name)
     if tool is None:
         return f"Error: there is no tool called {name!r}; there are: {', '.join(tools)}"
     if not isinstance(arguments, dict):
         return f"Error: the arguments are not a JSON object: {arguments!r:.200}"
-    context = ToolContext(dict(turn.sample.fields), turn.trial, number, turn.calls.workspace)
+    context = ToolContext(dict(turn.sample.fields), turn.trial, number, turn.calls.workspace, call_id)
     try:
-        return await tool.run(arguments, context)
+        result = await tool.run(arguments, context)
     except (AttemptError, Fault):
         raise
     except Exception as error:  # raised by the tool: the model sees the error, and may do better
-        return _as_error(error)
+        result = _as_error(error)
+    if isinstance(result, ToolFailure):
+        return ToolFailure(limit_text(result.message, tool.max_result), result.traceback)
+    return limit_text(result, tool.max_result)
+
+
+def limit_text(text: str, most: int) -> str:
+    """Return a text of at most so many bytes: of a longer one the beginning and the end, and how much is left out."""
+    if len(text) <= most // 4:  # no character has more than four bytes
+        return text
+    data = text.encode()
+    if len(data) <= most:
+        return text
+    half = (most - _LONGEST_MARK) // 2
+    start, end = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
+    left_out = len(data) - len(start.encode()) - len(end.encode())
+    return f"{start}\n[… {left_out:,} of {len(data):,} bytes left out …]\n{end}"
 
 
 def _as_error(error: Exception) -> str:
@@ -160,7 +196,8 @@ def find_home(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None
     tool = tools.get(past.name)
     if tool is None or tool.replay != "again":
         return None
-    return Home(tool.home, functools.partial(_run, tools, past.name, past.arguments, turn, past.turn))
+    rerun = functools.partial(_run, tools, past.name, past.arguments, turn, past.turn, past.call_id)
+    return Home(tool.home, rerun)
 
 
 async def answer(tools: dict[str, Tool], call: Any, turn: Turn) -> Message:
@@ -254,7 +291,8 @@ def tools_identity(blocks: Sequence[ToolBlock], spec: Eval) -> list[dict[str, An
 
 
 def _tool_identity(block: ToolBlock, spec: Eval, number: int) -> dict[str, Any]:
-    version = {} if block.version is None else {"version": block.version}
+    version: dict[str, Any] = {} if block.version is None else {"version": block.version}
+    version["max_result"] = block.max_result
     if block.python is not None:
         where = spec.document.where(("target", "tools", number, "python"))
         name, source = function_source(block.python, spec.folder, where, spec.functions)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from xxhash import xxh3_64_intdigest
 
-from holdfast.store.records import ToolCall, TraceStep, Usage
+from holdfast.store.records import OnCutOff, ToolCall, TraceStep, Usage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,8 +25,9 @@ Message = dict[str, Any]
 
 
 ReplayPolicy = Literal["record", "never", "again"]
-"""What happens to a tool call that is on record when a trial goes on after a crash: it is answered from the record; it
-is a side effect that must never happen twice; or it runs again, to bring a server's own state back."""
+"""What happens to a tool call when a trial goes on after a crash. `record`: it is answered from the record, or made
+again if it was cut off. `never`: the same, but if it was cut off it is not made again, since it may have happened.
+`again`: it runs again, to bring a server's own state back."""
 
 
 PROCESS: Final = object()
@@ -51,6 +52,7 @@ class PastCall(msgspec.Struct, frozen=True):
     """UNSET where they are not on record"""
     function: str | UnsetType | None = UNSET
     """of `context.tool(function)`: `module:name`, or None for a function that no other process can find"""
+    call_id: str = ""
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -102,15 +104,16 @@ class Calls(Protocol):
         self,
         name: str,
         arguments: Any,
-        run: Callable[[], Awaitable[Any]],
+        run: Callable[[str], Awaitable[Any]],
         replay: ReplayPolicy,
         home: object = PROCESS,
         function: str | UnsetType | None = UNSET,
+        on_cut_off: OnCutOff = "stop",
     ) -> Any:
-        """Return a tool's result, as JSON; `run` gets it where it is not on record.
+        """Return a tool's result, as JSON; `run` gets it where it is not on record, from the id of the call.
 
-        `home` holds the state that a `replay: again` call builds. Of a `ToolFailure`, the message is the result, and
-        the traceback is recorded beside it.
+        `on_cut_off` is for `replay: never`, and `home` holds the state that a `replay: again` call builds. Of a
+        `ToolFailure`, the message is the result, and the traceback is recorded beside it.
         """
         ...
 

@@ -1,0 +1,207 @@
+"""Settle calls that were cut off, as a person says: `holdfast resume RUN --settle SAMPLE/TRIAL=DECISION`.
+
+A decision is a step on disk before anything else happens. `happened:JSON` is the result of the call, `again` takes back
+the intent, so that the conversation makes the call when it comes to it, and `restart` drops the trial's record. All
+decisions of a command are checked before the first is written.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from holdfast.data.dataset import Dataset
+from holdfast.engine.replay import describe_call
+from holdfast.errors import Fault, UsageError
+from holdfast.store.durable import advice_for
+from holdfast.store.index import cut_off_calls, read_steps
+from holdfast.store.journal import append_lines
+from holdfast.store.lines import LineRef
+from holdfast.store.records import NO_USAGE, Intent, Step, ToolResponse, call_id, to_line, to_milliseconds
+from holdfast.targets.tools import as_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.engine.session import Session
+
+_DECISION: Final = re.compile(r"(?:#([0-9a-f]+))?=(?:(again|restart)|happened:(.*))", re.DOTALL)
+"""what follows the name of a trial: the beginning of a call's id, and what is said of it"""
+_NAMED: Final = re.compile(rf"(.*?)/(\d{{1,9}}){_DECISION.pattern}", re.DOTALL)
+_SHOWN: Final = 5
+_HOW: Final = "Use SAMPLE/TRIAL=happened:JSON, SAMPLE/TRIAL=again or SAMPLE/TRIAL=restart"
+
+
+class _Trial(NamedTuple):
+    """A trial without an output, with its record."""
+
+    key: str
+    sample: str
+    trial: int
+    steps: list[Step]
+    """since it began, or began again"""
+    cut_off: list[Step]
+
+    @property
+    def name(self) -> str:
+        return f"{self.sample}/{self.trial}"
+
+
+class _Decision(NamedTuple):
+    """What a person says about calls of a trial."""
+
+    trial: _Trial
+    verb: str
+    """`happened`, `again` or `restart`"""
+    calls: list[Step]
+    """intents of the calls; of a restart, none"""
+    result: Any = None
+    """of a call that happened"""
+
+
+def settle(run: Session) -> None:
+    """Record the decisions in a run's options; raise UsageError, and record nothing, if one of them is wrong."""
+    begun = [
+        _Trial(key, steps[0].sample, steps[0].trial, steps, cut_off_calls(steps))
+        for key, lines in run.index.steps.items()
+        if key not in run.index.outputs and (steps := read_steps(lines))
+    ]
+    typed = [_read(text, begun, run) for text in dict.fromkeys(run.options.settle)]
+    decisions = [decision for decision in typed if decision is not None]
+    _check_once(decisions)
+    for decision in decisions:
+        _append(run, decision.trial.key, _steps(decision))
+        calls = ", ".join(map(describe_call, decision.calls)) or "the trial begins again"
+        run.notice(f"{decision.trial.name}: {decision.verb}: {calls}")
+
+
+def _read(text: str, begun: Sequence[_Trial], run: Session) -> _Decision | None:
+    """Return a decision as it was typed; None if it was carried out before, as when a command is repeated.
+
+    The names of trials are compared as they are: ids may contain anything.
+    """
+    trials = [trial for trial in begun if text.startswith(trial.name)]
+    matches = [(trial, match) for trial in trials if (match := _DECISION.fullmatch(text.removeprefix(trial.name)))]
+    if len(matches) > 1:  # such as samples `a` and `a/1=happened:b`
+        names = " and ".join(trial.name for trial, _ in matches)
+        raise UsageError(f"--settle {text}: this can mean {names}", remedy=f"Settle one of them another way. {_HOW}.")
+    if not matches:
+        return _refuse(text, begun, run)
+    trial, match = matches[0]
+    prefix, verb, result = match.groups()
+    calls = [step for step in trial.cut_off if _id(step).startswith(prefix or "")]
+    if verb == "restart":
+        if not any(step.kind == "intent" for step in trial.steps):
+            return _refuse(text, begun, run)
+        return _Decision(trial, "restart", [])
+    if not trial.cut_off:
+        return _refuse(text, begun, run)
+    if not calls:
+        raise UsageError(f"--settle {text}: {trial.name} has no such call", remedy=_calls_of(trial))
+    if verb == "again":
+        return _Decision(trial, "again", calls)
+    if len(calls) > 1:
+        raise UsageError(
+            f"--settle {text}: {len(calls)} calls were cut off, one result is given", remedy=_calls_of(trial)
+        )
+    try:
+        return _Decision(trial, "happened", calls, msgspec.json.decode(result))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(
+            f"--settle {text}: the result is not JSON: {error}",
+            remedy=f"A text needs quotes, which the shell takes away: --settle '{trial.name}=happened:\"done\"'",
+        ) from error
+
+
+def _refuse(text: str, begun: Sequence[_Trial], run: Session) -> None:
+    """Raise UsageError for a decision about a trial that is not uncertain, unless the trial was settled before."""
+    if (named := _NAMED.fullmatch(text)) is None:
+        raise UsageError(f"--settle {text}: this is not a decision about a trial", remedy=f"{_HOW}.")
+    sample, trial = named[1], int(named[2])
+    if _was_settled(run, sample, trial):
+        run.notice(f"{sample}/{trial} was settled before; it continues from its record")
+        return
+    uncertain = [trial.name for trial in begun if trial.cut_off]
+    names = ", ".join([*uncertain[:_SHOWN], *(["…"] if len(uncertain) > _SHOWN else [])])
+    raise UsageError(
+        f"--settle {text}: trial {trial} of {sample!r} is not uncertain",
+        remedy=f"Uncertain trials: {names}." if names else "No trial of this run is: resume it without --settle.",
+    )
+
+
+def _was_settled(run: Session, sample: str, trial: int) -> bool:
+    """Return True for a trial that has a decision on record, or has continued to its output since."""
+    if not 1 <= trial <= run.spec.trials:
+        return False
+    row = next((row for row in Dataset(run.spec) if row.id == sample), None)
+    if row is None:
+        return False
+    key = run.identity.work.key(row.asked, trial)
+    if key in run.index.outputs:
+        return True
+    steps = [msgspec.json.decode(line.read(), type=Step) for line in run.index.steps.get(key, ())]
+    return any(step.kind in ("settle", "restart") or "settled" in _fields(step) for step in steps)
+
+
+def _fields(step: Step) -> Any:
+    return step.response if isinstance(step.response, dict) else {}
+
+
+def _check_once(decisions: Sequence[_Decision]) -> None:
+    """Raise UsageError if two decisions are about the same call."""
+    seen: set[tuple[str, str]] = set()
+    restarted = {decision.trial.key for decision in decisions if decision.verb == "restart"}
+    for decision in decisions:
+        calls = {(decision.trial.key, _id(step)) for step in decision.calls} or {(decision.trial.key, "")}
+        if calls & seen or (decision.calls and decision.trial.key in restarted):
+            raise UsageError(f"--settle: there are two decisions about {decision.trial.name}", remedy="Give one.")
+        seen |= calls
+
+
+def _id(step: Step) -> str:
+    return call_id(step.key, step.turn, step.request, step.nth)
+
+
+def _calls_of(trial: _Trial) -> str:
+    named = "; ".join(f"{trial.name}#{_id(step)[:12]}=… for {describe_call(step)}" for step in trial.cut_off)
+    return f"Settle each by its id: {named}."
+
+
+def _steps(decision: _Decision) -> list[Step]:
+    """Return the record of a decision."""
+    last = decision.trial.steps[-1]
+    # Steps are read in the order of their times, and another machine, with another clock, may have made the calls.
+    now = max(to_milliseconds(time.time()), last.time)
+    if decision.verb == "restart":
+        return [Step(last.key, last.sample, last.trial, 0, "restart", "", 1, None, NO_USAGE, now, 0.0)]
+    return [
+        msgspec.structs.replace(intent, time=now, seconds=0.0, source=UNSET, **_changes(decision, intent))
+        for intent in decision.calls
+    ]
+
+
+def _changes(decision: _Decision, intent: Step) -> dict[str, Any]:
+    """Return how the record of a decision differs from the intent."""
+    if decision.verb == "again":
+        return {"kind": "settle", "response": {"decision": "again"}}
+    call = msgspec.convert(intent.response, Intent)
+    result = as_text(decision.result) if isinstance(call.function, UnsetType) else decision.result
+    response = ToolResponse(call.tool, call.arguments, result, settled="happened")
+    return {"kind": "tool", "response": msgspec.to_builtins(response)}
+
+
+def _append(run: Session, key: str, steps: Sequence[Step]) -> None:
+    """Append steps to the run's journal, all of them or none, and to the index."""
+    path = run.journals / "steps.jsonl"
+    lines = [to_line(step) for step in steps]
+    try:
+        offset = append_lines(path, b"".join(lines))
+    except OSError as error:
+        raise Fault("disk", f"cannot write {path}: {error.strerror or error}", remedy=advice_for(error)) from error
+    for line in lines:
+        run.index.steps[key].append(LineRef(path, offset, len(line) - 1))
+        offset += len(line)
