@@ -339,8 +339,7 @@ def test_a_worker_that_starts_after_the_finisher_died_waits_for_its_lease_to_exp
     assert lease.holder is not None
     ended = subprocess.Popen(["true"])
     ended.wait()
-    note = rundir.lease.with_suffix(".holder")
-    note.write_bytes(msgspec.json.encode(msgspec.structs.replace(lease.holder, pid=ended.pid)))
+    rundir.lease.write_bytes(msgspec.json.encode(msgspec.structs.replace(lease.holder, pid=ended.pid)))
     with pytest.raises(RunBeingFinished):
         join(rundir, "late")
     assert finish(rundir) is None, "it may be taken over in `stand_by` only"
