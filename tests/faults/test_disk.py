@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -389,8 +390,14 @@ def test_lines_that_are_gone_from_a_finished_run_are_noticed_everywhere(
     (listed,) = json.loads(holdfast("cache", "ls", "--json", cwd=tmp_path).stdout)
     assert (listed["status"], listed["done"]) == ("damaged", kept if "outputs" in cut else ROWS)
 
-    seen = holdfast("eval", eval_file, cwd=tmp_path).stderr
-    assert "lines are missing from this finished run's journals" in seen
+    for again in ([], ["--dry-run"], ["--workers", "2"]):
+        refused = holdfast("eval", eval_file, *again, cwd=tmp_path, check=3)
+        told = refused.stdout + refused.stderr
+        assert "is finished, and its journals have become shorter" in told and "Traceback" not in told
+    assert provider.requests == 0, "nothing is paid for twice without a question"
+    (command,) = re.findall(r"holdfast repair (\S+)", told)
+    holdfast("repair", command, cwd=tmp_path)
+    holdfast("eval", eval_file, cwd=tmp_path)
     assert provider.requests == (ROWS - kept if "outputs" in cut else 0)
     assert_all_there(run)
     assert_same_numbers(run, calm)

@@ -332,18 +332,19 @@ def test_a_worker_waits_for_the_report_and_writes_it_if_the_other_dies(tmp_path:
     assert provider.requests == 8
 
 
-def test_a_worker_that_starts_after_the_finisher_died_waits_for_its_lease_to_expire(tmp_path: Path) -> None:
+def test_a_worker_that_starts_after_the_finisher_died_takes_over_the_report(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     lease = RunLease(rundir.lease, finishing=True)
     lease.acquire(0)
     assert lease.holder is not None
     ended = subprocess.Popen(["true"])
     ended.wait()
-    note = rundir.lease.with_suffix(".holder")
-    note.write_bytes(msgspec.json.encode(msgspec.structs.replace(lease.holder, pid=ended.pid)))
+    rundir.lease.write_bytes(msgspec.json.encode(msgspec.structs.replace(lease.holder, pid=ended.pid, token="")))
     with pytest.raises(RunBeingFinished):
         join(rundir, "late")
-    assert finish(rundir) is None, "it may be taken over in `stand_by` only"
+    taken = finish(rundir)
+    assert taken is not None and taken.still_held() and not lease.still_held()
+    taken.release()
     lease.release()
 
 

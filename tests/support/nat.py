@@ -9,9 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from filelock import FileLock
 
 from tests.support.running import ROOT, environment
+from tests.support.sharing import locked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,7 @@ def install_components(folder: Path, name: str) -> None:
 @pytest.fixture(scope="session")
 def nat() -> Nat:
     """The command beside a real NAT."""
-    with FileLock(ROOT / ".venv-nat.lock"):  # test runs in several processes share the environment
+    with locked(ROOT / ".venv-nat.lock"):  # test runs in several processes share the environment
         installed = subprocess.run(
             [ROOT / "scripts" / "lab" / "nat-venv"],
             env={**os.environ, "HOLDFAST_VENV": sys.prefix},

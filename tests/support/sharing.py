@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from filelock import FileLock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     FillOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes of this machine out."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +31,7 @@ def fill_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> FillO
 
     def fill(name: str, make: Callable[[Path], object]) -> Path:
         folder, finished = base / name, base / f"{name}.filled"
-        with FileLock(base / f"{name}.lock"):
+        with locked(base / f"{name}.lock"):
             if not finished.exists():
                 folder.mkdir()
                 make(folder)

@@ -12,17 +12,17 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import filelock
 import psutil
 import pytest
 
 from holdfast.cluster.remote.transport import Here, Ssh, Transport
 from tests.support.running import ROOT, environment, wait_for
+from tests.support.sharing import locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,8 +115,8 @@ def _run_pid() -> int:
     return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 
-def _lock() -> filelock.FileLock:
-    return filelock.FileLock(f"{SHARED}.lock")
+def _lock() -> AbstractContextManager[None]:
+    return locked(SHARED.with_name(f"{SHARED.name}.lock"))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ up twice, since the process that we waited for may have finished the run.
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -376,6 +377,8 @@ def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan
     identity = locate_run(spec, options)
     rundir = identity.directory(options.runs_dir)
     rundir.read_manifest()
+    if not options.fresh:
+        _check_journals(rundir)
     others = [] if options.fresh else other_runs(identity, rundir, options.runs_dir)
     index = Index() if options.fresh else rundir.load(repair=False)
     _, plan = plan_with_reuse(identity, index, options.runs_dir, others)
@@ -412,9 +415,7 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
         rundir.write_manifest(manifest)
     if (newer := rundir.newer(manifest)) is not None:
         notice(newer)
-    with suppress(OSError, ResultsError, VersionError):
-        if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
-            notice("lines are missing from this finished run's journals; doing that work again")
+    _check_journals(rundir)
     index = rundir.load(repair=True)
     identity.work.drop_unfit(index)
     for damage in index.damage:
@@ -440,6 +441,19 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
 
         write_done(identity, rundir, index, plan.done)
     return Loaded(index, plan, new)
+
+
+def _check_journals(rundir: RunDir) -> None:
+    """Refuse to continue a finished run that has lost lines: doing that work again costs money."""
+    with suppress(OSError, ResultsError, VersionError):
+        if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
+            run = shlex.quote(str(rundir.path))
+            raise Fault(
+                "disk",
+                f"{rundir.path} is finished, and its journals have become shorter: work is missing that was done",
+                remedy="Restore outputs.jsonl and grades.jsonl from a backup. Or, to do the missing work again: "
+                f"holdfast repair {run}, then the same command. With --dry-run, repair only says what is missing.",
+            )
 
 
 def _unusable(rundir: RunDir, error: OSError) -> Fault:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.canonical import digest_bytes
 from holdfast.store.durable import make_directory, replacing, sync_directory
+from holdfast.store.shared import link_sealed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,21 +54,21 @@ class Blobs:
             return digest
         make_directory(path.parent)
         with replacing(path) as file:
+            os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & 0o444)  # other runs may have links to it
             file.write(data)
         return digest
 
     def take_from(self, folder: Path) -> None:
-        """Copy all contents of another run's folder, as hard links where the file system supports them."""
+        """Bring all contents of another run's folder here: as hard links, or copies if the file system has no links."""
         linked = set()
         for source in folder.glob("*/*"):
             path = self._folder / source.parent.name / source.name
             if path.exists() or source.name.startswith("."):
                 continue
             make_directory(path.parent)
-            try:
-                path.hardlink_to(source)
+            if link_sealed(source, path):
                 linked.add(path.parent)
-            except OSError:
+            else:
                 self.keep(source.read_bytes())
         for directory in linked:
             sync_directory(directory)

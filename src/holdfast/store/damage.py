@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.store.durable import make_directory, replacing
-from holdfast.store.shared import lender_of
+from holdfast.store.shared import lender_of, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ def cut_damage(index: Index, aside: Path, *, tails_only: bool = False) -> bool:
 
 def _cut_out(path: Path, damage: list[Damage], aside: Path) -> None:
     make_directory(aside)
+    unseal(path)
     with path.open("r+b") as file:
         with (aside / path.name).open("ab") as backup:
             for spot in damage:

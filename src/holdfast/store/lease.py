@@ -1,27 +1,44 @@
 """The right to write a run: a lease file with a heartbeat, which also works between machines.
 
-The lease is held for as long as the process lives and touches the file. A holder on this machine that is known to be
-dead is replaced at once, and so is one whose Slurm job has ended; any other holder on another machine once its
-heartbeat has been missing for a whole lease. That is observed, never computed: a change of the file's time within a
-lease by this process's own clock is a heartbeat, whatever the clock of the other machine says.
-Nothing here relies on `flock`, which network file systems do not share between machines.
+A process takes a lease by creating the file, which fails if the file exists. The file names its holder and a random
+token; the holder rewrites it a few times per lease, and reads its token back before it writes anything else. A holder
+that is known to be dead is replaced at once: its process on this machine has ended, or its Slurm job has. Any other
+holder is replaced once its file has not changed for a whole lease. That is observed, never computed: what counts is a
+change within a lease by this process's own clock, whatever the clock of the other machine says.
+
+Only four operations are used, which every file system has: create exclusively, read, write, rename. Not `flock`,
+which network file systems do not share between machines; not hard links or an exchange of two names, which NFS, SMB,
+exFAT or FUSE refuse; not inode numbers, which FUSE may change; not the time of a file, which exFAT rounds to two
+seconds and NFS caches for up to a minute. Opening a file is what makes NFS look at the server, so leases are read.
+
+Replacing a holder, step by step:
+
+1. read the file: it still has the bytes that were watched
+2. rename it to a name of our own: of several contenders, one succeeds
+3. read what was renamed: if it is not what was watched, its holder has returned or another process was faster, and
+   the bytes are put back, by creating the file exclusively
+4. create the file, as anybody else may who comes at this moment
+
+A holder whose file is missing for the instant between 2 and 3 looks again before it gives up. Tokens, not files, decide
+who holds the lease, so at each moment at most one process does; a process that lost it finds out before its next write.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import secrets
+import shlex
 import time
 from contextlib import suppress
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Final
 
-import filelock
 import msgspec
-from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
 from holdfast.errors import RunHeld, UsageError
-from holdfast.store.processes import is_running, start_token
+from holdfast.store.processes import is_running, start_token, this_system
 from holdfast.store.slurm_jobs import SlurmJob, this_slurm_job, which_ended
 
 if TYPE_CHECKING:
@@ -32,7 +49,7 @@ if TYPE_CHECKING:
 def _lease_seconds() -> float:
     text = os.environ.get("HOLDFAST_LEASE_SECONDS") or "30"
     try:
-        if (seconds := float(text)) >= 1:
+        if 1 <= (seconds := float(text)) < math.inf:
             return seconds
     except ValueError:
         pass
@@ -40,18 +57,17 @@ def _lease_seconds() -> float:
 
 
 LEASE_SECONDS: Final = _lease_seconds()
-"""Seconds that a holder on another machine keeps the run without a heartbeat; equal for all processes on a run."""
+"""Seconds that this process keeps a run without a heartbeat, as far as processes on other machines are concerned."""
 HELD_REMEDY: Final = "Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first."
-_BY_CLOCK: Final = int(filelock.__version__.partition(".")[0]) < 4
-"""filelock 3 judges a lease by the age of its file, which depends on the clocks of two machines."""
 _NAMELESS_SECONDS: Final = 2.0
 """Seconds that a lease may name no holder, since it may be in the middle of being written."""
 _ASK_SECONDS: Final = 10.0
 """Seconds between two questions to Slurm about the jobs of holders, at least."""
+_MOST_BYTES: Final = 4096
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The process that holds a run."""
+    """The process that holds a run: the content of a lease."""
 
     host: str
     pid: int
@@ -59,19 +75,30 @@ class Holder(msgspec.Struct, frozen=True):
     finishing: bool = False
     """all trials are finished, and the process writes the report"""
     start: str = ""
-    """the process's start token; empty in leases of earlier versions"""
+    """the process's start token"""
+    system: str = ""
+    """the boot and the PID namespace that the process id belongs to: two containers may have the same host name"""
     job: SlurmJob | None = None
     """the Slurm job that the process belongs to"""
+    lease: float = LEASE_SECONDS
+    """seconds after which a holder without a heartbeat is replaced"""
+    token: str = ""
+    beat: int = 0
+    """the holder's monotonic clock in nanoseconds at its last heartbeat"""
+
+    @property
+    def _is_of_this_system(self) -> bool:
+        return self.host == os.uname().nodename and self.system == this_system()
 
     @property
     def is_here(self) -> bool:
         """True if the process runs on this machine."""
-        return self.host == os.uname().nodename and is_running(self.pid, self.start)
+        return self._is_of_this_system and is_running(self.pid, self.start)
 
     @property
     def is_dead(self) -> bool:
         """True if this is the holder's machine and the process has ended."""
-        return self.host == os.uname().nodename and not is_running(self.pid, self.start)
+        return self._is_of_this_system and not is_running(self.pid, self.start)
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -83,178 +110,240 @@ class RunLease:
 
     def __init__(self, path: Path, *, lost: Callable[[], None] = lambda: None, finishing: bool = False) -> None:
         self._path = path
+        self._lost = lost
         self._finishing = finishing
-        self._info = path.with_suffix(".holder")
-        self._identity = (0, 0)
+        self._own: Holder | None = None
+        """this process, while it holds the lease"""
+        self._released = Event()
         self.inherited = False
-        """the holder before us did not release the lease: its note was still there"""
-        self._seen: tuple[int, int] | None = None
-        """the file and its time when this object last looked"""
+        """this object removed the lease of a dead holder"""
+        self._seen: bytes | None = None
+        """the content of the file when this object last looked"""
+        self._seen_holder: Holder | None = None
         self._seen_since = math.inf
         self._alive_at = -math.inf
         """when a heartbeat was last observed"""
-        self._lock = SoftFileLease(
-            path,
-            lease_duration=LEASE_SECONDS,
-            on_compromise=lambda _: lost(),
-            thread_local=False,
-        )
 
     def acquire(self, wait: float, notice: Callable[[str], None] = lambda _: None) -> None:
         """Take the lease, waiting up to `wait` seconds for a live holder, or forever if `wait` is negative."""
-        self._spoil_if_empty()
         if take_leases([self], notice, wait=wait):
             raise RunHeld(f"another process holds this run: {self.describe()}", remedy=HELD_REMEDY)
 
     def take_if_dead(self) -> bool:
         """Take the lease if it is free or its holder is known to be dead; never wait.
 
-        A holder without a heartbeat is known to be dead once this object has been asked over a whole lease.
+        A holder without a heartbeat is known to be dead once this object has been asked over a whole lease. Raises
+        RunHeld if the lease of a dead holder cannot be removed.
         """
-        if not self._try():
-            return False
-        self._sign()
-        return True
-
-    def _try(self) -> bool:
-        if _BY_CLOCK and not self._may_be_dead():
-            return False
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            return False
-        except LeaseSettingsMismatch as error:
-            raise UsageError(f"HOLDFAST_LEASE_SECONDS must be the same for all processes on a run: {error}") from error
-        return True
-
-    def _may_be_dead(self) -> bool:
-        """Return False for a holder that was not watched for a whole lease, and remove the lease of one that was.
-
-        filelock 4 watches by itself.
-        """
-        holder = self.holder
-        if self._lock.pid is None or holder is None or holder.is_dead:
-            return True
         self._look()
-        if self._silent_seconds >= LEASE_SECONDS:
-            self.discard()
-        return self._seen is None
+        if self._seen is not None and not (self._seen_is_dead and self.discard()):
+            return False
+        return self._create()
 
     def _look(self) -> None:
         """Observe the lease: a change since the last look is a heartbeat, or another holder."""
-        try:
-            status = self._path.stat()
-        except FileNotFoundError:
-            self._seen = None
-            return
-        state = status.st_ino, status.st_mtime_ns
-        if state != self._seen:
+        content = _read(self._path)
+        if content != self._seen:
             now = time.monotonic()
-            if self._seen is not None:
+            if None not in (content, self._seen):
                 self._alive_at = now
-            self._seen, self._seen_since = state, now
+            self._seen, self._seen_since, self._seen_holder = content, now, _decode(content)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without a heartbeat after which the holder that was seen is dead."""
+        return _NAMELESS_SECONDS if self._seen_holder is None else self._seen_holder.lease
 
     @property
     def _silent_seconds(self) -> float:
         return time.monotonic() - self._seen_since
 
     @property
+    def _seen_is_dead(self) -> bool:
+        holder = self._seen_holder
+        return self._silent_seconds >= self._patience or (holder is not None and holder.is_dead)
+
+    @property
     def is_overdue(self) -> bool:
         """True if this object has looked for half a lease and seen no heartbeat: there are three in a lease."""
-        return self._seen is not None and self._silent_seconds >= LEASE_SECONDS / 2
+        return self._seen is not None and self._silent_seconds >= self._patience / 2
+
+    @property
+    def seen_job(self) -> SlurmJob | None:
+        """The Slurm job of the holder that this object saw last."""
+        return None if self._seen_holder is None else self._seen_holder.job
 
     def shows_life(self) -> bool:
-        """Return True if a live process holds the lease, as far as is known; False while that is being watched.
-
-        A holder that outlasts the whole watch counts as alive: its lease is not one that can be taken over.
-        """
+        """Return True if the holder has shown a heartbeat lately; False while that is being watched."""
         self._look()
-        holder = self.holder
-        if self._lock.pid is None:
-            return self._silent_seconds > 2 * _NAMELESS_SECONDS
-        if holder is not None and holder.is_here:  # so the time of the file is that of this machine
-            with suppress(FileNotFoundError):
-                if time.time() - self._path.stat().st_mtime < LEASE_SECONDS / 2:
-                    return True
-        return time.monotonic() - self._alive_at < LEASE_SECONDS / 2 or self._silent_seconds > LEASE_SECONDS + 2
+        holder = self._seen_holder
+        if holder is not None and holder.is_here:  # so its clock is this machine's
+            age = (time.monotonic_ns() - holder.beat) / 1e9
+            if 0 <= age < self._patience / 2:
+                return True
+        return time.monotonic() - self._alive_at < self._patience / 2
 
-    def discard(self) -> None:
-        """Remove the lease that this object has watched, whose holder is dead. Another process may be faster."""
-        aside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.dead")
-        with suppress(FileNotFoundError):
-            if self._seen is None or self._path.stat().st_ino != self._seen[0]:
-                return
-            self._path.rename(aside)
-            if aside.stat().st_ino != self._seen[0]:  # taken over since: its holder gets it back
-                with suppress(FileExistsError):
-                    os.link(aside, self._path)
-            aside.unlink()
-        self._seen = None
-
-    def _sign(self) -> None:
-        pid = os.getpid()
-        host = os.uname().nodename
-        holder = Holder(host, pid, time.time(), self._finishing, start_token(pid), this_slurm_job())
-        note = self._info.with_name(f".{self._info.name}.{pid}.tmp")
+    def discard(self) -> bool:
+        """Remove the lease that this object saw last, whose holder is dead; False if it is another one by now."""
+        aside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp")
+        dead, self._seen = self._seen, None
+        if dead is None or _read(self._path) != dead:
+            return False
         try:
-            status = self._path.stat()
-            self._identity = status.st_dev, status.st_ino
-            self.inherited = self._info.exists()
-            note.write_bytes(msgspec.json.encode(holder))
-            note.replace(self._info)  # so that nobody ever reads half a note
-        except OSError:
+            self._path.rename(aside)
+        except FileNotFoundError:
+            return False  # another contender was faster
+        except OSError as error:
+            path = shlex.quote(str(self._path))
+            raise RunHeld(
+                f"{self._describe(self._seen_holder)} has ended, and its lease cannot be removed: {error.strerror}",
+                remedy=f"Remove it by hand, then run the same command again: rm {path}",
+            ) from error
+        try:
+            content = _read(aside)
+            if content != dead:
+                if content and _decode(content) is not None:  # else its creator is yet to write it, and will notice
+                    _write_new(self._path, content)
+                return False
+        finally:
             with suppress(OSError):
-                note.unlink()
-            self.release()
-            raise
+                aside.unlink()
+        self.inherited = True
+        return True
+
+    def _create(self) -> bool:
+        pid = os.getpid()
+        own = Holder(
+            host=os.uname().nodename,
+            pid=pid,
+            since=time.time(),
+            finishing=self._finishing,
+            start=start_token(pid),
+            system=this_system(),
+            job=this_slurm_job(),
+            lease=LEASE_SECONDS,
+            token=secrets.token_hex(16),
+        )
+        if not _write_new(self._path, _content(own)):
+            return False
+        self._own = own
+        if not self.still_held():  # this process was frozen between creating the file and writing it
+            self._own = None
+            return False
+        self._released = Event()
+        Thread(target=self._beat, args=(own, self._released), name="holdfast-lease", daemon=True).start()
+        return True
+
+    def _beat(self, own: Holder, released: Event) -> None:
+        """Send heartbeats until the lease is released or lost; the body of a thread."""
+        while not released.wait(own.lease / 3):
+            try:
+                alive = self._touch(own)
+            except OSError:
+                continue  # a disk that fails costs a heartbeat, and there are more in a lease
+            if not alive and not self.still_held() and not released.is_set():
+                self._lost()
+                return
+
+    def _touch(self, own: Holder) -> bool:
+        """Send a heartbeat; False if the lease is not there, or is another process's."""
+        try:
+            # Opened each time: what NFS clients write arrives when they close, and the name may be another file's now.
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if own.token.encode() not in os.read(fd, _MOST_BYTES):
+                return False
+            os.pwrite(fd, _content(own), 0)
+            return True
+        finally:
+            os.close(fd)
 
     def still_held(self) -> bool:
         """True if the lease file is still that of this process. A contender may move it away for an instant."""
+        if self._own is None:
+            return False
+        token = self._own.token.encode()
         for pause in (0.0, 0.02, 0.1, 0.3):
-            time.sleep(pause)
-            try:
-                status = self._path.stat()
-            except OSError:
-                continue
-            if (status.st_dev, status.st_ino) == self._identity:
-                return True
+            if pause:
+                time.sleep(pause)
+            with suppress(OSError):
+                if token in (_read(self._path) or b""):
+                    return True
         return False
 
     def release(self) -> None:
-        """Release the lease. If the disk prevents that, the end of this process releases it: see `acquire`."""
-        if self._lock.is_locked:
-            if self.still_held():  # otherwise the note belongs to the new holder
-                with suppress(OSError):
-                    self._info.unlink()
+        """Release the lease. If the disk prevents that, the end of this process releases it: see `take_if_dead`."""
+        if self._own is not None:
+            self._released.set()
             with suppress(OSError):
-                self._lock.release()
-
-    def _spoil_if_empty(self) -> None:
-        """Write into an empty lease file, as a power cut leaves it: `filelock` never takes over an empty one."""
-        try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            deadline = time.monotonic() + _NAMELESS_SECONDS
-            while (status := os.fstat(fd)).st_size == 0 and status.st_nlink:
-                if time.monotonic() > deadline:
-                    os.write(fd, b"lost\n")
-                    return
-                time.sleep(0.05)
-        finally:
-            os.close(fd)
+                if self.still_held():  # otherwise it belongs to the new holder
+                    self._path.unlink()
+            self._own = self._seen = None
 
     @property
     def holder(self) -> Holder | None:
         """The current holder, if it can be read."""
-        with suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(self._info.read_bytes(), type=Holder)
+        with suppress(OSError):
+            return _decode(_read(self._path))
         return None
 
     def describe(self) -> str:
         """Describe the holder, for messages."""
-        return str(self.holder or f"process {self._lock.pid or 'unknown'} ({self._path})")
+        return self._describe(self.holder)
+
+    def _describe(self, holder: Holder | None) -> str:
+        return str(holder or f"an unknown process ({self._path})")
+
+
+def _read(path: Path) -> bytes | None:
+    """Read a lease; None if there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return os.read(fd, _MOST_BYTES)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # NFS: another machine has just removed it
+            return None
+        raise
+
+
+def _decode(content: bytes | None) -> Holder | None:
+    if content:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return msgspec.json.decode(content, type=Holder)
+    return None
+
+
+def _content(holder: Holder) -> bytes:
+    """Encode a holder with its heartbeat. The length is constant for a holder, so that it can be written in place."""
+    line = msgspec.json.encode(msgspec.structs.replace(holder, beat=time.monotonic_ns()))
+    unpadded = len(msgspec.json.encode(msgspec.structs.replace(holder, beat=0)))
+    return line.ljust(unpadded + 20) + b"\n"
+
+
+def _write_new(path: Path, content: bytes) -> bool:
+    """Create a lease with this content; False if there is one."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        try:
+            if os.write(fd, content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(fd)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
+    return True
 
 
 def take_leases(
@@ -263,7 +352,8 @@ def take_leases(
     """Take all leases that are free or whose holders are dead, and return those that live processes hold.
 
     All are watched at the same time, and Slurm is asked once about the jobs of all, so many dead holders take no longer
-    than one. Waits up to `wait` seconds for live holders, or forever if `wait` is negative.
+    than one. Waits up to `wait` seconds for live holders, or forever if `wait` is negative. Raises RunHeld if the lease
+    of a dead holder cannot be removed.
     """
     held = [lease for lease in leases if not lease.take_if_dead()]
     end = time.monotonic() + (wait if wait >= 0 else math.inf)
@@ -275,7 +365,7 @@ def take_leases(
         now = time.monotonic()
         if not silent and now >= end:
             break
-        if not warned and wait == 0 and (overdue := [lease for lease in silent if lease.is_overdue]):
+        if not warned and (overdue := [lease for lease in silent if lease.is_overdue]):
             warned = True
             notice(describe_silence(overdue))
         if silent and now - asked >= _ASK_SECONDS:
@@ -291,13 +381,14 @@ def describe_silence(overdue: Sequence[RunLease]) -> str:
     """Announce that leases without a heartbeat will be taken over."""
     first, more = overdue[0].describe(), len(overdue) - 1
     who = f"{first}, which holds this run, has" if not more else f"{first} and {more} more, which hold this run, have"
-    return f"{who} no heartbeat; taking over unless it returns within {LEASE_SECONDS / 2:.0f} s"
+    seconds = max(lease._patience for lease in overdue) / 2
+    return f"{who} no heartbeat; taking over unless it returns within {seconds:.0f} s"
 
 
 def _discard_ended(leases: Iterable[RunLease]) -> None:
     """Remove the leases whose holders' Slurm jobs have ended."""
-    jobs = {lease: holder.job for lease in leases if (holder := lease.holder) is not None and holder.job is not None}
-    ended = which_ended(jobs.values())
+    jobs = {lease: lease.seen_job for lease in leases}
+    ended = which_ended({job for job in jobs.values() if job is not None})
     for lease, job in jobs.items():
         if job in ended:
             lease.discard()
@@ -309,11 +400,11 @@ def is_held(path: Path) -> bool:
     For a holder on another machine it depends on that machine's clock; `take_leases` does not.
     """
     try:
-        if time.time() - path.stat().st_mtime > LEASE_SECONDS:
+        holder = _decode(_read(path))
+        if holder is not None and holder.is_dead:
             return False
-        holder = msgspec.json.decode(path.with_suffix(".holder").read_bytes(), type=Holder)
+        return time.time() - path.stat().st_mtime <= (LEASE_SECONDS if holder is None else holder.lease)
     except FileNotFoundError:
-        return path.exists()
-    except (OSError, msgspec.DecodeError):
+        return False
+    except OSError:
         return True
-    return not holder.is_dead

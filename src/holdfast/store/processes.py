@@ -25,6 +25,14 @@ class _Status(msgspec.Struct, frozen=True):
     token: str
 
 
+def this_system() -> str:
+    """Identify the boot of this machine and the namespace that its process ids belong to; empty without `/proc`."""
+    with suppress(OSError):
+        boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+        return f"{boot}/{(_PROC / 'self' / 'ns' / 'pid').stat().st_ino}"
+    return ""
+
+
 def start_token(pid: int) -> str:
     """Return the start token of a process; empty if there is no such process, or the system does not tell."""
     status = _status(pid)

@@ -83,7 +83,10 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
     lease = RunLease(rundir.lease, finishing=True)
     notified, notice_time = False, time.monotonic() + _INSTANT
     while not (rundir.finished or stopped()):
-        holder = lease.holder  # a process that exits removes its note, one that is killed does not
+        holder = lease.holder  # a process that exits removes its lease, one that is killed does not
+        if holder is None:  # or another process that stands by is just replacing it
+            time.sleep(_LOOK_SECONDS)
+            holder = lease.holder
         if holder is None or not holder.finishing:
             return None
         if lease.take_if_dead():

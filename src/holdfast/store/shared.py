@@ -1,11 +1,13 @@
-"""Journals that a run shares with the run that it borrows from: hard links, so that reuse costs no bytes.
+"""Journals that a run shares with the run that it borrows from, so that reuse costs no bytes.
 
     shared/<lender>/outputs.0.523456.jsonl   the lender's first file of outputs, of which 523,456 bytes count
     shared/<lender>/unwanted.json            keys of outputs in these files that are not of this run
 
-What counts is in the name, so no crash can separate the two. A link keeps the bytes whatever happens to the lender:
-it may be removed, archived or repaired, which replaces its files, and whatever it appends comes behind the bytes that
-count. Only a lender that nobody writes is shared, since a writer may cut off what it could not sync.
+What counts is in the name, so no crash can separate the two. If the file system can clone files (btrfs, XFS), both runs
+have a file of their own with the same blocks. Otherwise both have a hard link to one file, which is sealed: nobody may
+write it. The lender may be removed, archived or repaired, which replaces its files; before it goes on, its sealed
+journals are replaced by copies. If there are no links either, the bytes are copied at once. Only a lender that nobody
+writes is shared, since a writer may cut off what it could not sync.
 
 Shared files are never written or cut: they are the lender's, too.
 """
@@ -15,6 +17,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
+import stat
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
@@ -31,6 +36,9 @@ FOLDER: Final = "shared"
 _NAME: Final = re.compile(r"[a-z]+\.\d+\.(\d+)\.jsonl")
 _UNWANTED: Final = "unwanted.json"
 _CHUNK: Final = 4 << 20
+_FICLONE: Final = 0x40049409
+"""the request by which Linux shares the blocks of one file with another"""
+_WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _CANNOT_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 """reasons to copy instead: another file system, somebody else's file, too many links, no links at all"""
 
@@ -91,18 +99,14 @@ def shared_folder(run: Path, lender: str) -> Path:
 
 
 def share(journal: Path, length: int, kind: str, number: int, folder: Path) -> Path:
-    """Link the first bytes of another run's journal durably, or copy them where that is impossible; return the place.
+    """Clone, link or copy the first bytes of another run's journal durably; return the place.
 
     Raises FileNotFoundError if the journal is gone, and StaleJournalError if it is shorter by now.
     """
     place = folder / f"{kind}.{number}.{length}.jsonl"
     with suppress(FileNotFoundError):
         place.unlink()  # left by a process that was killed before it had shared everything
-    try:
-        os.link(journal, place)
-    except OSError as error:
-        if error.errno not in _CANNOT_LINK:
-            raise
+    if not _clone(journal, place) and not link_sealed(journal, place):
         with journal.open("rb") as source, replacing(place) as copy:
             while (left := length - copy.tell()) and (data := source.read(min(left, _CHUNK))):
                 copy.write(data)
@@ -114,10 +118,55 @@ def share(journal: Path, length: int, kind: str, number: int, folder: Path) -> P
     return place
 
 
+def _clone(source: Path, place: Path) -> bool:
+    """Copy a file without copying its bytes; False if the file system cannot do that."""
+    if sys.platform == "darwin":
+        return False
+    import fcntl
+
+    try:
+        with source.open("rb") as file, replacing(place) as clone:
+            fcntl.ioctl(clone.fileno(), _FICLONE, file.fileno())
+    except FileNotFoundError:
+        raise
+    except OSError:  # a failing disk is noticed by whoever copies the bytes instead
+        return False
+    return True
+
+
+def link_sealed(source: Path, place: Path) -> bool:
+    """Link a file that nobody may write from now on; False if that is impossible."""
+    try:
+        mode = stat.S_IMODE(source.stat().st_mode)
+        if mode & _WRITABLE:
+            source.chmod(mode & ~_WRITABLE)
+        os.link(source, place)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        return False
+    return True
+
+
+def unseal(path: Path) -> None:
+    """Make a sealed journal writable before its run goes on: as a copy, if another run has a link to it."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return
+    if status.st_mode & _WRITABLE or not os.access(path.parent, os.W_OK):
+        return  # a run that somebody protected as a whole stays as it is
+    if status.st_nlink == 1:
+        path.chmod(stat.S_IMODE(status.st_mode) | stat.S_IWUSR)
+        return
+    with path.open("rb") as file, replacing(path) as copy:
+        shutil.copyfileobj(file, copy, _CHUNK)
+
+
 def settle(path: Path) -> None:
     """Sync what a killed process left in the page cache, then drop the cache, so that reads come from the medium."""
     with suppress(FileNotFoundError):
-        fd = os.open(path, (os.O_RDWR if end_of(path) is None else os.O_RDONLY) | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             sync(fd)
             drop_cache(fd)

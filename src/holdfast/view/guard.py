@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import stat
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
@@ -76,10 +75,13 @@ def read_key(home: Path) -> str:
     if not path.exists():
         write_private(fresh, secrets.token_urlsafe(24) + "\n")
         try:
-            with suppress(FileExistsError):  # another process has just made one
-                os.link(fresh, path)
+            os.link(fresh, path)
+        except FileExistsError:
+            pass  # another process has just made one
+        except OSError:  # no hard links here
+            fresh.replace(path)
         finally:
-            fresh.unlink()
+            fresh.unlink(missing_ok=True)
     status = path.stat()
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(

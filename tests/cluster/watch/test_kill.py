@@ -22,7 +22,7 @@ from holdfast.cluster.watch.kill import kill
 from holdfast.cluster.watch.status import look
 from holdfast.errors import Unreachable, UsageError
 from holdfast.store.lease import Holder
-from holdfast.store.processes import start_token
+from holdfast.store.processes import start_token, this_system
 from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running
@@ -205,10 +205,10 @@ def test_a_process_that_reuses_the_id_of_a_holder_is_left_alone(tmp_path: Path) 
     other = subprocess.Popen(["sleep", "600"])
     try:
         token = start_token(other.pid)
-        holder = Holder(os.uname().nodename, other.pid, time.time(), start=str(int(token) - 1000))
+        here, then = this_system(), str(int(token) - 1000)
+        holder = Holder(os.uname().nodename, other.pid, time.time(), start=then, system=here)
         assert msgspec.structs.replace(holder, start=token).is_here and not holder.is_here
-        run.lease.write_text(f"{other.pid}\n")
-        run.lease.with_suffix(".holder").write_bytes(msgspec.json.encode(holder))
+        run.lease.write_bytes(msgspec.json.encode(holder))
         assert holders(run) == []
         assert "no process holds" in holdfast("kill", run.path, cwd=tmp_path).stdout
         assert other.poll() is None

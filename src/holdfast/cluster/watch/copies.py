@@ -11,6 +11,7 @@ not, the file was truncated or replaced, and is fetched again.
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import tarfile
@@ -21,7 +22,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
-import filelock
 import msgspec
 
 from holdfast.cluster.watch.find import RunPlace, look_up
@@ -151,7 +151,8 @@ def fetch_run(place: RunPlace, note: Callable[[str], None]) -> Path:
         return Path(place.path)
     copy = _copy_path(place.transport.host, place.path)
     make_directory(copy.parent)
-    with filelock.FileLock(copy.with_name(f".{copy.name}.fetching")):
+    with copy.with_name(f".{copy.name}.fetching").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         for _ in range(_TRIES):
             with suppress(_Changed):
                 return _Fetch(place, copy, note).run()
