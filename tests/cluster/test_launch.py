@@ -619,11 +619,15 @@ def test_dead_workers_are_replaced_and_cancelled_ones_are_not(site: Site) -> Non
 
 def test_results_are_exported_and_a_failed_export_does_not_fail_the_run(site: Site) -> None:
     with server() as model:
-        site.write(model.base_url, output={"export": ["csv"]}, execution={"auto_export": ["mlflow"]})
+        nobody = "http://127.0.0.1:9"
+        site.write(model.base_url, output={"export": ["csv"]}, execution={"auto_export": ["mlflow", "wandb"]})
         config = json.loads((site.folder / "nano.yaml").read_text())
-        config["export"] = {"mlflow": {"tracking_uri": "http://127.0.0.1:9", "experiment_name": "x"}}
+        config["export"] = {
+            "mlflow": {"tracking_uri": nobody, "experiment_name": "x"},
+            "wandb": {"project": "p"},
+        }
         (site.folder / "nano.yaml").write_text(json.dumps(config))
-        invocation = site.submit()
+        invocation = site.submit(WANDB_API_KEY="k" * 40, WANDB_BASE_URL=nobody)
         state = site.await_over(invocation)
     assert (state.phase, state.exit_code) == ("done", 0), site.logs(invocation)
     assert state.run_dir is not None
@@ -631,6 +635,8 @@ def test_results_are_exported_and_a_failed_export_does_not_fail_the_run(site: Si
     assert "done: export to mlflow failed with exit code" in site.logs(invocation), "whoever is attached sees it"
     shown = look(Subject(site.lab.here, invocation.directory), site.registry).tasks[0]
     assert shown.status == "done" and "export to mlflow failed" in shown.reason
+    assert "export to wandb is offline, nothing was sent" in shown.reason
+    assert f"WANDB_BASE_URL={nobody} wandb sync {state.run_dir}/export/wandb/" in shown.reason
 
 
 def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> None:
