@@ -159,12 +159,14 @@ def test_a_cancelled_worker_loses_only_its_requests_in_flight(site: Site) -> Non
 
 def test_a_requeued_main_job_continues_under_its_id(site: Site) -> None:
     with server(latency=0.1) as model:
-        invocation = begin(site, model)
+        invocation = begin(site, model, execution={"workers": 2})
+        calmly(lambda: site.running(invocation, "workers"), "a worker")
         (job,) = site.running(invocation, "main")
         site.slurm("scontrol", "requeue", job.id)
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
         at_most_twice(model, 200, 4)
+        assert len(site.chain(invocation).known("workers")) == 1, "the workers stayed"
         begins = [record for record in site.attempts(invocation) if isinstance(record, Begin)]
         assert [(begin.job, begin.restart) for begin in begins] == [(job.id, 0), (job.id, 1)], site.logs(invocation)
         assert len(site.chain(invocation).known("main")) == 2, "one successor, not one per start"
@@ -230,6 +232,50 @@ def test_cancelling_all_jobs_at_once_leaves_none_behind(site: Site) -> None:
         assert state.phase == "stopped" and "was cancelled" in state.reason, site.logs(invocation)
         calmly(lambda: not chain.live("main") and not chain.live("workers"), "the end of all jobs")
         assert {job.id for role in ("main", "workers") for job in chain.known(role)} == set(jobs), "none was added"
+        start_jobs(site.lab.here, invocation.directory)
+        calmly(
+            lambda: len(chain.live("workers")) == 1, "other workers: those that were cancelled are of an earlier chain"
+        )
+        layout.write_stop(site.transport, invocation.directory, "test")
+        site.await_over(invocation)
+
+
+def test_under_a_limit_of_one_job_no_worker_keeps_the_main_job_from_running(site: Site) -> None:
+    single = {"licenses": "single:1"}  # the lab's limit: of the jobs that ask for this licence one runs
+    with server(latency=0.1) as model:
+        site.write(
+            model.base_url,
+            rows=100,
+            limits={"concurrency": 4},
+            execution={"workers": 3, "sbatch_extra_flags": single},
+        )
+        invocation = site.submit()
+        chain = site.chain(invocation)
+        calmly(lambda: site.state(invocation).done >= 20 and len(chain.live("workers")) == 2, "main alone", 60)
+        assert not site.running(invocation, "workers")
+        site.kill(invocation, "main")  # workers that begin before its successor leave
+        state = site.await_over(invocation, 90)
+        assert (state.phase, state.done, state.attempt) == ("done", 100, 2), site.logs(invocation)
+        at_most_twice(model, 100, 4)
+        calmly(lambda: not chain.live("workers"), "the end of workers that never began")
+
+
+def test_a_main_job_that_waits_or_is_cancelled_has_no_workers(site: Site) -> None:
+    site.write(None, execution={"workers": 3, "sbatch_extra_flags": {"hold": True}})
+    invocation = site.submit()
+    chain = site.chain(invocation)
+    (job,) = chain.states()
+    assert job.state == "pending"
+    # A worker that was queued by an earlier main job begins meanwhile, and leaves.
+    worker = [sys.executable, "-m", "holdfast.cluster.job", site.place(invocation).path, "--role", "worker"]
+    env = {**site.lab.env, "SLURM_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "1"}
+    assert subprocess.run(worker, env=env, timeout=90, check=False).returncode == 0
+    assert "exiting: no main job runs" in site.logs(invocation)
+    site.slurm("scancel", job.id)
+    calmly(lambda: not chain.live("main"), "its end")
+    shown = look(Subject(site.lab.here, invocation.directory), site.registry).tasks[0]
+    assert (shown.status, shown.reason) == ("interrupted", "no job is left; the last one: cancelled")
+    assert [each.name for each in chain.states()] == [job.name]
 
 
 def test_a_successor_does_not_continue_a_job_that_was_cancelled_without_noticing_it(site: Site) -> None:
@@ -339,7 +385,7 @@ def test_requests_in_flight_finish_before_the_time_limit(site: Site) -> None:
 
 
 def test_of_several_resumes_at_once_one_submits(site: Site) -> None:
-    site.write(None, execution={"sbatch_extra_flags": {"hold": True}, "workers": 2})
+    site.write(None, execution={"sbatch_extra_flags": {"hold": True}})
     invocation = site.submit()
     env = site.env()
     holdfast("kill", invocation.id, cwd=site.folder, env=env)
@@ -348,8 +394,7 @@ def test_of_several_resumes_at_once_one_submits(site: Site) -> None:
         outputs = [(*command.communicate(timeout=300), command.returncode) for command in commands]
         assert sorted(code for *_, code in outputs) == [0, 4, 4], outputs
         assert all("already running" in error for _, error, code in outputs if code == 4), outputs
-        chain = site.chain(invocation)
-        assert [len(chain.known(role)) for role in ("main", "workers")] == [2, 2]
+        assert len(site.chain(invocation).known("main")) == 2
         assert not (Path(invocation.directory) / "submitting").exists()
     finally:
         holdfast("kill", invocation.id, cwd=site.folder, env=env)
@@ -385,11 +430,12 @@ def test_max_walltime_of_all_jobs_together_ends_the_chain(site: Site) -> None:
 @pytest.mark.faults
 def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twice(site: Site) -> None:
     with server(latency=0.05) as model:
-        site.write(model.base_url, rows=100, execution={"workers": 2})
-        # The second sbatch never returns: the workers are submitted, the main job is not.
-        env = site.env(
-            sbatch='test -e "$0.used" && { touch "$0.second"; exec sleep 600; }\ntouch "$0.used"\nexec "$REAL" "$@"'
-        )
+        site.write(model.base_url, rows=40)
+        config = json.loads((site.folder / "nano.yaml").read_text())
+        config["evaluation"]["tasks"].append({"name": "evals/e.yaml", "overrides": {"prompt": "Again: {{ question }}"}})
+        (site.folder / "nano.yaml").write_text(json.dumps(config))
+        # The second sbatch never returns: the first task is submitted, the second is not.
+        env = site.env(sbatch='case "$*" in *.1.main*) touch "$0.second"; exec sleep 600 ;; esac\nexec "$REAL" "$@"')
         submitting = start("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env)
         registry = InvocationRegistry(site.folder / "home" / "invocations")
 
@@ -400,11 +446,11 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
         submitting.kill()
         submitting.communicate()
         started = start_jobs(site.lab.here, invocation.directory)
-        assert len(started) == 1, "the main job, and not the workers again"
+        assert [job.intent.name for job in started] == [f"hf-{invocation.id}.1.main-2"]
         assert start_jobs(site.lab.here, invocation.directory) == []
-        state = site.await_over(invocation)
-        assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
-        asked_once(model, 100)
+        states = [site.await_over(invocation, task=task) for task in (0, 1)]
+        assert [(state.phase, state.done) for state in states] == [("done", 40)] * 2, site.logs(invocation)
+        asked_once(model, 80)
 
 
 def test_secrets_are_in_no_script_log_manifest_or_process_list(site: Site) -> None:
@@ -573,11 +619,15 @@ def test_dead_workers_are_replaced_and_cancelled_ones_are_not(site: Site) -> Non
 
 def test_results_are_exported_and_a_failed_export_does_not_fail_the_run(site: Site) -> None:
     with server() as model:
-        site.write(model.base_url, output={"export": ["csv"]}, execution={"auto_export": ["mlflow"]})
+        nobody = "http://127.0.0.1:9"
+        site.write(model.base_url, output={"export": ["csv"]}, execution={"auto_export": ["mlflow", "wandb"]})
         config = json.loads((site.folder / "nano.yaml").read_text())
-        config["export"] = {"mlflow": {"tracking_uri": "http://127.0.0.1:9", "experiment_name": "x"}}
+        config["export"] = {
+            "mlflow": {"tracking_uri": nobody, "experiment_name": "x"},
+            "wandb": {"project": "p"},
+        }
         (site.folder / "nano.yaml").write_text(json.dumps(config))
-        invocation = site.submit()
+        invocation = site.submit(WANDB_API_KEY="k" * 40, WANDB_BASE_URL=nobody)
         state = site.await_over(invocation)
     assert (state.phase, state.exit_code) == ("done", 0), site.logs(invocation)
     assert state.run_dir is not None
@@ -585,6 +635,8 @@ def test_results_are_exported_and_a_failed_export_does_not_fail_the_run(site: Si
     assert "done: export to mlflow failed with exit code" in site.logs(invocation), "whoever is attached sees it"
     shown = look(Subject(site.lab.here, invocation.directory), site.registry).tasks[0]
     assert shown.status == "done" and "export to mlflow failed" in shown.reason
+    assert "export to wandb is offline, nothing was sent" in shown.reason
+    assert f"WANDB_BASE_URL={nobody} wandb sync {state.run_dir}/export/wandb/" in shown.reason
 
 
 def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> None:

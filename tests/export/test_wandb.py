@@ -181,7 +181,10 @@ class TestLogin:
         netrc.chmod(0o600)
         assert detect().api_key is None
         monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example")
-        assert detect().api_key == KEY
+        assert detect().api_key == KEY and detect().check().base_url == "https://wandb.example"
+        monkeypatch.setenv("WANDB_BASE_URL", "https://other.example")
+        netrc.write_text(f"default\n  login user\n  password {KEY}\n")
+        assert detect().api_key is None, "a password for all hosts is not meant for this one"
 
 
 class TestOnline:
@@ -200,8 +203,8 @@ class TestOnline:
 
     def test_the_sync_command_sends_what_was_written_offline(self, exported: tuple[Lab, str]) -> None:
         lab, stdout = exported
-        command = stdout.partition("To send it: ")[2].split()
-        assert command[:2] == ["wandb", "sync"]
+        server, *command = stdout.partition("To send it: ")[2].split()
+        assert (server, *command[:2]) == ("WANDB_BASE_URL=https://api.wandb.ai", "wandb", "sync")
         with wandb_double() as double:
             sent = subprocess.run(
                 [str(Path(sys.executable).with_name("wandb")), *command[1:]],
@@ -215,10 +218,37 @@ class TestOnline:
         assert {asked["name"] for asked in double.asked("UpsertBucket")} == {run_id(lab)}
         assert double.summary()["score"] == metrics(lab.run)["score"]
 
-    def test_without_a_network_wandb_writes_offline_and_explains(self, lab: Lab) -> None:
-        done = export(lab, WANDB_BASE_URL=NOBODY, WANDB_API_KEY=KEY)
-        assert "cannot be reached" in done.stdout and "wandb sync" in done.stdout
+    def test_an_offline_export_is_never_up_to_date_and_sent_by_the_same_command(self, lab: Lab) -> None:
+        def status() -> str:
+            return str(holdfast("status", lab.run, cwd=lab.folder).stdout)
+
+        done = export(lab, "--if-changed", WANDB_BASE_URL=NOBODY, WANDB_API_KEY=KEY)
+        send = f"WANDB_BASE_URL={NOBODY} wandb sync {written(lab).resolve()}"
+        assert "is offline, nothing was sent" in done.stdout and "cannot be reached" in done.stdout
+        assert send in done.stdout and send in status()
         assert offline(lab).run.run_id == run_id(lab)
+        with wandb_double() as double:
+            login = {"WANDB_BASE_URL": double.url, "WANDB_API_KEY": KEY}
+            assert "up to date" not in export(lab, "--if-changed", **login).stdout
+            assert {asked["name"] for asked in double.asked("UpsertBucket")} == {run_id(lab)}
+            assert "wandb sync" not in status()
+            assert "wandb: already up to date" in export(lab, "--if-changed", **login).stdout
+
+    def test_the_key_of_another_server_is_not_sent(self, lab: Lab) -> None:
+        netrc = lab.folder.parent / "home" / ".netrc"
+        netrc.write_text(f"machine api.wandb.ai\n  login user\n  password {KEY}\n")
+        netrc.chmod(0o600)
+        (lab.folder / "wandb").mkdir()
+        with wandb_double() as double:
+            assert (
+                "is the login for api.wandb.ai"
+                in export(lab, WANDB_BASE_URL=double.url, WANDB_API_KEY=KEY, check=2).stderr
+            )
+            # A folder that somebody else wrote names a server.
+            (lab.folder / "wandb" / "settings").write_text(f"[default]\nbase_url = {double.url}\n")
+            refused = export(lab, WANDB_API_KEY="k" * 40, check=2).stderr
+            assert f"set WANDB_BASE_URL={double.url}" in refused
+            assert double.queries == []
 
     def test_online_mode_without_a_network_fails(self, lab: Lab) -> None:
         done = export(lab, "mode=online", WANDB_BASE_URL=NOBODY, WANDB_API_KEY=KEY, check=3)

@@ -219,13 +219,19 @@ class Site:
             process.kill()
 
     def processes(self, invocation: Invocation, role: str, task: int = 0) -> list[psutil.Process]:
-        """Return the processes of a task's main job or workers, without their children."""
+        """Return the processes of a task's main job or workers, without their children, once there are any.
+
+        A job that Slurm calls running may not have come to its last line yet.
+        """
         words = ["holdfast.cluster.job", self.place(invocation, task).path, "--role", role]
-        found = [
-            process for process in psutil.process_iter(["cmdline"]) if words == (process.info["cmdline"] or [])[-4:]
-        ]
-        assert found, f"no {role} of {invocation.id} runs"
-        return found
+
+        def look() -> list[psutil.Process]:
+            return [
+                process for process in psutil.process_iter(["cmdline"]) if words == (process.info["cmdline"] or [])[-4:]
+            ]
+
+        processes: list[psutil.Process] = calmly(look, f"a {role} of {invocation.id}", 60)
+        return processes
 
     def slurm(self, *argv: str) -> str:
         """One of Slurm's programs."""

@@ -24,7 +24,7 @@ from holdfast.spec.load_exports import EXPORTERS
     metavar="FORMAT",
     help=f"Format or service: {', '.join(EXPORTERS)}.",
 )
-@click.option("--failed", is_flag=True, help="Repeat all exports of the run that failed.")
+@click.option("--failed", is_flag=True, help="Repeat all exports of the run that failed or are offline.")
 @click.option("--if-changed", is_flag=True, help="Skip an export that is up to date with the run and the options.")
 @click.option(
     "-o",
@@ -60,7 +60,7 @@ def command(
     rundir = RunDir(fetch_run(run, runs_directory(runs_dir)))
     view = RunView(rundir)
     entries = read_entries(rundir)
-    names = [exporter] if exporter else [name for name, entry in entries.items() if entry.state == "failed"]
+    names = [exporter] if exporter else [name for name, entry in entries.items() if entry.state != "done"]
     blocks = [export_block(view, name, options, output) for name in names if name in EXPORTERS]
     code = 0
     for block in blocks:

@@ -191,16 +191,15 @@ def _server_name(served: Server) -> str:
 
 
 def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
-    from holdfast.cluster.config.variables import WANDB_KEY
+    from holdfast.cluster.config.variables import WANDB_KEY, wandb_login
     from holdfast.cluster.remote.submit import submit
     from holdfast.cluster.remote.transport import connect
     from holdfast.cluster.watch.logs import follow
 
     if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables):
-        from holdfast.export.wandb import detect
-
-        if detect().api_key:
-            click.echo(f"note: detected a W&B login, setting {WANDB_KEY}")
+        login = wandb_login(launch.variables, os.environ)
+        if login.api_key:
+            click.echo(f"note: detected a W&B login, setting {WANDB_KEY} for {login.base_url}")
     click.echo("Starting evaluation...")
     invocation = submit(launch, os.environ, say=click.echo, force_squash=force_squash)
     click.echo(f"✓ Evaluation submitted: {invocation.id}")

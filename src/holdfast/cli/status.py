@@ -48,6 +48,8 @@ class RunPicture(msgspec.Struct, frozen=True):
     """batches that are under way, in words"""
     collected: tuple[str, ...] = ()
     """batches whose results were collected just now, in words"""
+    exports: tuple[str, ...] = ()
+    """exports that failed, or are offline, in words"""
 
 
 @click.command("status")
@@ -203,6 +205,7 @@ def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
 
 def look_at_run(path: Path) -> RunPicture:
     """Return the status of a run. The permission to read is enough, except to collect batches."""
+    from holdfast.export.registry import unfinished_exports
     from holdfast.report.waiting import batch_lines
     from holdfast.store.batches import waiting_batches
     from holdfast.store.catalog import summarize_run
@@ -236,6 +239,7 @@ def look_at_run(path: Path) -> RunPicture:
         held_by=held_by,
         batches=tuple(batch_lines(rundir, collected.states if collected else {})),
         collected=tuple(collected.news) if collected else (),
+        exports=tuple(unfinished_exports(rundir)),
     )
 
 
@@ -254,3 +258,4 @@ def _run_lines(run: RunPicture) -> Iterator[str]:
     else:
         yield f"not finished: {run.done:,} of {run.total:,} trials have an output{errors}"
         yield f"Resume with: holdfast resume {run.path}"
+    yield from run.exports

@@ -1,6 +1,7 @@
 """Exports of a run, recorded in its `exports.json`.
 
-The record lets an export that failed be repeated by name, and one that is up to date be skipped.
+The record lets an export that failed be repeated by name, and one that is up to date be skipped. An export that was
+only written to disk, because its service could not be reached, is `offline`: it is never up to date.
 """
 
 from __future__ import annotations
@@ -41,12 +42,16 @@ class Exported(NamedTuple):
     """files, folders or addresses"""
     notes: list[str]
     """what users should know, such as a command to type"""
+    offline: str = ""
+    """why nothing was sent, if the export was only written to disk"""
+    send: str = ""
+    """the command that sends it then"""
 
 
 class ExportEntry(msgspec.Struct, omit_defaults=True, frozen=True):
     """The last export to a destination."""
 
-    state: Literal["done", "failed"]
+    state: Literal["done", "offline", "failed"]
     time: str
     options: dict[str, Any]
     of: str = ""
@@ -55,6 +60,9 @@ class ExportEntry(msgspec.Struct, omit_defaults=True, frozen=True):
     """addresses, and paths relative to the run directory"""
     notes: list[str] = []
     error: str = ""
+    """why the export failed, or why nothing was sent"""
+    send: str = ""
+    """the command that sends an offline export"""
 
 
 class _Version(msgspec.Struct, kw_only=True):
@@ -87,12 +95,36 @@ def export(view: RunView, block: ExportBlock) -> Exported:
             raise
         name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise ExportFailed(f"cannot export to {block.to}: {name}{message}") from error
-    _note(
-        rundir,
-        block.to,
-        ExportEntry("done", _now(), options, _digest(rundir), _relative(rundir, exported.where), exported.notes),
+    places = _relative(rundir, exported.where)
+    state: Literal["done", "offline"] = "offline" if exported.offline else "done"
+    entry = ExportEntry(
+        state, _now(), options, _digest(rundir), places, exported.notes, exported.offline, exported.send
     )
+    _note(rundir, block.to, entry)
     return exported
+
+
+def unfinished_exports(rundir: RunDir) -> list[str]:
+    """Return a sentence for each export that failed, or was only written to disk, with the command to type."""
+    failed = [
+        f"export to {name} failed: {entry.error.partition(chr(10))[0]}. To repeat it: {export_command(rundir, name)}"
+        for name, entry in read_entries(rundir).items()
+        if entry.state == "failed"
+    ]
+    return failed + offline_exports(rundir)
+
+
+def offline_exports(rundir: RunDir) -> list[str]:
+    """Return a sentence for each export that was only written to disk, with the command that sends it."""
+    return [
+        _describe_offline(name, entry.error, entry.send)
+        for name, entry in read_entries(rundir).items()
+        if entry.state == "offline"
+    ]
+
+
+def _describe_offline(name: str, why: str, command: str) -> str:
+    return f"export to {name} is offline, nothing was sent: {why}. To send it: {command}"
 
 
 def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, ExportEntry]) -> bool:
@@ -122,6 +154,8 @@ def describe(name: str, exported: Exported, report: Callable[[str], None]) -> No
         report(f"wrote {place}" if "://" not in place else f"exported to {name}: {place}")
     for note in exported.notes:
         report(note)
+    if exported.offline:
+        report(_describe_offline(name, exported.offline, exported.send))
 
 
 def export_block(view: RunView, name: str, options: Sequence[str] = (), output: Path | None = None) -> ExportBlock:
@@ -136,7 +170,7 @@ def export_block(view: RunView, name: str, options: Sequence[str] = (), output: 
             data |= in_folder(block, spec.folder).model_dump(exclude_unset=True)
     writes_files = issubclass(export_schema(name), FileExport)
     entry = read_entries(view.rundir).get(name)
-    if entry is not None and (entry.state == "failed" or not writes_files):
+    if entry is not None and (entry.state != "done" or not writes_files):
         data |= entry.options
     for text in options:
         apply_override(data, *parse_override(text))

@@ -28,7 +28,7 @@ from holdfast.export.tracking import about, environment, numbers, shown_name, st
 from holdfast.store.durable import make_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     import wandb
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from holdfast.spec.export_schema import WandbExport
 
 _HOME: Final = "https://api.wandb.ai"
+_FOLDER_SETTINGS: Final = Path("wandb") / "settings"
+"""what `wandb init` writes into the working directory"""
 _TABLE: Final = 10_000
 """rows of a table that W&B shows"""
 _PATIENCE: Final = 10.0
@@ -43,67 +45,106 @@ _PATIENCE: Final = 10.0
 
 
 @dataclass(frozen=True)
-class Detected:
+class Login:
     """The W&B settings of this machine, read without a request and without the wandb package."""
 
     api_key: str | None = field(repr=False)
     source: str | None
-    """where the login comes from: an environment variable's name, or a file"""
+    """where the key comes from: an environment variable's name, or a file"""
     base_url: str
+    url_source: str
+    """where the address comes from, likewise; empty for that of the public service"""
+    key_host: str | None
+    """the host that ~/.netrc has the key for, if it has the key"""
     project: str | None
     entity: str | None
 
+    def check(self) -> Login:
+        """Return the login. UsageError if its key would go to a server that it may not be for."""
+        if self.api_key is None:
+            return self
+        if self.key_host is not None and self.key_host != urlsplit(self.base_url).netloc:
+            raise UsageError(
+                f"the W&B API key ({self.source}) is the login for {self.key_host}, and the server is {self.base_url} "
+                f"({self.url_source or 'the default'})",
+                remedy=f"Run `{login_command(self.base_url)}`, or set WANDB_BASE_URL to the server of the key.",
+            )
+        # Whoever wrote the folder would otherwise decide where the key of the environment goes.
+        if self.source == "WANDB_API_KEY" and self.url_source == str(_FOLDER_SETTINGS):
+            raise UsageError(
+                f"{_FOLDER_SETTINGS} in this folder names the W&B server {self.base_url}, and WANDB_API_KEY may be for "
+                "another",
+                remedy=f"If it is for this one, set WANDB_BASE_URL={self.base_url}.",
+            )
+        return self
 
-def detect(environ: Mapping[str, str] = os.environ) -> Detected:
+
+def same_server(first: str, second: str) -> bool:
+    """Return True if two addresses name the same server."""
+    return first.rstrip("/") == second.rstrip("/")
+
+
+def login_command(base_url: str) -> str:
+    """Return the command that logs in to a server."""
+    return "wandb login" if same_server(base_url, _HOME) else shlex.join(["wandb", "login", "--host", base_url])
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Login:
     """Find login, project and entity: in the environment, else where `wandb login` and `wandb init` store them."""
     home = Path(environ.get("HOME") or Path.home())
-    settings = dict(_settings(Path(environ.get("WANDB_CONFIG_DIR") or home / ".config" / "wandb")))
-    base_url = environ.get("WANDB_BASE_URL") or settings.get("base_url") or _HOME
+    settings: dict[str, tuple[str, str]] = {}
+    for file in (Path(environ.get("WANDB_CONFIG_DIR") or home / ".config" / "wandb") / "settings", _FOLDER_SETTINGS):
+        settings |= {name: (value, str(file)) for name, value in _settings(file)}
+    named = settings.get("base_url", (_HOME, ""))
+    base_url, url_source = (environ["WANDB_BASE_URL"], "WANDB_BASE_URL") if environ.get("WANDB_BASE_URL") else named
+    netrc_file = environ.get("NETRC")
+    files = [Path(netrc_file).expanduser()] if netrc_file else [home / ".netrc", home / "_netrc"]
+    logins = [(host, key, str(file)) for file in files for host, key in _netrc_logins(file)]
+    host = urlsplit(base_url).netloc
     api_key, source = environ.get("WANDB_API_KEY"), "WANDB_API_KEY"
     if not api_key:
-        netrc_file = environ.get("NETRC")
-        files = [Path(netrc_file).expanduser()] if netrc_file else [home / ".netrc", home / "_netrc"]
-        api_key, source = _from_netrc(urlsplit(base_url).netloc, files)
-    return Detected(
+        api_key, source = next(((key, file) for each, key, file in logins if each == host), (None, ""))
+    hosts = [each for each, key, _ in logins if key == api_key]
+    return Login(
         api_key=api_key or None,
         source=source if api_key else None,
         base_url=base_url.rstrip("/"),
-        project=environ.get("WANDB_PROJECT") or settings.get("project"),
-        entity=environ.get("WANDB_ENTITY") or settings.get("entity"),
+        url_source=url_source,
+        key_host=host if host in hosts else next(iter(hosts), None),
+        project=environ.get("WANDB_PROJECT") or settings.get("project", (None,))[0],
+        entity=environ.get("WANDB_ENTITY") or settings.get("entity", (None,))[0],
     )
 
 
-def _settings(folder: Path) -> Iterator[tuple[str, str]]:
-    for path in (folder / "settings", Path("wandb") / "settings"):
-        parser = configparser.ConfigParser(interpolation=None)
-        with suppress(configparser.Error, OSError, UnicodeDecodeError):
-            parser.read(path)
-            if parser.has_section("default"):
-                yield from parser.items("default")
+def _settings(file: Path) -> Iterable[tuple[str, str]]:
+    parser = configparser.ConfigParser(interpolation=None)
+    with suppress(configparser.Error, OSError, UnicodeDecodeError):
+        parser.read(file)
+    return parser.items("default") if parser.has_section("default") else ()
 
 
-def _from_netrc(host: str, files: Iterable[Path]) -> tuple[str | None, str]:
-    for path in files:
-        with suppress(OSError, netrc.NetrcParseError):
-            login = netrc.netrc(path).authenticators(host)
-            if login and login[2]:
-                return login[2], str(path)
-    return None, ""
+def _netrc_logins(file: Path) -> list[tuple[str, str]]:
+    """Return the hosts and passwords of a file. An entry for all other hosts is not meant for W&B."""
+    with suppress(OSError, netrc.NetrcParseError):
+        logins = netrc.netrc(file).hosts
+        return [(host, login[2]) for host, login in logins.items() if login[2] and host != "default"]
+    return []
 
 
 def export_wandb(view: RunView, block: WandbExport) -> Exported:
     """Send a run, or write it where it can be sent from."""
+    settings = detect().check()
     try:
         import wandb
     except ImportError:
         raise UsageError("exporting to W&B needs wandb", remedy="pip install wandb") from None
-    settings = detect()
     why_offline, notes = _why_offline(block, settings)
     folder = view.rundir.path.resolve() / "export" / "wandb"
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier export, which this one replaces
     make_directory(folder)
     manifest = view.manifest
     quiet = wandb.Settings(
+        base_url=settings.base_url,
         console="off",
         disable_code=True,
         disable_git=True,
@@ -142,21 +183,21 @@ def export_wandb(view: RunView, block: WandbExport) -> Exported:
         run.finish()
     if not why_offline:
         return Exported([str(run.url)], notes)
-    place = run.settings.sync_dir
-    notes.append(f"{why_offline}: written offline. To send it: {shlex.join(['wandb', 'sync', str(place)])}")
-    return Exported([str(place)], notes)
+    place = str(run.settings.sync_dir)
+    send = f"WANDB_BASE_URL={shlex.quote(settings.base_url)} {shlex.join(['wandb', 'sync', place])}"
+    return Exported([place], notes, why_offline, send)
 
 
-def _why_offline(block: WandbExport, settings: Detected) -> tuple[str | None, list[str]]:
+def _why_offline(block: WandbExport, settings: Login) -> tuple[str | None, list[str]]:
     """Why nothing can be sent, in words; None where it can. And what to tell of the login."""
     mode = block.mode or os.environ.get("WANDB_MODE") or "online"
     if mode == "disabled":
         raise UsageError("W&B is switched off here: WANDB_MODE is disabled", remedy="Unset it, or set it to offline.")
-    notes = [f"Detected W&B login ({settings.source})"] if settings.source else []
+    notes = [f"Detected W&B login ({settings.source}) for {settings.base_url}"] if settings.source else []
     if mode in ("offline", "dryrun"):
         return "W&B is set to offline", notes
     if not settings.source:
-        return "no W&B login (WANDB_API_KEY, or `wandb login`)", notes
+        return f"no W&B login (WANDB_API_KEY, or `{login_command(settings.base_url)}`)", notes
     try:
         urllib.request.urlopen(settings.base_url, timeout=_PATIENCE).close()  # noqa: S310 - the user's own server
     except urllib.error.HTTPError as answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from holdfast.cluster.config.compile import compile_launch
 from holdfast.cluster.config.render import compiled_sections, compiled_yaml
 from holdfast.cluster.config.schema import DeploymentBlock
 from holdfast.cluster.config.servers import server_command
-from holdfast.cluster.config.variables import EnvVar, check_environment, host_value
+from holdfast.cluster.config.variables import EnvVar, check_environment, host_values, wandb_login
 from holdfast.errors import ConfigError, UsageError
 from holdfast.export.wandb import detect
 from holdfast.spec.load import load_eval
@@ -65,6 +66,7 @@ def test_the_older_dialect(folder: Path) -> None:
     assert launch.tasks[0].file.env == {"HF_HOME": "lit:/lustre/hf", "HF_TOKEN": "host:HF_TOKEN"}
     assert launch.shared.export_env == {
         "HF_HOME": "lit:/lustre/hf",
+        "WANDB_BASE_URL": "lit:https://api.wandb.ai",
         "WANDB_API_KEY": "host:WANDB_API_KEY",
         "WANDB_PROJECT": "lit:nano",
         "WANDB_ENTITY": "lit:team",
@@ -724,7 +726,12 @@ def test_variables_of_wandb_take_the_values_of_env_toml(folder: Path) -> None:
     text = OLDER.replace("WANDB_API_KEY: WANDB_API_KEY", names).replace("HF_TOKEN: HF_TOKEN", names)
     write(folder / "config" / "logged.yaml", text)
     launch = launched(folder, "logged", "BIG", environ={"PWD": "/x", "WANDB_PROJECT": "another"})
-    expected = {"WANDB_API_KEY": "host:WANDB_API_KEY", "WANDB_PROJECT": "lit:nano", "WANDB_ENTITY": "lit:team"}
+    expected = {
+        "WANDB_API_KEY": "host:WANDB_API_KEY",
+        "WANDB_BASE_URL": "lit:https://api.wandb.ai",
+        "WANDB_PROJECT": "lit:nano",
+        "WANDB_ENTITY": "lit:team",
+    }
     assert launch.shared.export_env == {"HF_HOME": "lit:/lustre/hf", **expected}
     assert launch.tasks[0].file.env == {"HF_HOME": "lit:/lustre/hf", **expected}
     check_environment(launch.variables, {"WANDB_API_KEY": "k"})
@@ -785,9 +792,95 @@ def test_the_login_is_the_one_that_wandb_keeps(folder: Path) -> None:
     assert detect({"HOME": str(folder), "WANDB_API_KEY": "from-variable"}).api_key == "from-variable"
     assert detect({"HOME": str(folder), "WANDB_BASE_URL": "https://wandb.example.com"}).api_key is None
     assert detect({"NETRC": str(netrc)}).api_key == "from-netrc"
-    assert host_value(EnvVar("WANDB_API_KEY", "host", "WANDB_API_KEY"), {"HOME": str(folder)}) == "from-netrc"
+    key = EnvVar("WANDB_API_KEY", "host", "WANDB_API_KEY")
+    assert host_values([key], {"HOME": str(folder)}) == {"WANDB_API_KEY": "from-netrc"}
     launch = launched(folder, "newer", "BIG")
     check_environment(launch.variables, {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "HOME": str(folder)})
+
+
+COMPANY = "https://wandb.company.example"
+URL = "WANDB_BASE_URL"
+
+
+class TestServerOfWandb:
+    """The address of a W&B server travels with the key of that server, and with no other."""
+
+    @pytest.fixture(autouse=True)
+    def logged_in(self, folder: Path) -> None:
+        """As `wandb login --host` leaves it, on a machine that has a login to the public service too."""
+        write(folder / ".config" / "wandb" / "settings", f"[default]\nbase_url = {COMPANY}\n")
+        entries = (("wandb.company.example", "of-company"), ("api.wandb.ai", "of-public"))
+        text = "".join(f"machine {host}\n  login user\n  password {key}\n" for host, key in entries)
+        write(folder / ".netrc", text).chmod(0o600)
+
+    @staticmethod
+    def launched(folder: Path, *overrides: str, **environ: str) -> tuple[Launch, dict[str, str]]:
+        environ = {"PWD": str(folder), "HOME": str(folder), "HF_TOKEN": "a", "OTHER_TOKEN": "b", **environ}
+        return launched(folder, "newer", "BIG", *overrides, environ=environ), environ
+
+    def test_is_passed_with_the_key_and_shown(self, folder: Path) -> None:
+        launch, environ = self.launched(folder)
+        assert launch.shared.export_env[URL] == f"lit:{COMPANY}"
+        assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-company"
+        (line,) = [line for line in compiled_yaml(launch).splitlines() if COMPANY in line]
+        assert "base_url:" in line and line.endswith(str(folder / ".config" / "wandb" / "settings"))
+        assert URL not in deployment_of(launch).env, "the server does not get the key"
+
+    def test_of_env_toml_comes_before_that_of_the_login(self, folder: Path) -> None:
+        write(folder / "env.toml", PROFILES.replace("[wandb]\n", '[wandb]\nbase_url = "https://api.wandb.ai"\n'))
+        launch, environ = self.launched(folder)
+        assert launch.shared.export_env[URL] == "lit:https://api.wandb.ai"
+        assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-public"
+
+    @pytest.mark.parametrize("part", ["env_vars", "run.env.env_vars", "export.env_vars"])
+    def test_that_the_configuration_names_gets_its_own_key(self, folder: Path, part: str) -> None:
+        launch, environ = self.launched(folder, f"+{part}.{URL}=lit:https://api.wandb.ai")
+        assert launch.shared.export_env[URL] == "lit:https://api.wandb.ai"
+        assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-public"
+
+    def test_is_passed_to_every_part_that_gets_the_key(self, folder: Path) -> None:
+        launch, _ = self.launched(
+            folder, "execution.auto_export=[]", "+evaluation.env_vars.WANDB_API_KEY=host:WANDB_API_KEY"
+        )
+        assert launch.tasks[0].file.env[URL] == f"lit:{COMPANY}"
+        launch, _ = self.launched(folder, "execution.auto_export=[]")
+        assert URL not in launch.tasks[0].file.env
+
+    @pytest.mark.parametrize(
+        ("overrides", "environ", "message"),
+        [
+            ([f"+env_vars.{URL}=lit:https://a.example"], {}, "`wandb login --host https://a.example`"),
+            ([f"+env_vars.{URL}=runtime:{URL}"], {}, f"is for {COMPANY}, and"),
+            (
+                [f"+env_vars.{URL}=lit:https://a.example"],
+                {"WANDB_API_KEY": "k", URL: "https://b.example"},
+                "(WANDB_API_KEY) is for https://b.example, and",
+            ),
+            (
+                [f"+env_vars.{URL}=lit:https://a.example"],
+                {"WANDB_API_KEY": "of-company"},
+                "is the login for wandb.company.example, and the server is https://a.example",
+            ),
+            (
+                [
+                    f"+export.env_vars.{URL}=lit:https://a.example",
+                    "+evaluation.env_vars.WANDB_API_KEY=host:WANDB_API_KEY",
+                ],
+                {},
+                "different W&B servers",
+            ),
+            ([f"+env_vars.{URL}=host:MY_SERVER"], {}, "MY_SERVER is not set here"),
+        ],
+    )
+    def test_gets_no_other_key(self, folder: Path, overrides: list[str], environ: dict[str, str], message: str) -> None:
+        launch, environ = self.launched(folder, *overrides, **environ)
+        with pytest.raises((UsageError, ConfigError), match=re.escape(message)):
+            check_environment(launch.variables, environ)
+
+    def test_named_with_a_key_of_the_environment_gets_that_key(self, folder: Path) -> None:
+        launch, environ = self.launched(folder, f"+env_vars.{URL}=lit:https://a.example", WANDB_API_KEY="k")
+        login = wandb_login(launch.variables, environ)
+        assert (login.api_key, login.base_url) == ("k", "https://a.example")
 
 
 def test_a_missing_project_is_an_error_with_a_profile_and_a_remark_without(folder: Path) -> None:

@@ -190,7 +190,7 @@ def test_the_profile_goes_before_the_configuration(tmp_path: Path) -> None:
     assert tree.get("run", "env", "account") == "acct"
     assert tree.get("run", "env", "host") == "mine"
     assert tree.origin(("run", "env", "host")) == COMMAND_LINE
-    assert tree.get("run", "wandb") == {"entity": "team", "project": "mine"}
+    assert tree.get("run", "wandb") == {"entity": "team", "project": "mine", "base_url": None}
 
 
 @pytest.mark.parametrize("key", PREFERRED)

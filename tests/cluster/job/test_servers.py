@@ -470,6 +470,7 @@ def test_workers_that_cannot_start_are_not_queued_forever(
     task = SimpleNamespace(invocation="0" * 16, workers=3)
     job = SimpleNamespace(place=place, task=task, id="7", kill_requested=False)
     queued_jobs = successor.QueuedJobs(job)  # type: ignore[arg-type]
-    assert all(queued_jobs.ensure() for _ in range(9))
+    assert queued_jobs.ensure() and not queued
+    assert all(queued_jobs.ensure(workers=True) for _ in range(9))
     assert len(queued) == 5
     assert capsys.readouterr().err.count("workers have ended 5 times") == 1

@@ -151,4 +151,4 @@ def test_a_local_profile_needs_few_checks_and_a_login_is_found(slurm: Cluster, t
     checks, stdout = doctor(slurm, tmp_path, 'executor = "local"\n[wandb]\nproject = "p"\n', WANDB_API_KEY="s3cret")
     assert "sbatch" not in checks and checks["files"]["state"] == "ok"
     assert checks["programs of graders"]["said"] == isolation().summary
-    assert checks["W&B"]["said"] == "login found; project p" and "s3cret" not in stdout
+    assert checks["W&B"]["said"] == "login for https://api.wandb.ai found; project p" and "s3cret" not in stdout

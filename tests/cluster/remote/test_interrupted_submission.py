@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.launching import Site
+from tests.support.launching import Site, deployment
 from tests.support.running import holdfast
 
 if TYPE_CHECKING:
@@ -46,22 +46,19 @@ def left_by(site: Site, stderr: str) -> str:
     return named[1]
 
 
-@pytest.mark.parametrize("what", ["the second of two tasks", "the main job, after its workers"])
-def test_a_partial_submission_is_reported_with_the_submitted_jobs(site: Site, what: str) -> None:
-    site.write(None, execution={"sbatch_extra_flags": HELD, "workers": 2 if "workers" in what else 1})
-    if "tasks" in what:
-        two_tasks(site)
+def test_a_partial_submission_is_reported_with_the_submitted_jobs(site: Site) -> None:
+    site.write(None, execution={"sbatch_extra_flags": HELD})
+    two_tasks(site)
     env = site.env(sbatch=TAKES_ONE)
     stderr = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env, check=3).stderr
     assert "QOSMaxSubmitJobPerUserLimit" in stderr and "Slurm was asked for" in stderr
     invocation = left_by(site, stderr)
-    first = f"hf-{invocation}.0.{'main' if 'tasks' in what else 'workers'}"
-    assert f"{first} is job " in stderr
+    assert f"hf-{invocation}.0.main is job " in stderr
 
     env = site.env(sbatch='exec "$REAL" "$@"')
     try:
         rest = holdfast("resume", invocation, cwd=site.folder, env=env).stdout
-        assert re.findall(r"submitted hf-\w+\.(\S+)", rest) == ["1.main-2" if "tasks" in what else "0.main-2"]
+        assert re.findall(r"submitted hf-\w+\.(\S+)", rest) == ["1.main-2"]
     finally:
         holdfast("kill", invocation, cwd=site.folder, env=env)
 
@@ -85,9 +82,14 @@ def test_a_job_that_could_not_be_recorded_is_remembered(site: Site) -> None:
 
 
 def test_a_refused_submission_leaves_nothing_behind(site: Site) -> None:
-    site.write(None, execution={"partition": "nowhere"})
+    # Its workers would be accepted, but only a main job queues them.
+    execution = {"partition": "nowhere", "cpu_partition": "main", "workers": 3}
+    site.write(None, deployment=deployment(site.folder), execution=execution)
     stderr = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=site.env(), check=3).stderr
     assert "Slurm was asked for partition nowhere (nano.yaml:1)" in stderr
     assert "`holdfast doctor lab`" in stderr and "holdfast status" not in stderr
     assert site.registry.all() == []
+    assert str(site.base) not in site.slurm("squeue", "--noheader", "--states=all", "--format=%Z %o"), (
+        "no worker either"
+    )
     assert not list((site.base / "holdfast").glob("*/invocation.json"))

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.invocation import Begin, End
-from holdfast.cluster.remote.ledger import Intent, Ledger
+from holdfast.cluster.remote.ledger import DOUBT_SECONDS, Intent, Ledger
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.status import look
-from tests.support.invocations import Launched, end_all, env_of, launched, public_folder, register, running
+from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import ROOT, holdfast, run_dir, server, start, wait_for, write_eval
 from tests.support.slurm import wait_for_job
 
@@ -176,6 +176,36 @@ def test_an_intent_without_an_answer_is_not_called_failed(slurm: Cluster, invoca
     Ledger(slurm.here, str(invocation.directory)).write(Intent("0" * 16, name, "", time.time(), "elsewhere", 1))
     task = look(Subject(slurm.here, str(invocation.directory))).tasks[0]
     assert task.status == "pending" and "not known" in task.reason and task.jobs[0].id is None
+
+
+def test_a_submission_whose_answer_is_overdue_is_settled(slurm: Cluster, invocation: Launched) -> None:
+    ledger = Ledger(slurm.here, str(invocation.directory))
+    names = [str(JobName(invocation.id, task, "main")) for task in (0, 1)]
+    old = time.time() - DOUBT_SECONDS - 20
+    ledger.write(*(Intent(f"{task}" * 16, name, "", old, "elsewhere", task) for task, name in enumerate(names)))
+    submitted = Slurm(slurm.here).submit(
+        SLEEP, name=names[1], comment="1" * 16, options=["--output=/dev/null", "--hold"]
+    )
+    lost, found = look(Subject(slurm.here, str(invocation.directory))).tasks
+    assert (lost.status, lost.reason) == ("unsubmitted", "no job was submitted")
+    assert found.status == "pending" and [job.id for job in found.jobs] == [submitted]
+    assert not any(job.open for job in ledger.jobs())
+
+
+def test_of_many_jobs_that_are_submitted_at_once_none_is_given_up_early(slurm: Cluster, invocation: Launched) -> None:
+    name, ago = str(JobName(invocation.id, 0, "main")), time.time() - DOUBT_SECONDS - 20
+    intents = [Intent(f"{number:016x}", name, "", ago, "elsewhere", 1) for number in range(9)]
+    Ledger(slurm.here, str(invocation.directory)).write(*intents)
+    assert look(Subject(slurm.here, str(invocation.directory))).tasks[0].status == "pending"
+
+
+def test_workers_without_a_main_job_are_mentioned(slurm: Cluster, invocation: Launched) -> None:
+    invocation.submit("main", script=b"#!/bin/sh\nexit 1\n")
+    invocation.submit("workers", "--array=1-2")
+    wait_for_job(Slurm(slurm.here), str(JobName(invocation.id, 0, "main")), lambda seen: not seen.active)
+    task = look(Subject(slurm.here, str(invocation.directory))).tasks[0]
+    expected = "no main job is left; the last one: failed; 2 worker jobs are left, which end by themselves"
+    assert (task.status, task.reason) == ("interrupted", expected)
 
 
 def test_a_silent_controller_makes_tasks_unknown_never_failed(own_slurm: Cluster, tmp_path: Path) -> None:

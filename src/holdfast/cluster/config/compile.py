@@ -50,7 +50,13 @@ from holdfast.cluster.config.servers import (
     spread_over_gpus,
 )
 from holdfast.cluster.config.tasks import Endpoint, TaskReader
-from holdfast.cluster.config.variables import WANDB_KEY, EnvVar, read_variables
+from holdfast.cluster.config.variables import (
+    WANDB_KEY,
+    EnvVar,
+    add_wandb_server,
+    place_wandb_server,
+    read_variables,
+)
 from holdfast.cluster.config.walltime import margin, walltime_seconds
 from holdfast.errors import Problem
 from holdfast.formats import is_eval
@@ -130,6 +136,7 @@ def compile_launch(
     executor = load_executor(blocks.execution.type)
     blocks = _settle(tree, blocks, executor, findings)
     execution, env = blocks.execution, blocks.run.env
+    place_wandb_server(tree, environ, exports="wandb" in _destinations(execution))
     deployment, auxiliary, server_variables = _read_servers(tree, blocks, executor, findings)
     servers = (*(() if deployment is None else (deployment,)), *auxiliary)
     if not executor.allocates_nodes:
@@ -378,6 +385,7 @@ def _read_scope(tree: Tree, findings: Findings, scope: str, *inner: str) -> dict
     if scope == "evaluation" and isinstance(key, str):
         origin = tree.origin(("target", "api_endpoint", "api_key_name"))
         variables.setdefault(key, EnvVar(key, "host", key, origin))
+    add_wandb_server(tree, variables)
     return variables
 
 
@@ -405,6 +413,7 @@ def _read_exports(
         report = findings.notice if profile is None else findings.wrong
         report(tree, ("export", "wandb") if block.wandb else ("execution", "auto_export"), message)
     variables.setdefault(WANDB_KEY, EnvVar(WANDB_KEY, "host", WANDB_KEY, "results go to W&B"))
+    add_wandb_server(tree, variables)
     for key, value in wandb:
         if value is not None:
             origin = tree.origin(("export" if block.wandb else "run", "wandb", key))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.config.executor import EXECUTORS
 from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
-from holdfast.cluster.config.profiles import Profile, ProfileBlock, display_path, load_wandb
+from holdfast.cluster.config.profiles import Profile, ProfileBlock, WandbBlock, display_path, load_wandb
 from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, leaves, tree_of, walk
 from holdfast.cluster.config.schema import BASE_COMMAND, LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
@@ -479,7 +479,7 @@ def _merge_profile(
     for key, place in places.items():
         if tree.origins.get(("run", "wandb", key)) != COMMAND_LINE:
             tree.put(("run", "wandb", key), getattr(wandb, key), place)
-    for part, names in (("env", ProfileBlock.model_fields), ("wandb", ("project", "entity"))):
+    for part, names in (("env", ProfileBlock.model_fields), ("wandb", WandbBlock.model_fields)):
         block = tree.get("run", part)
         for name in names:
             if isinstance(block, dict) and name not in block and name != "container":

@@ -153,6 +153,8 @@ class WandbBlock(Block):
     """Project on Weights & Biases."""
     entity: str | None = None
     """User or team on Weights & Biases."""
+    base_url: str | None = None
+    """Address of the W&B server, whose API key is passed. Default: that of the W&B login."""
 
 
 @dataclass(frozen=True)

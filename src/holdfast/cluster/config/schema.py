@@ -60,7 +60,7 @@ class RunBlock(Block):
     env: ProfileBlock = ProfileBlock()
     """What the profile says; keys here are overridden by the profile."""
     wandb: WandbBlock = WandbBlock()
-    """Project and entity, from `[wandb]` of `env.toml`."""
+    """Project, entity and server, from `[wandb]` of `env.toml`."""
     model: Annotated[str | None, OTHER_TOOLS] = None
     """No effect: read by other tools."""
     data: Annotated[Any, OTHER_TOOLS] = None

@@ -17,7 +17,7 @@ from holdfast.cluster.config.marks import NO_CONTAINER
 from holdfast.cluster.config.provenance import Tree
 from holdfast.cluster.config.schema import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
 from holdfast.cluster.config.servers import api_root
-from holdfast.cluster.config.variables import EnvVar, check_api_keys, read_variables
+from holdfast.cluster.config.variables import EnvVar, add_wandb_server, check_api_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, UsageError
 from holdfast.formats import find_format, load_any
 from holdfast.formats.providers import find_file, installed_providers, unknown_task
@@ -179,6 +179,7 @@ class TaskReader:
         older = OLDER[1:] if translated else OLDER
         config, values = self._read_config(location, block, older)
         variables = {**self.variables, **read_variables(self.tree, (*location, "env_vars"), self.findings)}
+        add_wandb_server(self.tree, variables)
         if config is None or path is None or document is None:
             return None
         container = None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from holdfast.cluster.config.provenance import Tree
+    from holdfast.export.wandb import Login
     from holdfast.spec.document import Location
     from holdfast.spec.findings import Findings
     from holdfast.spec.load import Eval
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["host", "lit", "runtime"]
 WANDB_KEY = "WANDB_API_KEY"
-WANDB_SETTINGS = {"WANDB_PROJECT": "project", "WANDB_ENTITY": "entity"}
+WANDB_URL = "WANDB_BASE_URL"
+WANDB_SETTINGS = {"WANDB_PROJECT": "project", "WANDB_ENTITY": "entity", WANDB_URL: "base_url"}
 """variables of W&B, and the key of `run.wandb` that each one stands for"""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SHORTEST_SECRET = 16
@@ -105,22 +107,86 @@ def _parse_variable(name: str, value: Any, origin: str, bare: Kind | None) -> En
     return EnvVar(name, kind, text, origin)
 
 
-def host_value(variable: EnvVar, environ: Mapping[str, str]) -> str | None:
-    """Return the value of a `host:` variable here; W&B's API key also from where `wandb login` stores it."""
-    if variable.value in environ:
-        return environ[variable.value]
-    if variable.value != WANDB_KEY:
-        return None
-    from holdfast.export.wandb import detect
+def place_wandb_server(tree: Tree, environ: Mapping[str, str], *, exports: bool) -> None:
+    """Set `run.wandb.base_url`, unless it is given, if the job `exports` to W&B or a part of it gets the API key."""
+    everywhere = (("env_vars",), ("run", "env", "env_vars"))
+    if tree.get("run", "wandb", "base_url") or any(tree.get(*location, WANDB_URL) for location in everywhere):
+        return
+    passed = (WANDB_KEY, f"host:{WANDB_KEY}", f"$host:{WANDB_KEY}")
+    if exports or any(value in passed for mapping in _mappings(tree.data) for value in mapping.values()):
+        from holdfast.export.wandb import detect
 
-    return detect(environ).api_key
+        login = detect(environ).check()
+        tree.put(("run", "wandb", "base_url"), login.base_url, login.url_source or "W&B's default")
+
+
+def add_wandb_server(tree: Tree, variables: dict[str, EnvVar]) -> None:
+    """Add the W&B server to the variables of a part that gets the API key.
+
+    Without it the key would go to the server that the node's settings name, or to the public service.
+    """
+    gets_key = any(variable.kind == "host" and variable.value == WANDB_KEY for variable in variables.values())
+    base_url = tree.get("run", "wandb", "base_url")
+    if gets_key and base_url and WANDB_URL not in variables:
+        variables[WANDB_URL] = EnvVar(WANDB_URL, "lit", base_url, tree.origin(("run", "wandb", "base_url")))
+
+
+def _mappings(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _mappings(inner)
+
+
+def wandb_login(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> Login:
+    """Return the W&B login for the server that the variables name. UsageError if it belongs to another server."""
+    from holdfast.export.wandb import detect, same_server
+
+    servers = {str(variable): variable for variable in variables if variable.name == WANDB_URL}
+    if len(servers) > 1:
+        named = " and ".join(f"{text} ({variable.origin})" for text, variable in servers.items())
+        raise UsageError(
+            f"parts of the job have different W&B servers, and there is one API key: {named}",
+            remedy=f"Write one {WANDB_URL} under env_vars.",
+        )
+    login = detect(environ)
+    if not servers:
+        return login.check()
+    (variable,) = servers.values()
+    url = {"lit": variable.value, "host": environ.get(variable.value)}.get(variable.kind)
+    if url is None and variable.kind == "host":
+        return login  # the variable is not set, which `check_environment` reports
+    # A key in the environment belongs to the server that is named beside it, if any; others are looked up by server.
+    paired = login.source == WANDB_KEY and login.url_source == WANDB_URL
+    if url is None:
+        known = login.source is None or (login.source == WANDB_KEY and not paired)
+    else:
+        known = not paired or same_server(url, login.base_url)
+    if not known:
+        raise UsageError(
+            f"the W&B API key ({login.source}) is for {login.base_url}, and {variable.origin} names another server: "
+            f"{WANDB_URL} is {variable}",
+            remedy=f"Set {WANDB_KEY} and {WANDB_URL} here to the key and the address of one server.",
+        )
+    return login if url is None else detect({**environ, WANDB_URL: url}).check()
+
+
+def host_values(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the values of `host:` variables by name; W&B's API key also from where `wandb login` stores it."""
+    variables = list(variables)
+    values = {variable.value: environ.get(variable.value) for variable in variables if variable.kind == "host"}
+    if WANDB_KEY in values:
+        values[WANDB_KEY] = wandb_login(variables, environ).api_key
+    return values
 
 
 def check_environment(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> None:
     """Raise ConfigError naming every `host:` variable that is not set here."""
-    unset = {(v.name, v.value): v for v in variables if v.kind == "host" and host_value(v, environ) is None}
+    variables = list(variables)
+    values = host_values(variables, environ)
+    unset = {(v.name, v.value): v for v in variables if v.kind == "host" and values[v.value] is None}
     if any(variable.value == WANDB_KEY for variable in unset.values()):
-        raise wandb_login_missing()
+        raise wandb_login_missing(wandb_login(variables, environ).base_url)
     if unset:
         raise ConfigError(
             [Problem(v.origin, f"{v.name} is host:{v.value}, and {v.value} is not set here") for v in unset.values()],
@@ -128,12 +194,15 @@ def check_environment(variables: Iterable[EnvVar], environ: Mapping[str, str]) -
         )
 
 
-def wandb_login_missing() -> UsageError:
+def wandb_login_missing(base_url: str) -> UsageError:
     """Return the error for a missing W&B login."""
+    from holdfast.export.wandb import login_command
+
     return UsageError(
-        "results go to W&B, and no W&B login was found: neither $WANDB_API_KEY nor an entry in ~/.netrc",
-        remedy="Run `wandb login` here, or set WANDB_API_KEY; project and entity belong under [wandb] in env.toml. "
-        "To do without, take `wandb` out of execution.auto_export.",
+        f"results go to W&B, and no W&B login was found for {base_url}: "
+        "neither $WANDB_API_KEY nor an entry in ~/.netrc",
+        remedy=f"Run `{login_command(base_url)}` here, or set WANDB_API_KEY; project and entity belong under [wandb] "
+        "in env.toml. To do without, take `wandb` out of execution.auto_export.",
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.job.context import say
 from holdfast.cluster.remote.executor import job_command
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.cluster.job.context import JobContext
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 def export_run(job: JobContext, prepared: Prepared) -> list[str]:
     """Export a run to the configuration's destinations, and write the copies that eval file and command ask for.
 
-    Returns the failures.
+    Returns the failures, and what was only written to disk.
     """
     failures: list[str | None] = []
+    """of each export, None if it worked"""
     for destination in job.task.export:
         if destination == "local":  # where the run is already
             continue
@@ -30,7 +32,14 @@ def export_run(job: JobContext, prepared: Prepared) -> list[str]:
     if prepared.copies:
         command = [*job_command(job.task, job.place, "copy"), "--run-dir", prepared.run_dir]
         failures.append(_run(job, command, "as the eval file and the command ask for"))
-    return [failure for failure in failures if failure]
+    if not failures:
+        return []
+    from holdfast.export.registry import offline_exports
+
+    offline = offline_exports(RunDir(Path(prepared.run_dir)))
+    for sentence in offline:
+        say(sentence)
+    return [*(failure for failure in failures if failure), *offline]
 
 
 def _settings(destination: str, values: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ continue (a fault, a budget, no progress) the job exits with 0, and state.json h
 
     waiting     the start of the job is recorded, and the successor is queued
     deploying   servers start
-    running     the work is offered to all workers, of which this job is one
+    running     the work is offered to all workers, of which this job is one; worker jobs are queued
     draining    asked to stop: near the time limit, requests in flight finish if they can; those that cannot, and all
                 those at any other stop, are cancelled, and repeated by the next job
     finishing   exports, hooks, report
@@ -17,6 +17,7 @@ no progress.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -263,7 +264,8 @@ class JobRun:
         self._set(phase="running", reason="")
         progress = JobProgress(prepared)
         process = self._begin_work(prepared)
-        updated = queued = time.monotonic()
+        updated = time.monotonic()
+        queued = -math.inf if self._task.workers > 1 else updated  # workers at once, whoever follows in time
         # Workers that began before this job end before it: in a short job, too, new ones must be queued in time.
         queue_seconds = min(_QUEUE_SECONDS, self._task.walltime / 8)
         try:
@@ -276,7 +278,7 @@ class JobRun:
                     self._set(**progress.read())
                 if self._queued is not None and now - queued > queue_seconds:
                     queued = now
-                    self._queued.ensure()
+                    self._queued.ensure(workers=True)
         except (StopRequested, ServerFailed) as stop:
             finish = self._job.finish_seconds if isinstance(stop, StopRequested) else 0.0
             end = time.monotonic() + finish
@@ -432,7 +434,7 @@ class JobRun:
         if continues:
             return CONTINUES
         if self._queued is not None:
-            self._queued.cancel_successor()
+            self._queued.cancel_waiting()
         layout.remove_secrets(self._place)
         return 0
 

@@ -1,4 +1,4 @@
-"""The jobs that a main job queues in Slurm: its successor, before anything else is done, and workers."""
+"""The jobs that a main job queues in Slurm: its successor before anything else, and workers once there is work."""
 
 from __future__ import annotations
 
@@ -58,10 +58,8 @@ class QueuedJobs:
             return None
         return cancelled[0] if cancelled else None
 
-    def ensure(self) -> bool:
-        """Queue a successor, and workers if the task has any, unless they are queued already.
-
-        Returns True if there is a successor.
+    def ensure(self, *, workers: bool = False) -> bool:
+        """Queue a successor, and `workers` if asked to, unless they are queued. Return True if there is a successor.
 
         Jobs that a user cancelled are not replaced: otherwise new ones would appear without end.
         """
@@ -71,7 +69,7 @@ class QueuedJobs:
             self._submitter.reconcile()
             states = self._chain.states()  # one question for all: every running job asks it every minute
             self._successor = self._queued_successor(states)
-            if self._job.task.workers > 1:
+            if workers and self._job.task.workers > 1:
                 self._ensure_workers([state for state in states if is_role(state.name, self._task, "workers")])
         except HoldfastError as error:
             say(f"cannot queue the jobs that follow this one, trying again later: {error}")
@@ -94,10 +92,16 @@ class QueuedJobs:
         if any(state.active for state in states):
             return
         newest = max((int(state.id) for state in states), default=0)
-        if any(state.state == "cancelled" for state in states if int(state.id) == newest):
+        cancelled = any(state.state == "cancelled" for state in states if int(state.id) == newest)
+        if cancelled and newest > self._submitted_by_user():
             self._report_once(f"workers (job {newest}) were cancelled; continuing without them")
         else:
             self._queue_workers()
+
+    def _submitted_by_user(self) -> int:
+        """Return the id of the job that the chain began with. Workers that were cancelled before it do not count."""
+        first = [job.id for job in self._chain.known("main") if job.intent.after is None and job.id is not None]
+        return max(map(int, first), default=0)
 
     def _report_once(self, message: str) -> None:
         if message not in self._reported:
@@ -112,11 +116,16 @@ class QueuedJobs:
             say(f"workers have ended {_ARRAYS} times; this job continues without new ones, see their logs")
         self._arrays += 1
 
-    def cancel_successor(self) -> None:
-        """Cancel the successor. Where that fails, Slurm removes the successor once this job has succeeded."""
+    def cancel_waiting(self) -> None:
+        """Cancel the successor and workers that have not begun. Otherwise they end as soon as they begin."""
         try:
-            for state in self._chain.live("main"):
-                if state.id != self._job.id:
-                    self._chain.cancel(state)
+            states = [state for state in self._chain.states() if state.active and state.id != self._job.id]
+            waiting = [
+                state
+                for state in states
+                if is_role(state.name, self._task, "main") or state.state in ("pending", "requeued")
+            ]
+            if waiting:
+                self._submitter.slurm.cancel(ids={state.handle: state.name for state in waiting})
         except HoldfastError as error:
-            say(f"the successor could not be cancelled; it will not begin: {error}")
+            say(f"jobs that wait could not be cancelled; they will do nothing: {error}")

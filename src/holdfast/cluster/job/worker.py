@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
     from holdfast.cluster.job.context import JobContext
 
 _ASK_SECONDS: Final = 60.0
-"""how often Slurm is asked whether there is a main job"""
+"""how often Slurm is asked whether a main job runs"""
 _RESTARTS: Final = 5
 """how often a worker process that died is started again"""
 _PAUSE_SECONDS: Final = 5.0
 _FINISH_SECONDS: Final = 60.0
 """how long requests in flight may take when the main job withdraws its server, which may answer a while longer"""
-_ALONE_SECONDS: Final = 150.0
-"""how long there may be no main job before none is expected"""
+_ALONE_SECONDS: Final = 180.0
+"""how long a worker waits for the next main job: Slurm starts a requeued one after two minutes"""
 
 
 def run_worker(job: JobContext) -> int:
@@ -39,21 +40,26 @@ def run_worker(job: JobContext) -> int:
     if job.executor.queues_successors and ledger.is_disowned(os.environ.get(INTENT, "")):
         say("another process has taken over this submission; nothing to do")
         return 0
-    run_hook(job, job.task.pre_cmd, "pre_cmd")
     main_job = _MainJob(job, ledger)
-    last_serial = restarts = refusals = 0
+    last_serial = newest_serial = restarts = refusals = 0
+    prepared = False
     while True:
         if reason := _why_over(job, main_job):
             say(f"exiting: {reason}")
             return 0
+        if not prepared:
+            run_hook(job, job.task.pre_cmd, "pre_cmd")
+            prepared = True
         endpoint = read_endpoint(job)
         if endpoint is None or endpoint.serial <= last_serial:
             _rest(job, FILES_SECONDS)
             continue
-        main_job.note_alive()
         last_serial = endpoint.serial
         code, ended = _work(job, endpoint, main_job)
         say(f"worked on {endpoint.run_dir}: exit code {code}")
+        if last_serial > newest_serial:  # else the offer may be that of a job that was killed long ago
+            newest_serial = last_serial
+            main_job.note_seen()
         refusals = refusals + 1 if ended.away else 0
         if refusals:  # for a while, or only from here: the main job offers other work if all have to pause
             last_serial = 0
@@ -120,28 +126,32 @@ def _why_over(job: JobContext, main_job: _MainJob) -> str | None:
     state = layout.read_state(Here(pauses=()), job.place)
     if state.phase in layout.OVER:
         return f"the run is {state.phase}"
-    return "the main job is gone" if main_job.is_gone() else None
+    return "no main job runs; the next one queues workers" if main_job.is_gone() else None
 
 
 class _MainJob:
-    """Tells whether a main job exists, or may come."""
+    """Tells whether a main job runs, or ran a moment ago."""
 
     def __init__(self, job: JobContext, ledger: Ledger) -> None:
         self._job = job
         self._ledger = ledger
         self._parent = os.getppid()
-        self._asked = self._alive = time.monotonic()
+        self._asked = self._seen = -math.inf
 
-    def note_alive(self) -> None:
-        """Record a sign of life."""
-        self._alive = time.monotonic()
+    def note_seen(self) -> None:
+        """Record that a main job was there until now."""
+        self._seen = time.monotonic()
 
     def has_died(self) -> bool:
         """Return True if the main job was the parent of this process and is dead, so that none follows by itself."""
         return not self._job.executor.queues_successors and os.getppid() != self._parent
 
     def is_gone(self) -> bool:
-        """Return True if there has been no main job for so long that none will come."""
+        """Return True if no main job runs, and none has been seen for a while.
+
+        One that only waits may do so for hours, and this worker may hold the very node that it waits for. A worker that
+        has never seen one leaves at once.
+        """
         if not self._job.executor.queues_successors:
             return self.has_died()
         now = time.monotonic()
@@ -149,9 +159,9 @@ class _MainJob:
             self._asked = now
             try:
                 active = active_main_jobs(self._job.executor, self._ledger, self._job.task.invocation)
-                if self._job.place.number in active:
-                    self._alive = now
+                if any(state.state in ("running", "unknown") for state in active.get(self._job.place.number, ())):
+                    self._seen = now
             except HoldfastError as error:
                 say(f"cannot ask for the main job: {error}")
-                self._alive = now
-        return now - self._alive > _ALONE_SECONDS
+                self._seen = now
+        return now - self._seen > _ALONE_SECONDS

@@ -4,7 +4,8 @@ A successor depends on its predecessor failing (`afternotok`): by its time limit
 killed. If the predecessor succeeds, Slurm itself removes the successor. A predecessor that was cancelled (`scancel`)
 counts as failed for Slurm, but means stop: the successor checks for it before it does anything.
 
-Workers are an array: `workers`, `workers-2`, …
+Workers are an array: `workers`, `workers-2`, … Only a main job that has work for them queues them. Workers beside a
+main job that waits, was refused or was cancelled would hold nodes for nothing.
 """
 
 from __future__ import annotations
@@ -77,12 +78,6 @@ class Chain:
             states = [state for state in accounted if state.id == job.id]
         return any(state.state == "cancelled" for state in states)
 
-    def cancel(self, job: JobState | Job) -> None:
-        """Cancel a job."""
-        name = job.intent.name if hasattr(job, "intent") else job.name
-        if job.id is not None:
-            self.submitter.slurm.cancel(ids={job.id: name})
-
 
 def is_role(name: str, task: int, role: str) -> bool:
     """Return True for the name of a job of this task and role; it may be a later one, such as `main-2`."""
@@ -111,23 +106,18 @@ class SlurmExecutor(Executor):
         return self.start_all(ledger, [(task, place)])
 
     def start_all(self, ledger: Ledger, tasks: Sequence[tuple[TaskFile, TaskFolder]]) -> list[Job]:
-        """Queue the workers of each task, then its main job, which would queue workers if it found none."""
+        """Queue the main job of each task."""
         if not tasks:
             return []
-        slurm, known = Slurm(ledger.transport), ledger.jobs()
-        states = slurm.jobs(invocation=tasks[0][0].invocation)
-        _, files = ledger.transport.read_tree(ledger.directory, ("job.sh", "worker.sh"))
+        known = ledger.jobs()
+        _, files = ledger.transport.read_tree(ledger.directory, ("job.sh",))
         scripts = []
         for task, place in tasks:
-            live = [state for state in states if state.active and is_role(state.name, place.number, "workers")]
-            for role, path in (("workers", place.worker_script), ("main", place.script)):
-                if role == "workers" and (task.workers == 1 or live):
-                    continue
-                text = files[str(PurePosixPath(path).relative_to(place.invocation))]
-                earlier = sum(is_role(job.intent.name, place.number, role) for job in known)
-                name = _numbered(task.invocation, place.number, role, earlier + 1)
-                scripts.append(JobScript(name, path, text, comment_of(text)))
-        return Submitter(slurm, ledger).submit_all(scripts)
+            text = files[str(PurePosixPath(place.script).relative_to(place.invocation))]
+            earlier = sum(is_role(job.intent.name, place.number, "main") for job in known)
+            name = _numbered(task.invocation, place.number, "main", earlier + 1)
+            scripts.append(JobScript(name, place.script, text, comment_of(text)))
+        return Submitter(Slurm(ledger.transport), ledger).submit_all(scripts)
 
     def states(
         self, transport: Transport, invocation: str, jobs: Sequence[Job], *, mine: bool = True, history: bool = False

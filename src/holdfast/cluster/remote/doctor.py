@@ -364,11 +364,12 @@ def _wandb(profile: Profile, environ: Mapping[str, str]) -> DoctorCheck:
     message = f"project {project}" if project else "no [wandb] project in env.toml"
     from holdfast.export.wandb import detect
 
-    if detect(environ).api_key is None:
+    login = detect(environ)
+    if login.api_key is None:
         return skipped(
             "W&B", f"no login found; {message}", "If results go to W&B: run `wandb login`, or set WANDB_API_KEY."
         )
-    return ok("W&B", f"login found; {message}")
+    return ok("W&B", f"login for {login.base_url} found; {message}")
 
 
 def _await(slurm: Slurm, name: str, begun: float) -> JobState | None:

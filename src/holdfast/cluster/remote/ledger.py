@@ -18,12 +18,13 @@ import os
 import re
 import secrets
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from holdfast.canonical import digest_bytes
-from holdfast.cluster.remote.slurm import Submission
+from holdfast.cluster.remote.slurm import SUBMIT_SECONDS, Submission
 from holdfast.errors import ClusterError
 from holdfast.store.lines import is_sound, seal
 from holdfast.store.processes import is_running, start_token
@@ -277,8 +278,7 @@ class Submitter:
     def reconcile(self, *, doubt: float = DOUBT_SECONDS) -> Reconciled:
         """Find out what became of every intent that has no answer.
 
-        A job of its name and comment is adopted. Without such a job the intent is disowned, unless its process may
-        still submit it: a process that has died on this machine cannot, others can for `doubt` seconds.
+        A job of its name and comment is adopted. Without such a job the intent is disowned if it is `overdue`.
         """
         jobs = self.ledger.jobs()
         waiting = [job for job in jobs if job.open]
@@ -286,15 +286,16 @@ class Submitter:
         adopted = self._adopt(waiting, others)
         intents = {job.intent.intent for job in adopted}
         missing = [job for job in waiting if job.intent.intent not in intents]
-        disowned = [job for job in missing if not _may_submit(job.intent, doubt)]
+        late = overdue(jobs, doubt)
+        disowned = [job for job in missing if job in late]
         doubtful = [job for job in missing if job not in disowned]
         if disowned:
             now = time.time()
             self.ledger.write(*(Disowned(job.intent.intent, now, NOT_FOUND) for job in disowned))
             # Look again after writing. A submitter writes, then looks, so at least one of the two sees the other.
-            late = self._adopt(disowned, others)
-            adopted += late
-            intents = {job.intent.intent for job in late}
+            appeared = self._adopt(disowned, others)
+            adopted += appeared
+            intents = {job.intent.intent for job in appeared}
         return Reconciled(
             adopted,
             [msgspec.structs.replace(job, disowned=NOT_FOUND) for job in disowned if job.intent.intent not in intents],
@@ -328,6 +329,20 @@ def _new_intent(name: str, script: bytes, after: str | None) -> Intent:
         after=after,
         start=start_token(os.getpid()),
     )
+
+
+def overdue(jobs: Sequence[Job], doubt: float = DOUBT_SECONDS) -> list[Job]:
+    """Return the intents without an answer, of all `jobs` of an invocation, whose processes can no longer submit them.
+
+    A process that has died on this machine cannot; any other has `doubt` seconds, and more if it submits many jobs.
+    """
+    together = Counter((job.intent.host, job.intent.pid) for job in jobs)
+    return [
+        job
+        for job in jobs
+        if job.open
+        and not _may_submit(job.intent, doubt + SUBMIT_SECONDS * (together[job.intent.host, job.intent.pid] - 1))
+    ]
 
 
 def _may_submit(intent: Intent, doubt: float) -> bool:

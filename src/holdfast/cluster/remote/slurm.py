@@ -202,6 +202,8 @@ class Submission(NamedTuple):
         ]
 
 
+SUBMIT_SECONDS: Final = 10.0
+"""how long sbatch may take for each of several jobs"""
 _NEXT: Final = "=== next job ==="
 _SEPARATOR: Final = "\x1f"
 _FIELDS: Final = ("%F", "%K", "%j", "%k", "%u", "%T", "%r", "%N", "%P", "%V", "%S", "%M")
@@ -260,7 +262,7 @@ class Slurm:
         ids: list[str] = []
         try:
             completed = self.transport.run(
-                ["sh"], input="".join(lines).encode(), timeout=TIMEOUT + 10 * len(lines), once=True
+                ["sh"], input="".join(lines).encode(), timeout=TIMEOUT + SUBMIT_SECONDS * len(lines), once=True
             )
             outputs = completed.text.split(f"{_NEXT}\n")[1:]
             ids.extend(map(self._read_id, outputs if completed.code == 0 else outputs[:-1]))

@@ -20,7 +20,7 @@ import msgspec
 import holdfast
 from holdfast.cluster.config.launch import TaskFile
 from holdfast.cluster.config.provenance import DEFAULT
-from holdfast.cluster.config.variables import check_environment, host_value
+from holdfast.cluster.config.variables import check_environment, host_values
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.bundle import collect, copies_in, send_bundles
 from holdfast.cluster.remote.executor import find_executor, select_main_jobs
@@ -288,8 +288,7 @@ def _find_image(
 
 def _secrets(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     """Return values by the names that the variables have here: two parts may give one name to different values."""
-    values = {variable.value: host_value(variable, environ) for variable in launch.variables if variable.kind == "host"}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in host_values(launch.variables, environ).items() if value is not None}
 
 
 def _send_tasks(

@@ -263,10 +263,10 @@ class _FollowedTask:
         self._reason = reason or self._reason
 
     def give_up(self, transport: Transport) -> None:
-        """Report that no job is left, with the last output of the batch script: Python may never have started."""
+        """Report that no main job is left, with the last output of the batch script: Python may never have started."""
         logs = Logs(transport, [self.place.logs], "slurm-*.log")
         logs.skip_earlier_starts()
         for line in [*logs.read(), *logs.end()][-_LAST_LINES:]:
             self.write(f"| {line.text}")
-        self.write(f"no job of it is left; `holdfast resume {self._invocation}` continues it")
+        self.write(f"no main job of it is left; `holdfast resume {self._invocation}` continues it")
         self.over = True

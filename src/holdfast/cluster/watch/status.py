@@ -1,4 +1,7 @@
-"""Report the status of an invocation, from its files and its executor. Nothing is written.
+"""Report the status of an invocation, from its files and its executor.
+
+Nothing is written, except what became of a submission whose answer is overdue: otherwise nobody would ask before the
+next `resume`.
 
 `state.json` is what the main job saw last; the executor knows which jobs there are. A task is `interrupted` only if the
 executor was asked and has no job for it, and `unknown` if it could not be asked. No task is called failed because a
@@ -17,7 +20,7 @@ from msgspec.structs import replace
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import find_executor
 from holdfast.cluster.remote.invocation import End, InvocationFile, StartRecord, State, TaskFolder
-from holdfast.cluster.remote.ledger import NOT_FOUND, jobs_in
+from holdfast.cluster.remote.ledger import NOT_FOUND, Ledger, jobs_in, overdue
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import ACTIVE, JobName
 from holdfast.cluster.watch.find import subject_from
@@ -168,6 +171,9 @@ def look(subject: Subject, registry: InvocationRegistry | None = None) -> Pictur
     unreachable = None
     states: list[JobState] | None = None
     try:
+        if files.mine and overdue(files.jobs):
+            find_executor(files.invocation.executor).settle(Ledger(subject.transport, subject.directory))
+            files = read_files(subject.transport, subject.directory)
         states = jobs_of(subject.transport, files)
     except (Unreachable, ClusterError) as error:
         unreachable = error.message
@@ -317,7 +323,7 @@ def _status(
         return "stopped", "stopped by `holdfast kill`"
     if not jobs:
         return "unsubmitted", _why_unsubmitted(files, number)
-    return "interrupted", _why_interrupted(files, number, main)
+    return "interrupted", _why_interrupted(files, number, jobs)
 
 
 def _why_unsubmitted(files: Files, number: int) -> str:
@@ -327,13 +333,16 @@ def _why_unsubmitted(files: Files, number: int) -> str:
     return f"Slurm refused it: {refused[-1]}" if refused else "no job was submitted"
 
 
-def _why_interrupted(files: Files, number: int, main: Sequence[JobPicture]) -> str:
-    """Return why no job is left, as far as this is known."""
+def _why_interrupted(files: Files, number: int, jobs: Sequence[JobPicture]) -> str:
+    """Return why no main job is left, if this is known, and how many workers have not noticed it yet."""
     last = files.starts[number][-1] if files.starts[number] else None
+    states = [job.state.replace("_", " ") for job in jobs if job.role.startswith("main") and job.state != "gone"]
+    workers = sum(job.active for job in jobs)
     if isinstance(last, End):
-        return f"the last job ended: {last.why}"
-    words = [job.state.replace("_", " ") for job in main if job.state != "gone"]
-    return f"no job is left; the last one: {words[-1]}" if words else "no job is left"
+        reason = f"the last main job ended: {last.why}"
+    else:
+        reason = f"no {'main ' if workers else ''}job is left" + (f"; the last one: {states[-1]}" if states else "")
+    return f"{reason}; {workers} worker jobs are left, which end by themselves" if workers else reason
 
 
 class _Cache:
