@@ -47,7 +47,7 @@ PATIENCE: Final = 10.0
 MARK: Final = "HOLDFAST_BENCH_KILLS"
 """the environment variable that all processes of an eval have"""
 
-AGENT: Final = '''
+AGENT: Final = """
 import http.client, json, os, subprocess, sys, urllib.parse
 url = urllib.parse.urlparse(os.environ["OPENAI_BASE_URL"])
 notes = os.environ["HOLDFAST_WORKSPACE"] + "/notes.txt"
@@ -70,7 +70,7 @@ subprocess.Popen(["sh", "-c", late], start_new_session=True, stdin=subprocess.DE
 answer = ask(prompt + " second")
 build(answer.split()[-1])
 print(" ".join(open(notes).read().split()))
-'''
+"""
 
 SHOP: Final = '''
 import os, time
@@ -250,7 +250,6 @@ class Case:
             return json.load(response)
 
 
-
 class Lane:
     """Kills one eval until there were enough kills."""
 
@@ -258,6 +257,8 @@ class Lane:
         self._case = case
         self._chance = random.Random(seed)  # noqa: S311 - chooses moments
         self._kills = kills
+        self._settlement: tuple[str, ...] = ()
+        """the command that settles what stopped as uncertain, instead of the eval's own"""
         self.counts = Counts()
 
     def work(self) -> Counts:
@@ -291,7 +292,8 @@ class Lane:
         case, counts = self._case, self.counts
         before: Counter[bytes] = Counter()
         while True:
-            process = case.start()
+            process = case.start(*self._settlement)
+            self._settlement = ()
             # A fifth of the kills hit the start; the others are spread over a whole run.
             wait = self._chance.uniform(0, 0.4 if self._chance.random() < 0.2 else seconds)
             try:
@@ -321,8 +323,25 @@ class Lane:
             os.kill(process, signal.SIGKILL)
 
     def _settle(self) -> bool:
-        """Settle the trials that stopped as uncertain; return False if there were none."""
-        return False
+        """Settle the trials that stopped as uncertain; return False if there were none.
+
+        An order that is in the ledger has happened. Each is settled by a command that continues the run, and may be
+        killed like any other.
+        """
+        case = self._case
+        last: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for line in case.lines():  # in the order in which they were written
+            if (step := json.loads(line)).get("kind") in ("intent", "tool", "settle"):
+                last[step["sample"], step["turn"], step["request"], step["nth"]] = step
+        cut_off = [step for step in last.values() if step["kind"] == "intent"]
+        settlements = []
+        for step in cut_off:
+            item = step["response"]["arguments"]["item"]
+            decision = f'happened:"ordered {item}"' if case.orders()[item] else "again"
+            settlements += ["--settle", f"{step['sample']}/{step['trial']}={decision}"]
+        self.counts.settled += len(cut_off)
+        self._settlement = ("resume", str(case.run), *settlements) if cut_off else ()
+        return bool(cut_off)
 
 
 @contextmanager
@@ -357,7 +376,9 @@ def main() -> None:
             kind = kinds[number % len(kinds)]
             base_url = stack.enter_context(serving(*(["tool_calls=2"] if kind == "tools" else [])))
             case = Case(kind, root.resolve() / f"{kind}-{number}", base_url)
-            lanes.append((kind, Lane(case, f"{options.seed} {number}", -(-options.kills // max(options.lanes, len(kinds))))))
+            lanes.append(
+                (kind, Lane(case, f"{options.seed} {number}", -(-options.kills // max(options.lanes, len(kinds)))))
+            )
         with ThreadPoolExecutor(len(lanes)) as pool:
             results = [(kind, pool.submit(lane.work)) for kind, lane in lanes]
         totals: dict[str, Counts] = {}
