@@ -21,10 +21,11 @@ from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.named_inputs import misnamed_parts
 from holdfast.spec.overrides import apply_override
-from holdfast.spec.schema import EvalFields
+from holdfast.spec.schema import EvalFields, is_embedded
 from holdfast.spec.selection import Selection
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import PatternTemplate, Template, TemplateSyntaxError, expression, texts
+from holdfast.spec.trial_limits import is_agent, limit_problems
 from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block
 
@@ -404,7 +405,8 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         for place, grader in built.placed_graders()
         if grader.needs_workspace and built.workspace is None
     )
-    problems.extend(Problem(document.where(place), message) for place, message in likelihood_problems(built))
+    for place, message in (*likelihood_problems(built), *limit_problems(built)):
+        problems.append(Problem(document.where(place), message))
     for each in built.templates():
         try:
             each.compile()
@@ -417,7 +419,8 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
             problems.append(Problem(document.where(place), f"not a valid expression: {error.message}"))
     if problems:
         raise ConfigError(problems)
-    limits = built.limits.for_models(built.models())
+    timeless = is_agent(built) or any(map(is_embedded, built.models()))
+    limits = built.limits.with_time() if timeless else built.limits
     more = [*vacuous_checks(built), *([] if top.gate is None else top.gate.idle_settings())]
     return msgspec.structs.replace(built, limits=limits, notices=(*notices, *more))
 

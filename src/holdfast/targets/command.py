@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.errors import AttemptError, Fault
+from holdfast.errors import AttemptError, Fault, ProgramExited
 from holdfast.spec.code_target_schema import CommandTarget
 from holdfast.spec.fingerprint import check_program, command_files, is_file
 from holdfast.spec.template import RENDER_ERRORS, expression, template
@@ -109,6 +109,8 @@ class Command(Target):
             "HOLDFAST_SAMPLE": for_environment(turn.sample.id),
             "HOLDFAST_TURN": str(turn.number),
         }
+        if turn.deadline is not None:
+            environment["HOLDFAST_DEADLINE"] = str(int(turn.deadline))
         if calls.workspace is not None:
             environment["HOLDFAST_WORKSPACE"] = str(calls.workspace)
             if folders := [str(calls.workspace / folder) for folder in self.block.path]:
@@ -190,6 +192,8 @@ class Command(Target):
             assert process.stdout is not None and process.stderr is not None
             await asyncio.gather(_read(process.stdout, out), _read(process.stderr, err), process.wait())
         except asyncio.CancelledError as cancelled:
+            if turn.calls is not None:
+                turn.calls.text_so_far = _answer(out)
             if end := _end(out, err):
                 cancelled.add_note(f"{arguments[0]} had printed: {end}")  # for the message of a time-out
             raise
@@ -197,8 +201,24 @@ class Command(Target):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all processes that it started
         if process.returncode != 0:
-            raise AttemptError("agent", f"{arguments[0]} ended with {process.returncode}: {_end(out, err)}")
-        return Reply(text=out.decode("utf-8", "replace").strip("\n"))
+            assert process.returncode is not None
+            message = f"{arguments[0]} ended with {process.returncode}: {_end(out, err)}"
+            if ended_by_itself(process.returncode):
+                raise ProgramExited(message, process.returncode, _answer(out))
+            raise AttemptError("agent", message)
+        return Reply(text=_answer(out))
+
+
+def ended_by_itself(code: int) -> bool:
+    """Return True for an exit code that a program chose, False for one that says it was killed, or never started.
+
+    A negative code is a signal. Shells say 128 + N after signal N, and 126 or 127 if they could not start a program.
+    """
+    return 0 < code <= 125 or code == 128 or code > 192
+
+
+def _answer(out: bytearray) -> str:
+    return out.decode("utf-8", "replace").strip("\n")
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
