@@ -226,7 +226,6 @@ class Replay:
             self.again.remember((self._unused[key] for key in inside), response, before)
         for key in inside:
             del self._unused[key]
-        self.usage_before += msgspec.convert(response["usage"], Usage)
 
     async def record_intent(self, key: Key, tool: str) -> None:
         """Record that a call is about to be made that must never be made twice."""

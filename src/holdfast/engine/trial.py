@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.canonical import digest, digest_bytes
@@ -36,8 +36,6 @@ from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
-
-    from msgspec import UnsetType
 
     from holdfast.conversation.script import Prompts
     from holdfast.data.messages import Attachment
@@ -249,6 +247,7 @@ class Trial:
                 await replay.end_call(call, response, answer.uncounted_usage)
             replay.end_turn(turn.number, response)
             reply = msgspec.convert(response, Reply)
+            replay.usage_before += reply.usage
         else:
             reply = (await self._ask_live(replay, turn)).reply
         if replay.workspace is not None:
@@ -268,7 +267,6 @@ class Trial:
 
     async def _attempt(self, replay: Replay, turn: Turn) -> _Answer:
         """Ask the target once. The calls it makes meanwhile are recorded, and their usage is counted one by one."""
-        assert self._shared.target is not None
         calls = replay.begin_attempt(turn.number)
         workspace = replay.workspace
         try:
@@ -284,17 +282,19 @@ class Trial:
                 exited = error
                 reply = Reply(text=error.output, stop=f"{EXIT}{error.code}", stop_detail=error.message)
             calls.raise_outage()
-            files = None if workspace is None else await asyncio.to_thread(workspace.keep)
-            partial = UNSET if workspace is None else workspace.partial
-            began = UNSET if workspace is None else workspace.now
-            if exited is not None and not reply.text.strip() and calls.usage is None and files in (None, began):
+            if workspace is not None:
+                files = await asyncio.to_thread(workspace.keep)
+                reply = replace(reply, files=files, files_partial=workspace.partial)
+            if exited is not None and not (
+                reply.text.strip() or calls.usage or (workspace is not None and workspace.changed)
+            ):
                 raise exited  # it has not begun to work: it is called or installed wrongly
         finally:
             calls.end()
         uncounted = reply.usage if calls.usage is None else NO_USAGE
-        usage = calls.usage or reply.usage
-        self._check_counted(usage)
-        return _Answer(replace(calls.with_calls(reply), usage=usage, files=files, files_partial=partial), uncounted)
+        reply = replace(calls.with_calls(reply), usage=calls.usage or reply.usage)
+        self._check_enforced(reply)
+        return _Answer(reply, uncounted)
 
     async def _reply(self, replay: Replay, calls: RecordedCalls, turn: Turn) -> Reply:
         """Ask the target, within the limits of the trial. At a limit that scores, return what is there."""
@@ -331,15 +331,21 @@ class Trial:
             shared.note_once(f"a time limit that the eval does not set has ended a trial: {detail}")
         return replace(reply, stop=stop, stop_detail="; ".join([detail, *notes]))
 
-    def _check_counted(self, usage: Usage) -> None:
-        """Say once which limits of the trial cannot be enforced, because the target does not tell what it uses."""
-        limits, noun = self._shared.limits, "the target makes no model calls that are seen, or does not report"
+    def _check_enforced(self, reply: Reply) -> None:
+        """Say once which limits could not be enforced, or left something out."""
+        limits, usage, note_once = self._shared.limits, reply.usage, self._shared.note_once
+        unseen = "cannot be enforced: the target makes no model calls that are seen, or they do not report their"
         if limits.tokens is not None and usage.tokens is None:
-            self._shared.note_once(f"limits.trial.tokens cannot be enforced: {noun} their tokens")
+            note_once(f"limits.trial.tokens {unseen} tokens")
         if limits.cost is not None and usage.cost is None:
-            self._shared.note_once(f"limits.trial.cost cannot be enforced: {noun} their cost")
+            note_once(f"limits.trial.cost {unseen} cost")
         if limits.calls is not None and not usage.requests:
-            self._shared.note_once(f"limits.trial.calls cannot be enforced: {noun} them")
+            note_once("limits.trial.calls cannot be enforced: the target makes no model calls that are seen")
+        if not isinstance(reply.files_partial, UnsetType):
+            note_once(
+                "a workspace is larger than workspace.max_size: its largest files are not kept, and graders do not see "
+                "them; the output names them as files_partial"
+            )
 
     async def _ask_simulated_user(self, conversation: Conversation) -> str | None:
         """Return the simulated user's next message, which is on record before it is used; None: it stops."""

@@ -78,6 +78,11 @@ class Workspace:
         """What the files that were saved last lack, because the folder is too large."""
         return UNSET if self._snapshots.partial is None else self._snapshots.partial
 
+    @property
+    def changed(self) -> bool:
+        """True if the files that were saved last are not those with which the current turn started."""
+        return self.last | self._ignored_start != self.now | self._ignored_start
+
     def ended(self, files: Files | None) -> None:
         """End a turn. The next turn, or another attempt at this one, starts with these files."""
         self.now = files or {}
