@@ -81,7 +81,11 @@ class TestFacts:
         [
             (Spent(tokens=800, cost=0.0053), "total $0.0066, of which this run paid $0.0053; the rest was reused"),
             (Spent(), "total $0.0066, of which this run paid $0.00; the rest was reused"),
-            (Spent(cost=0.0071), "total $0.0066, of which this run paid $0.0071, attempts that failed included"),
+            (
+                Spent(cost=0.0071),
+                "this run paid $0.0071, more than the $0.0066 of its outputs and grades: "
+                + "calls that failed or were repeated are paid for, too",
+            ),
             (Spent(cost=0.0053, unpriced=3), "this run paid at least $0.0053: what 3 of its requests cost is unknown"),
         ],
     )
