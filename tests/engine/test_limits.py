@@ -166,7 +166,11 @@ def test_agents_have_time_and_the_machine_to_themselves(lab: Lab) -> None:
     assert grading_time(spec) == (120, 600)  # judges are no agents
     limits = trial_limits(spec)
     assert (limits.on_limit, limits.on_exit, limits.turn_time) == ("score", "score", 3600)
-    del lab.spec["workspace"]
+    lab.spec["limits"]["trial"] = {"time": "3h"}
+    lab.write()
+    limits = trial_limits(load_eval(lab.eval_file))
+    assert (limits.turn_time, limits.time) == (3 * 3600, 3 * 3600)  # no default cuts it short
+    del lab.spec["workspace"], lab.spec["limits"]["trial"]
     lab.spec["graders"] = [{"type": "exact", "name": "x", "expected": "x"}]
     lab.write()
     spec = load_eval(lab.eval_file)

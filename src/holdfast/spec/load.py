@@ -21,11 +21,11 @@ from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.named_inputs import misnamed_parts
 from holdfast.spec.overrides import apply_override
-from holdfast.spec.schema import EvalFields, is_embedded
+from holdfast.spec.schema import EvalFields
 from holdfast.spec.selection import Selection
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import PatternTemplate, Template, TemplateSyntaxError, expression, texts
-from holdfast.spec.trial_limits import is_agent, limit_problems
+from holdfast.spec.trial_limits import limit_problems, with_defaults
 from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block
 
@@ -419,8 +419,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
             problems.append(Problem(document.where(place), f"not a valid expression: {error.message}"))
     if problems:
         raise ConfigError(problems)
-    timeless = is_agent(built) or any(map(is_embedded, built.models()))
-    limits = built.limits.with_time() if timeless else built.limits
+    limits = with_defaults(built.limits, built)
     more = [*vacuous_checks(built), *([] if top.gate is None else top.gate.idle_settings())]
     return msgspec.structs.replace(built, limits=limits, notices=(*notices, *more))
 

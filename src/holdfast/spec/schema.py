@@ -374,16 +374,21 @@ class Limits(Block):
             raise ValueError("concurrency must be at least 1, or auto")
         return self
 
-    def with_time(self) -> Self:
-        """Return limits with time for an agent, or a model that runs on this machine, where the file names none.
+    def with_time(self, *, patient: bool) -> Self:
+        """Return limits with enough time where the file names none.
 
-        Such a model is as fast as the machine is idle. Its requests share the cores, so a time-out that is too short
-        throws away all of them at once, and they begin again.
+        `patient`: for an agent, or a model that runs on this machine. Such a model is as fast as the machine is idle.
+        Its requests share the cores, so a time-out that is too short throws away all of them at once, and they begin
+        again. A limit of the trial's time is not cut short by the default of another one.
         """
-        longer = {"turn_timeout": AGENT_TURN, "trial_timeout": AGENT_TRIAL}
-        values = {name: longer.get(name, value) for name, value in self if name not in self.model_fields_set}
-        # Unlike a copy, this keeps count of what the file names.
-        return self.model_construct(self.model_fields_set, **{**dict(self), **values})
+        trial = (self.trial and self.trial.time) or 0.0
+        usual = {
+            "turn_timeout": max(trial, AGENT_TURN if patient else self.turn_timeout),
+            "trial_timeout": max(trial, AGENT_TRIAL if patient else self.trial_timeout),
+        }
+        written = self.model_fields_set
+        values = {name: value if name in written else usual.get(name, value) for name, value in self}
+        return self.model_construct(written, **values)  # unlike a copy, which would count the defaults as written
 
 
 class OutputBlock(Block):

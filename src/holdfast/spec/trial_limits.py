@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.spec.schema import AGENT_TRIAL, AGENT_TURN, Limits, is_embedded
+from holdfast.spec.schema import Limits, is_embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +81,11 @@ def is_agent(spec: Eval) -> bool:
     return spec.target.works_alone and spec.workspace is not None
 
 
+def with_defaults(limits: Limits, spec: Eval) -> Limits:
+    """Return limits with the time that an eval's target needs where the file names none."""
+    return limits.with_time(patient=is_agent(spec) or any(map(is_embedded, spec.models())))
+
+
 def trial_limits(spec: Eval) -> TrialLimits:
     """Return the limits of an eval's trials."""
     limits, trial = spec.limits, spec.limits.trial
@@ -105,10 +110,8 @@ def _default(spec: Eval) -> OnLimit:
 
 def grading_time(spec: Eval) -> tuple[float, float]:
     """Return the time limits of a grader's reply and of a grade: judges need no more time because agents do."""
-    limits, usual = spec.limits, Limits()
-    if not is_agent(spec) or any(map(is_embedded, spec.models())):
-        usual = limits
-    written = limits.model_fields_set
+    limits, written = spec.limits, spec.limits.model_fields_set
+    usual = limits if any(map(is_embedded, spec.models())) else Limits()
     return (
         limits.turn_timeout if "turn_timeout" in written else usual.turn_timeout,
         limits.trial_timeout if "trial_timeout" in written else usual.trial_timeout,
@@ -122,10 +125,10 @@ def limits_identity(spec: Eval) -> dict[str, Any]:
         if spec.limits.trial is not None and (written := spec.limits.trial.model_dump(exclude_none=True)):
             identity["trial"] = written
         if limits.turn_time is not None:
-            usual = (AGENT_TURN, AGENT_TRIAL) if is_agent(spec) else (Limits().turn_timeout, Limits().trial_timeout)
-            if limits.turn_time != usual[0]:
+            usual = with_defaults(Limits(trial=spec.limits.trial), spec)
+            if limits.turn_time != usual.turn_timeout:
                 identity["turn_timeout"] = limits.turn_time
-            if limits.time != usual[1] and "time" not in identity.get("trial", {}):
+            if limits.time_key == "trial_timeout" and limits.time != usual.trial_timeout:
                 identity["trial_timeout"] = limits.time
     if limits.on_limit != _default(spec):
         identity["on_limit"] = limits.on_limit
