@@ -8,8 +8,8 @@ finished; then it begins again in an empty directory, until there were as many k
 programs  Conversations of two turns with a program in a workspace. It asks its model through the recording proxy, runs
           commands in sessions of their own that write to the workspace by absolute path, and leaves a detached process
           behind.
-tools     Conversations of two turns with a model that calls a tool with side effects (`replay: never`) and the tool of an
-          MCP server. A trial that stops as uncertain is settled as a person would settle it: by looking at the orders.
+tools     Conversations of two turns with a model that calls a tool with side effects (`replay: never`) and the tool of
+          an MCP server. A trial that stops as uncertain is settled as a person would do it: by looking at the orders.
 
 After each kill an independent reader of the journals checks that no line is gone that was there before, and that no
 process is left that carries this eval's mark in its environment. At the end of each run its numbers must be those of
@@ -255,7 +255,7 @@ class Lane:
 
     def __init__(self, case: Case, seed: str, kills: int) -> None:
         self._case = case
-        self._chance = random.Random(seed)  # noqa: S311 - chooses moments
+        self._chance = random.Random(seed)
         self._kills = kills
         self._settlement: tuple[str, ...] = ()
         """the command that settles what stopped as uncertain, instead of the eval's own"""
@@ -372,7 +372,8 @@ def main() -> None:
     with ExitStack() as stack:
         root = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-kills-")))
         lanes = []
-        for number in range(max(options.lanes, len(kinds))):
+        count = max(options.lanes, len(kinds))
+        for number in range(count):
             kind = kinds[number % len(kinds)]
             base_url = stack.enter_context(serving(*(["tool_calls=2"] if kind == "tools" else [])))
             case = Case(kind, root.resolve() / f"{kind}-{number}", base_url)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.json import Encoder
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 _encoder = Encoder(order="sorted")
 
@@ -39,6 +42,11 @@ def canonical(value: Any) -> bytes:
 def digest_bytes(data: bytes) -> str:
     """Return the tagged digest of bytes."""
     return "sha256:" + sha256(data).hexdigest()[:32]
+
+
+def tagged(content: Hash) -> str:
+    """Return the tagged digest of bytes that were hashed piece by piece."""
+    return "sha256:" + content.hexdigest()[:32]
 
 
 def digest(value: Any) -> str:

@@ -17,6 +17,7 @@ HoldfastError
 ├── ExportFailed          exit 3: a run could not be exported; the run itself is complete
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by kind, never scored
+    ├── ProgramExited     a program ended by itself with an exit code other than 0; may be scored (`limits.on_exit`)
     ├── RestartTrial      a trial that cannot continue starts again
     └── Uncertain         a call that must not happen twice may have happened; a person settles it
 
@@ -221,6 +222,16 @@ class AttemptError(HoldfastError):
         """traceback of the user's code that raised"""
         self.retry = retry
         self.retry_after = retry_after
+
+
+class ProgramExited(AttemptError):
+    """A program ended by itself with an exit code other than 0."""
+
+    def __init__(self, message: str, code: int, output: str) -> None:
+        super().__init__("agent", message)
+        self.code = code
+        self.output = output
+        """what it had printed to standard output"""
 
 
 class RestartTrial(AttemptError):

@@ -481,7 +481,9 @@ def test_records_before_a_restart_never_count_again(lab: Lab, provider: Server, 
     lab.eval(env={"DIE_AT": "milk 1"}, check=-9)
     (lab.folder / "calls.txt").unlink()
     run = run_dir(lab.folder)
-    stopped = lab.eval("--token-budget", tokens(kept(run, "steps")) + 1, check=3)
+    steps = kept(run, "steps")
+    first_turn = [step for step in steps if step["turn"] == 1]
+    stopped = lab.eval("--token-budget", tokens(steps) + tokens(first_turn), check=3)
     assert "starts from scratch" in stopped.err and [step["kind"] for step in kept(run, "steps")][-1] == "turn"
     assert tool_calls(lab) == {"tea 0": 1, "tea 1": 1}
 

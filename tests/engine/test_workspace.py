@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.store import blobs as store
-from holdfast.store.blobs import Blobs, TooLarge, follow, restore, snapshot
+from holdfast.store.blobs import Blobs, Files, Ignored, Snapshots, follow, restore
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
 from tests.support.running import Server, lines, module_server, run_dir
@@ -368,6 +366,10 @@ def test_a_file_name_that_is_not_text_is_an_error_of_its_trial(lab: Lab) -> None
 # The store alone
 
 
+def snapshot(folder: Path, blobs: Blobs) -> Files:
+    return Snapshots(folder, blobs, Ignored([]), 1 << 30).take()
+
+
 def test_a_folder_is_saved_and_restored_with_executables_and_empty_folders(tmp_path: Path) -> None:
     folder, blobs = tmp_path / "work", Blobs(tmp_path / "files")
     (folder / ".git" / "refs").mkdir(parents=True)
@@ -446,12 +448,3 @@ def test_unchanged_files_are_not_touched(tmp_path: Path) -> None:
         open_file.write("2")
     assert {path: path.stat().st_ino for path in [folder, *folder.rglob("*")]} == before
     assert (folder / "database" / "rows").read_text() == "12"
-
-
-def test_a_workspace_that_contains_the_dataset_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_BYTES", 1 << 20)
-    (tmp_path / "a").write_bytes(bytes(1 << 19))
-    blobs = Blobs(tmp_path.parent / f"{tmp_path.name}-files")
-    assert Counter(snapshot(tmp_path, blobs)) and (tmp_path / "b").write_bytes(bytes((1 << 19) + 1))
-    with pytest.raises(TooLarge, match="more than 1 MB"):
-        snapshot(tmp_path, blobs)

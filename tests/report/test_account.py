@@ -28,7 +28,7 @@ from tests.support.viewing import viewer
 if TYPE_CHECKING:
     from pathlib import Path
 
-CLASSES = ("whole", "cut", "filtered", "refused", "empty", "paused", "errors")
+CLASSES = ("whole", "cut", "filtered", "refused", "empty", "paused", "limited", "exited", "errors")
 STOPS = {
     "whole": "stop",
     "empty": "stop",
@@ -36,6 +36,8 @@ STOPS = {
     "filtered": "content_filter",
     "refused": "refusal",
     "paused": "pause",
+    "limited": "token_limit",
+    "exited": "exit:3",
 }
 AGENT = """\
 failed = set()
@@ -258,6 +260,7 @@ def test_the_viewer_counts_what_the_report_counts(tmp_path: Path) -> None:
         {"answers": ["whole", "cut"], "first": "passed", "second": "skipped", "asked": True},
         {"answers": ["empty", "errors"], "first": "failed", "second": "passed", "asked": False},
         {"answers": ["filtered", "paused"], "first": "skipped", "second": "failed", "asked": True},
+        {"answers": ["limited", "exited"], "first": "passed", "second": "failed", "asked": True},
     ]
     mixture = Mixture(2, rows)
     run = evaluate(tmp_path, mixture, "viewed")
@@ -268,7 +271,7 @@ def test_the_viewer_counts_what_the_report_counts(tmp_path: Path) -> None:
             if name != "errors":
                 assert shown.json(f"{address}/trials.json?q=answer={name}")["selected"] == count, name
         page = shown.get(address).text
-    assert "16.7%</b> of answers whole" in page and "answer%3Dcut" in page
+    assert "12.5%</b> of answers whole" in page and "answer%3Dcut" in page
 
 
 def test_each_answer_that_is_not_whole_is_said_and_can_be_gated(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ _SHOWN = 5
 @click.option("--errors", is_flag=True, help="Show all trials that have errors.")
 @click.option(
     "--answer",
-    type=click.Choice(["whole", "cut", "filtered", "refused", "empty", "paused"]),
+    type=click.Choice(["whole", "cut", "filtered", "refused", "empty", "paused", "limited", "exited"]),
     help="Show all trials with an answer of this class.",
 )
 @click.option("--grader", metavar="NAME", help="Only trials that this grader failed, or could not grade.")

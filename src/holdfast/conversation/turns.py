@@ -84,6 +84,11 @@ class Conversation:
         return self._prompts[self.turns] if self.turns < len(self._prompts) else None
 
     @property
+    def cut_short(self) -> bool:
+        """True if a limit, or a program's exit code, ended the last turn: no turn follows."""
+        return classify_answer(self.reply.stop, empty=False) in ("limited", "exited")
+
+    @property
     def stop(self) -> str:
         """Why the conversation ended, as the output records it."""
         return f"checkpoint@{self.turns}" if self.stopped else self.reply.stop
@@ -127,6 +132,7 @@ class Conversation:
                 files=UNSET if reply.files is None else reply.files,
                 trace=len(self.trace) if self.trace else UNSET,
                 value=reply.value,
+                files_partial=reply.files_partial,
             )
         )
 

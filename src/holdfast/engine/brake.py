@@ -1,7 +1,8 @@
 """The brake stops a run early: nothing new starts, and what is in flight may end.
 
-A budget or a fault stops admission: what a trial has begun, its grades included, is completed. A user who wants the
-process to end halts the run: no request starts any more, also inside a trial or for a grade; requests in flight end.
+A fault stops admission: what a trial has begun, its grades included, is completed. So does a budget, except that no
+further call of a trial with several calls starts: such a trial resumes in the middle. A user who wants the process to
+end halts the run: no request starts any more, also inside a trial or for a grade; requests in flight end.
 """
 
 from __future__ import annotations

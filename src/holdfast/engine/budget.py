@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from holdfast.errors import BudgetReached, UsageError
 from holdfast.spec.load import target_name
+from holdfast.spec.target_schema import ModelTarget
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ BudgetName = Literal["max_cost", "token_budget", "max_time"]
 
 def check_prices(spec: Eval, *, generates: bool) -> None:
     """Refuse a budget in dollars where prices are not known."""
+    limit = spec.limits.trial
+    if generates and limit is not None and limit.cost is not None and isinstance(spec.target, ModelTarget):
+        _check_price("limits.trial.cost", spec.target.model, spec)
     if spec.limits.max_cost is None:
         return
     if generates and not spec.target.reports_cost:
@@ -30,12 +34,17 @@ def check_prices(spec: Eval, *, generates: bool) -> None:
             remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",
         )
     for model in spec.models():
-        if not Prices(model, spec.prices).known:
-            raise UsageError(
-                f"max_cost cannot be enforced: the price of {model} is unknown",
-                remedy=f"Add to the eval file:  prices: {{{model}: {{input: 0.15, output: 0.60}}}}  "
-                "(dollars per million tokens), or use --token-budget.",
-            )
+        _check_price("max_cost", model, spec)
+
+
+def _check_price(limit: str, model: str, spec: Eval) -> None:
+    if not Prices(model, spec.prices).known:
+        tokens = "--token-budget" if limit == "max_cost" else "limits.trial.tokens"
+        raise UsageError(
+            f"{limit} cannot be enforced: the price of {model} is unknown",
+            remedy=f"Add to the eval file:  prices: {{{model}: {{input: 0.15, output: 0.60}}}}  "
+            f"(dollars per million tokens), or use {tokens}.",
+        )
 
 
 class Budget:

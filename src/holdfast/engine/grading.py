@@ -367,6 +367,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
         digest=mark.digest,
         state=None,
         files=mark.files,
+        files_partial=mark.files_partial,
         value=mark.value,
         calls=UNSET if isinstance(calls, UnsetType) else [call for call in calls if call.turn <= turn],
         trace=UNSET if isinstance(trace, UnsetType) or isinstance(mark.trace, UnsetType) else trace[: mark.trace],

@@ -36,6 +36,7 @@ from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
+from holdfast.spec.trial_limits import grading_time, is_agent
 from holdfast.store.answers import describe_answers
 from holdfast.store.journal import Journal
 from holdfast.targets.concurrency import FIXED, concurrency_of
@@ -74,7 +75,8 @@ class Loop:
         self._spec = identity.spec
         concurrency = concurrency_of(self._spec)
         self._window = Window(self._batch_window() or concurrency)
-        self._grades_at_once = FIXED if concurrency is None else concurrency
+        by_cores = self._spec.limits.concurrency is None and is_agent(self._spec)  # which says nothing about judges
+        self._grades_at_once = FIXED if concurrency is None or by_cores else concurrency
         pending = pending_trials(identity.dataset, identity.survey, identity.work, session.index, plan.done)
         if options.grade_only:
             pending = (trial for trial in pending if trial.output is not None)
@@ -158,7 +160,15 @@ class Loop:
                 inputs=self._input_recorder(),
             )
             in_batches = self._batches is not None
-            retrier = Retrier(self._spec.limits, self.brake, self._window, recorder, self.progress, batches=in_batches)
+            retrier = Retrier(
+                self._spec.limits,
+                self.brake,
+                self._window,
+                recorder,
+                self.progress,
+                grading=grading_time(self._spec),
+                batches=in_batches,
+            )
             self._grading = Grading(
                 self._graders,
                 self._session.identity.work,
@@ -176,6 +186,7 @@ class Loop:
                 self._grading,
                 self._hooks,
                 stopping=self._stopping,
+                calls_stopped=self._calls_stopped,
             )
             stack.push_async_callback(self._grading.close)
             for watcher in (self._tick(), self._watch_dataset()):
@@ -407,6 +418,11 @@ class Loop:
         """Check the budget; return True if nothing new may start."""
         self._check_budget()
         return self.brake.pulled
+
+    def _calls_stopped(self) -> bool:
+        """Check the budget; return True if no call may start any more, also inside a trial."""
+        self._check_budget()
+        return self.brake.halted or isinstance(self.brake.reason, BudgetReached)
 
     def _check_budget(self) -> None:
         if not self.brake.pulled and (reached := self._budget.reached()) is not None:

@@ -19,8 +19,10 @@ Invariants:
 7. A call that failed has no record, and keeps its number: when it is repeated, it is the same call.
 8. Once a whole turn is on record, the calls inside it are not asked for again.
 9. An attempt that is over records nothing, although its threads may still be running.
-10. In a run that is halted no call starts, except inside one that is in flight. A trial that wants to make one ends as
-   soon as nothing of it is in flight.
+10. In a run that is halted, or whose budget is spent, no call starts, except inside one that is in flight. A trial
+   that wants to make one ends as soon as nothing of it is in flight, and has no output.
+11. The same holds for model calls of a trial that has reached a limit of its own; its attempt ends with an output.
+   What calls on record used counts as if they were made now.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from holdfast.engine.replay_again import Key
     from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import PendingTrial
+    from holdfast.spec.trial_limits import LimitName, TrialLimits
     from holdfast.store.blobs import Files
     from holdfast.store.records import OnCutOff
     from holdfast.targets.types import Closing, FindHome, Reading, ReplayPolicy, Reply
@@ -139,6 +142,12 @@ class Replay:
         self._opening_resource = asyncio.Lock()
         self.usage_counted = False
         """the target's usage was counted call by call"""
+        self.limits: TrialLimits | None = None
+        """limits of the trial's usage; None: there is none"""
+        self.usage_before = NO_USAGE
+        """of earlier turns"""
+        self.seconds_before = 0.0
+        """how long earlier turns took"""
         self.turn_seconds = 0.0
         """how long the turns took so far, including those that an earlier process recorded"""
 
@@ -160,6 +169,16 @@ class Replay:
     def progress(self) -> int:
         """The number of calls that the current turn has made. Dropped calls do not count."""
         return len(self._turn_calls) + self.again.restored
+
+    @property
+    def recorded_seconds(self) -> float:
+        """How long the recorded calls of the current turn took. Calls made at the same time count once."""
+        seconds = end = 0.0
+        calls = (step for step in self._turn_calls.values() if step.kind in ("model", "tool"))
+        for step in sorted(calls, key=lambda step: step.time - step.seconds):
+            seconds += max(0.0, step.time - max(end, step.time - step.seconds))
+            end = max(end, step.time)
+        return seconds
 
     async def begin_attempt(self, turn: int) -> RecordedCalls:
         """Begin an attempt at a turn. Calls that are on record from earlier attempts are answered from there.
@@ -232,7 +251,8 @@ class Replay:
         self._turn = self._last_live_turn = 0
         self._from_earlier_process.clear()
         self.again.clear()
-        self.turn_seconds = self.replayed_seconds = 0.0
+        self.turn_seconds = self.replayed_seconds = self.seconds_before = 0.0
+        self.usage_before = NO_USAGE
         if self.workspace is not None:
             self.workspace.restart()
         await self.close()
@@ -304,6 +324,8 @@ class Replay:
     def _count_seconds(self, step: Step) -> None:
         if step.kind not in _INSIDE_TURN:
             self.turn_seconds += step.seconds
+        if step.kind == "turn":
+            self.seconds_before += step.seconds
 
     def _drop(self, keys: set[Key], turn: int) -> None:
         """Drop recorded calls that the conversation did not ask for while it made a new one."""
@@ -371,13 +393,22 @@ class RecordedCalls:
         self._over = False
         self._in_flight = 0
         """calls that are being made"""
+        self._asked: dict[Key, float] = {}
+        """when the model calls that are being made began, by the monotonic clock"""
         self._held: list[asyncio.Future[None]] = []
-        """calls that may not start, because the run is halted"""
+        """calls that may not start, because the run is halted, or a limit is reached"""
         self._ending = False
-        """the trial was ended because of them"""
+        """the trial, or the attempt, was ended because of them"""
+        self.limit: LimitName | None = None
+        """the limit of the trial that a call was held for"""
+        self.expire: Callable[[], object] = lambda: None
+        """ends the attempt"""
+        self.text_so_far = ""
         self.first = first
         self.usage: Usage | None = None
         """of this attempt's model calls, including those answered from the record; None: there was none"""
+        self._tokens, self._cost = 0, 0.0
+        """of the calls among them that report theirs"""
         self._trace = Trace()
 
     @property
@@ -402,10 +433,15 @@ class RecordedCalls:
         self._request_counts[kind, request_digest] += 1
         return self._turn, kind, request_digest, self._request_counts[kind, request_digest]
 
-    async def _admit(self) -> None:
+    async def _admit(self, kind: str) -> None:
         """Return if a call may start; if not, wait until the attempt is over, and raise AttemptError."""
-        if not self._replay.halted() or _INSIDE_CALL.get():
+        if _INSIDE_CALL.get():
             return
+        if not self._replay.halted():
+            limit = self._limit_reached() if kind == "model" else None
+            if limit is None:
+                return
+            self.limit = limit
         held = asyncio.get_running_loop().create_future()
         self._held.append(held)
         self._end_if_held()
@@ -416,12 +452,41 @@ class RecordedCalls:
         """End the trial if it cannot continue, and nothing of it is in flight."""
         if self._held and not self._in_flight and not self._ending:
             self._ending = True
-            self._replay.end_trial()
+            if self._replay.halted():
+                self._replay.end_trial()
+            else:
+                self.expire()
+
+    def _limit_reached(self) -> LimitName | None:
+        """Return the first limit of the trial that another model call would exceed."""
+        limits = self._replay.limits
+        if limits is None:
+            return None
+        before, requests = self._replay.usage_before, 0 if self.usage is None else self.usage.requests
+        if limits.calls is not None and before.requests + requests + len(self._asked) >= limits.calls:
+            return "call_limit"
+        if limits.tokens is not None and (before.tokens or 0) + self._tokens >= limits.tokens:
+            return "token_limit"
+        if limits.cost is not None and (before.cost or 0.0) + self._cost >= limits.cost:
+            return "cost_limit"
+        return None
+
+    @property
+    def halted(self) -> bool:
+        """True if the attempt waits for a call that the run may not make any more."""
+        return bool(self._held) and self._replay.halted()
+
+    @property
+    def seconds_unanswered(self) -> float:
+        """How long the oldest model call in flight has been waiting for its answer."""
+        return time.monotonic() - min(self._asked.values(), default=time.monotonic())
 
     async def _make(self, key: Key, live: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
         """Make a call and record its result."""
         call = self._replay.begin_call(key)
         self._in_flight += 1
+        if key[1] == "model":
+            self._asked[key] = call.started
         outside = _INSIDE_CALL.set(True)
         try:
             response, usage = await live()
@@ -430,6 +495,7 @@ class RecordedCalls:
         finally:
             _INSIDE_CALL.reset(outside)
             self._in_flight -= 1
+            self._asked.pop(key, None)
             self._end_if_held()
         return response
 
@@ -441,7 +507,7 @@ class RecordedCalls:
                 response = step.response
             else:
                 if not admitted:
-                    await self._admit()
+                    await self._admit(kind)
                 response = await self._make(key, live)
         except (AttemptError, Fault) as error:
             if isinstance(error, Fault) or error.kind != "bad_request":
@@ -475,6 +541,8 @@ class RecordedCalls:
         self._trace.response(key, key[2], reading.answers(response) if reading else response["messages"] or ())
         used = read_usage(response)
         self.usage = used if self.usage is None else self.usage + used
+        self._tokens += used.tokens or 0
+        self._cost += used.cost or 0.0
         self._replay.usage_counted = True
         return response
 
@@ -508,13 +576,13 @@ class RecordedCalls:
                 result,
                 traceback,
                 function if replay == "again" else UNSET,
-                UNSET if workspace is None else await asyncio.to_thread(workspace.keep),
+                UNSET if workspace is None else await asyncio.to_thread(workspace.keep, trust_times=True),
             )
             return msgspec.to_builtins(response), NO_USAGE
 
         admitted = replay == "never"
         if admitted and not self._replay.has(key):
-            await self._admit()  # before the intent, which would say that the call may have happened
+            await self._admit("tool")  # before the intent, which would say that the call may have happened
             await self._replay.record_intent(
                 (turn, "intent", request, nth), Intent(name, arguments, function, on_cut_off)
             )

@@ -154,10 +154,12 @@ class Retrier:
         recorder: Recorder,
         progress: Progress,
         *,
+        grading: tuple[float, float] | None = None,
         batches: bool = False,
     ) -> None:
-        """`batches`: some requests are made in batches."""
+        """`grading`: time limits of a grader's reply and of a grade. `batches`: some requests are made in batches."""
         self._limits = limits
+        self._grading = grading or (limits.turn_timeout, limits.trial_timeout)
         self._batches = batches
         self._brake = brake
         self._window = window
@@ -172,16 +174,23 @@ class Retrier:
         pending: PendingTrial,
         deadline: Deadline,
         progress: Callable[[], int] = lambda: 0,
+        *,
+        timed: bool = True,
     ) -> Coroutine[Any, Any, T]:
         """Ask the target. Its failures adjust the window, and can stop the run.
 
-        An attempt that got further than the last one, by `progress`, has all its retries again.
+        An attempt that got further than the last one, by `progress`, has all its retries again. `timed` is False for a
+        call that has a time limit of its own.
         """
-        return self._retry(call, pending, "target", deadline, progress)
+        return self._retry(call, pending, "target", deadline, progress, timed=timed)
+
+    def within(self, seconds: float | None) -> TimeLimit:
+        """Return a block that is cancelled after a time, or with None only by `expire`."""
+        return self._time_limits.at(None if seconds is None else time.monotonic() + seconds)
 
     def deadline(self) -> Deadline:
-        """Return the time at which a trial or a grade that begins now is given up."""
-        return Deadline(time.monotonic() + self._limits.trial_timeout)
+        """Return the time at which a grade that begins now is given up."""
+        return Deadline(time.monotonic() + self._grading[1])
 
     def grader(
         self,
@@ -215,19 +224,22 @@ class Retrier:
         deadline: Deadline,
         progress: Callable[[], int],
         streak: Streak | None = None,
+        *,
+        timed: bool = True,
     ) -> T:
-        seconds, retry, refusals, so_far = self._limits.turn_timeout, 0, 0, progress()
+        seconds = self._limits.turn_timeout if where == "target" else self._grading[0]
+        retry, refusals, so_far = 0, 0, progress()
         while True:
             if self._brake.halted:
                 raise Halted
             started, waited = time.monotonic(), deadline.in_batches
             try:
-                with self._time_limits.at(min(started + seconds, deadline.at)) as limit:
+                with self._time_limits.at(min(started + seconds, deadline.at) if timed else None) as limit:
                     if self._batches:
                         ASKER.set(_Asker(pending.key, where, limit, deadline, self._progress))
                     result = await call()
             except TimeoutError as late:
-                error: AttemptError | Fault = _timeout(seconds, started, deadline.at, late)
+                error: AttemptError | Fault = self._timeout(seconds, started, deadline.at, late)
             except (RestartTrial, Uncertain) as cut:  # not a failure of the target: the trial restarts, or stops
                 self.failed(cut, pending, where, started, final=isinstance(cut, Uncertain))
                 raise
@@ -329,10 +341,11 @@ class Retrier:
         finally:
             self._progress.waited(where, limited=limited)
 
-
-def _timeout(seconds: float, started: float, deadline: float, late: TimeoutError) -> AttemptError:
-    which = "turn_timeout" if started + seconds <= deadline else "trial_timeout"
-    notes = getattr(late.__cause__, "__notes__", [])  # the target may have added notes to its cancellation
-    return AttemptError(
-        "timeout", "; ".join([f"no answer within {time.monotonic() - started:.0f} s ({which})", *notes])
-    )
+    def _timeout(self, seconds: float, started: float, deadline: float, late: TimeoutError) -> AttemptError:
+        which = "turn_timeout" if started + seconds <= deadline else "trial_timeout"
+        if which not in self._limits.model_fields_set:
+            which += f": {getattr(self._limits, which):g} s by default"
+        notes = getattr(late.__cause__, "__notes__", [])  # the target may have added notes to its cancellation
+        return AttemptError(
+            "timeout", "; ".join([f"no answer within {time.monotonic() - started:.0f} s ({which})", *notes])
+        )

@@ -27,8 +27,8 @@ class TimeLimits:
         self._timer_at = math.inf
         """the earliest limit, or an earlier one that has been lifted"""
 
-    def at(self, when: float) -> TimeLimit:
-        """Return a block that is cancelled at a time."""
+    def at(self, when: float | None) -> TimeLimit:
+        """Return a block that is cancelled at a time, or with None only by `expire`."""
         return TimeLimit(self, when)
 
     def enforce(self, limit: TimeLimit) -> None:
@@ -65,11 +65,16 @@ class TimeLimit:
 
     __slots__ = ("_cancelling", "_expired", "_limits", "_task", "when")
 
-    def __init__(self, limits: TimeLimits, when: float) -> None:
+    def __init__(self, limits: TimeLimits, when: float | None) -> None:
         self._limits = limits
-        self.when: float | None = when
+        self.when = when
         """by the clock of the event loop; None: it is suspended"""
         self._expired = False
+
+    @property
+    def expired(self) -> bool:
+        """True if the block was cancelled."""
+        return self._expired
 
     def reschedule(self, when: float | None) -> None:
         """Move the limit, or suspend it with None."""
@@ -79,8 +84,10 @@ class TimeLimit:
 
     def expire(self) -> None:
         """Cancel the block."""
-        self._expired = True
-        self._task.cancel()
+        if not self._expired:
+            self._expired = True
+            self._limits.lift(self)
+            self._task.cancel()
 
     def __enter__(self) -> Self:
         task = asyncio.current_task(self._limits.loop)

@@ -5,6 +5,7 @@ Trial.generate      render the prompts, have the conversation, record the output
 Trial._converse     turn by turn: ask the target, grade at checkpoints, ask the simulated user
 Trial._ask          ask live; in a trial of several calls, take the reply from the record, or ask live and record it
 Trial._attempt      ask once, inside the retries of `engine.retry`
+Trial._reply        ask within the limits of the trial; one that is reached ends the attempt with what is there
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.canonical import digest, digest_bytes
@@ -23,9 +24,11 @@ from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import dataset_changed
 from holdfast.engine.brake import Halted
 from holdfast.engine.retry import Deadline
-from holdfast.errors import AttemptError, RestartTrial, Uncertain
+from holdfast.errors import AttemptError, ProgramExited, RestartTrial, Uncertain
 from holdfast.graders.types import Case
 from holdfast.spec.row_fields import fields_of_target
+from holdfast.spec.trial_limits import trial_limits
+from holdfast.store.answers import EXIT
 from holdfast.store.blobs import Blobs
 from holdfast.store.index import read_output, read_steps
 from holdfast.store.records import NO_USAGE, Output, Timing, to_microseconds, to_milliseconds
@@ -34,14 +37,12 @@ from holdfast.targets.types import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from msgspec import UnsetType
-
     from holdfast.conversation.script import Prompts
     from holdfast.data.messages import Attachment
     from holdfast.engine.grading import Grading
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.recorder import Recorder
-    from holdfast.engine.replay import Replay
+    from holdfast.engine.replay import RecordedCalls, Replay
     from holdfast.engine.retry import Retrier
     from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
@@ -60,6 +61,7 @@ class Trials:
         grading: Grading,
         hooks: Hooks | None,
         stopping: Callable[[], bool],
+        calls_stopped: Callable[[], bool],
     ) -> None:
         self.spec = session.spec
         self.work = session.identity.work
@@ -72,6 +74,10 @@ class Trials:
         self.notice = session.notice
         self.stopping = stopping
         """whether no new turn may start"""
+        self.calls_stopped = calls_stopped
+        """whether no call may start any more, also inside a turn"""
+        self.limits = trial_limits(self.spec)
+        self._noted: set[str] = set()
         self.script = Script(self.spec)
         self.blobs = Blobs(session.rundir.files)
         self.workspaces = None
@@ -99,6 +105,12 @@ class Trials:
             output = read_output(pending.output)
         await self.grading.grade(Case(pending.sample, output, self.blobs), pending)
 
+    def note_once(self, message: str) -> None:
+        """Tell the user something that would be the same for other trials."""
+        if message not in self._noted:
+            self._noted.add(message)
+            self.notice(message)
+
     async def open_replay(self, pending: PendingTrial, deadline: Deadline) -> Replay:
         """Return the record of a trial's calls, with those of earlier processes."""
         from holdfast.engine.replay import Replay  # which trials of a single call do not need
@@ -107,16 +119,18 @@ class Trials:
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         trial = asyncio.current_task()
         assert trial is not None
-        return Replay(
+        replay = Replay(
             pending,
             self.recorder,
             recorded,
             self.notice,
             workspace,
             in_batches=lambda: deadline.in_batches,
-            halted=lambda: self.retrier.halted,
+            halted=self.calls_stopped,
             end_trial=trial.cancel,
         )
+        replay.limits = self.limits
+        return replay
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -198,6 +212,8 @@ class Trial:
             if conversation.turns in self._shared.checkpoints and await self._stopped_by_checkpoint(conversation):
                 conversation.stopped = True
                 break
+            if conversation.cut_short:
+                break
             prompt = conversation.scripted_prompt
             if prompt is None and self._shared.simulated_user is not None:
                 prompt = await self._ask_simulated_user(conversation)
@@ -231,6 +247,7 @@ class Trial:
                 await replay.end_call(call, response, answer.uncounted_usage)
             replay.end_turn(turn.number, response)
             reply = msgspec.convert(response, Reply)
+            replay.usage_before += reply.usage
         else:
             reply = (await self._ask_live(replay, turn)).reply
         if replay.workspace is not None:
@@ -242,7 +259,11 @@ class Trial:
             raise Halted
         try:
             return await self._shared.retrier.target(
-                lambda: self._attempt(replay, turn), self._pending, self._deadline, lambda: replay.progress
+                lambda: self._attempt(replay, turn),
+                self._pending,
+                self._deadline,
+                lambda: replay.progress,
+                timed=self._shared.limits.turn_time is None,
             )
         except (RestartTrial, Uncertain):
             raise
@@ -254,24 +275,86 @@ class Trial:
 
     async def _attempt(self, replay: Replay, turn: Turn) -> _Answer:
         """Ask the target once. The calls it makes meanwhile are recorded, and their usage is counted one by one."""
-        assert self._shared.target is not None
         calls = await replay.begin_attempt(turn.number)
         workspace = replay.workspace
         try:
             if workspace is not None:
                 self._report_survivors(await asyncio.to_thread(workspace.begin))
+            exited: ProgramExited | None = None
             try:
-                reply = await self._shared.target.reply(replace(turn, calls=calls))
-            except AttemptError:
+                reply = await self._reply(replay, calls, turn)
+            except AttemptError as error:
                 calls.raise_outage()  # which is why the target failed
-                raise
+                if not isinstance(error, ProgramExited) or self._shared.limits.on_exit == "error":
+                    raise
+                exited = error
+                reply = Reply(text=error.output, stop=f"{EXIT}{error.code}", stop_detail=error.message)
             calls.raise_outage()
             replay.report_unasked()
-            files = None if workspace is None else await asyncio.to_thread(workspace.keep)
+            if workspace is not None:
+                files = await asyncio.to_thread(workspace.keep)
+                reply = replace(reply, files=files, files_partial=workspace.partial)
+            if exited is not None and not (
+                reply.text.strip() or calls.usage or (workspace is not None and workspace.changed)
+            ):
+                raise exited  # it has not begun to work: it is called or installed wrongly
         finally:
             calls.end()
         uncounted = reply.usage if calls.usage is None else NO_USAGE
-        return _Answer(replace(calls.with_calls(reply), usage=calls.usage or reply.usage, files=files), uncounted)
+        reply = replace(calls.with_calls(reply), usage=calls.usage or reply.usage)
+        self._check_enforced(reply)
+        return _Answer(reply, uncounted)
+
+    async def _reply(self, replay: Replay, calls: RecordedCalls, turn: Turn) -> Reply:
+        """Ask the target, within the limits of the trial. At a limit that scores, return what is there."""
+        shared, limits, started = self._shared, self._shared.limits, time.monotonic()
+        assert shared.target is not None
+        time_limit = limits.time_left(replay.seconds_before, replay.recorded_seconds)
+        guard = min(shared.spec.limits.turn_timeout, self._deadline.at - started)
+        seconds = guard if time_limit is None else time_limit.seconds
+        turn = replace(turn, calls=calls, deadline=time.time() + seconds)
+        late: TimeoutError | None = None
+        reply = Reply(text="")
+        try:
+            with shared.retrier.within(None if time_limit is None else time_limit.seconds) as block:
+                calls.expire = block.expire
+                reply = await shared.target.reply(turn)
+        except TimeoutError as error:
+            if not block.expired:
+                raise
+            late, reply = error, Reply(text=calls.text_so_far)
+        if late is None and calls.limit is None:
+            return reply
+        if calls.halted:
+            raise Halted
+        calls.raise_outage()
+        notes = getattr(late and late.__cause__, "__notes__", [])  # what a program had printed
+        if calls.limit is None and calls.seconds_unanswered > seconds / 2:
+            silence = f"a model call had no answer for {calls.seconds_unanswered:.0f} s when the time was up"
+            raise AttemptError("timeout", "; ".join([silence, *notes]))
+        stop = calls.limit or "time_limit"
+        detail = limits.describe(stop, time_limit)
+        if limits.on_limit == "error":
+            raise AttemptError("timeout" if stop == "time_limit" else "agent", "; ".join([detail, *notes]), retry=False)
+        if stop == "time_limit" and time_limit is not None and time_limit.default:
+            shared.note_once(f"a time limit that the eval does not set has ended a trial: {detail}")
+        return replace(reply, stop=stop, stop_detail="; ".join([detail, *notes]))
+
+    def _check_enforced(self, reply: Reply) -> None:
+        """Say once which limits could not be enforced, or left something out."""
+        limits, usage, note_once = self._shared.limits, reply.usage, self._shared.note_once
+        unseen = "cannot be enforced: the target makes no model calls that are seen, or they do not report their"
+        if limits.tokens is not None and usage.tokens is None:
+            note_once(f"limits.trial.tokens {unseen} tokens")
+        if limits.cost is not None and usage.cost is None:
+            note_once(f"limits.trial.cost {unseen} cost")
+        if limits.calls is not None and not usage.requests:
+            note_once("limits.trial.calls cannot be enforced: the target makes no model calls that are seen")
+        if not isinstance(reply.files_partial, UnsetType):
+            note_once(
+                "a workspace is larger than workspace.max_size: its largest files are not kept, and graders do not see "
+                "them; the output names them as files_partial"
+            )
 
     def _report_survivors(self, processes: list[str]) -> None:
         if processes:
@@ -291,6 +374,8 @@ class Trial:
 
             decision = msgspec.convert(step.response, Decision)
         else:
+            if self._shared.calls_stopped():
+                raise Halted
             call = replay.begin_call(key)
             decision = await self._shared.retrier.target(
                 lambda: user.decide(messages, self._pending.sample, turn), self._pending, self._deadline
@@ -339,6 +424,8 @@ class Trial:
             marks=marks,
             stopped_by=stopped_by,
             files=UNSET if reply.files is None else reply.files,
+            stop_detail=reply.stop_detail,
+            files_partial=reply.files_partial,
             calls=conversation.calls,
             trace=[*conversation.trace] if conversation.trace else UNSET,
             opening=conversation.opening if self._shared.has_opening else UNSET,

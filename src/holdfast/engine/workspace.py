@@ -11,24 +11,32 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from holdfast.canonical import digest
 from holdfast.containment.survivors import end_survivors
 from holdfast.errors import AttemptError
 from holdfast.plan.identity import common_files
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.store.blobs import Blobs, Files, inside, mode_of, restore, snapshot
+from holdfast.store.blobs import Blobs, Files, Ignored, Snapshots, inside, mode_of, restore
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
+
     from holdfast.data.dataset import Sample
     from holdfast.plan.plan import PendingTrial
     from holdfast.spec.load import Eval
+    from holdfast.store.records import PartialFiles
 
 
 class Workspace:
     """The folder of one trial."""
 
-    def __init__(self, blobs: Blobs, start: Files, folder: Path) -> None:
+    def __init__(self, blobs: Blobs, start: Files, folder: Path, ignored: Ignored, max_size: int) -> None:
         self._blobs = blobs
+        self._snapshots = Snapshots(folder, blobs, ignored, max_size)
+        self._ignored_start = {name: digest for name, digest in start.items() if name in ignored}
+        """initial files that no snapshot has"""
         self._start = start
         self.now = start
         """the files with which the current turn starts"""
@@ -58,19 +66,29 @@ class Workspace:
         """Restore the folder as it was at another time."""
         try:
             with self._one_at_a_time:
-                restore(files, self._blobs, self.folder)
+                restore(self._ignored_start | files, self._blobs, self.folder)
                 self.last = files
         except (ValueError, OSError) as error:
             raise AttemptError("agent", f"the workspace cannot be restored: {error}", retry=False) from error
 
-    def keep(self) -> Files:
-        """Save the files of the folder."""
+    def keep(self, *, trust_times: bool = False) -> Files:
+        """Save the files of the folder. `trust_times`: those that look unchanged are not read again."""
         try:
             with self._one_at_a_time:
-                self.last = snapshot(self.folder, self._blobs)
+                self.last = self._snapshots.take(trust_times=trust_times)
                 return self.last
         except (ValueError, OSError) as error:
             raise AttemptError("agent", f"the workspace cannot be stored: {error}", retry=False) from error
+
+    @property
+    def partial(self) -> PartialFiles | UnsetType:
+        """What the files that were saved last lack, because the folder is too large."""
+        return UNSET if self._snapshots.partial is None else self._snapshots.partial
+
+    @property
+    def changed(self) -> bool:
+        """True if the files that were saved last are not those with which the current turn started."""
+        return self.last | self._ignored_start != self.now | self._ignored_start
 
     def ended(self, files: Files | None) -> None:
         """End a turn. The next turn, or another attempt at this one, starts with these files."""
@@ -98,24 +116,35 @@ class Workspaces:
         assert spec.workspace is not None
         self._blobs = blobs
         self._run = str(run.resolve())
-        common = common_files(spec)
-        self._links = {name: path for name, path in common.items() if isinstance(path, str)}
-        self._common = {
-            name: (path.read_bytes(), mode_of(path)) for name, path in common.items() if isinstance(path, Path)
-        }
+        self._ignored = Ignored(spec.workspace.ignore)
+        self._max_size = spec.workspace.max_size
+        self._common = common_files(spec)
+        self._stored: Files | None = None
+        """the common files, once they are saved"""
+        self._storing = threading.Lock()
         self._row_files = None if spec.workspace.files is None else expression(spec.workspace.files)
+
+    def _store_common(self) -> Files:
+        with self._storing:
+            if self._stored is None:
+                self._stored = {
+                    name: path if isinstance(path, str) else self._blobs.keep_file(path) + mode_of(path)
+                    for name, path in self._common.items()
+                }
+            return self._stored
 
     def create(self, pending: PendingTrial) -> Workspace:
         """Return a new workspace, whose initial files are saved."""
         sample = pending.sample
         try:
-            contents = self._common | self._from_row(sample)
+            common, own = self._store_common(), self._from_row(sample)
         except (*RENDER_ERRORS, OSError) as error:
             raise AttemptError(
                 "bad_request", f"{sample.where}: cannot make the workspace: {error}", retry=False
             ) from error
-        files = self._links | {name: self._blobs.keep(data) + mode for name, (data, mode) in contents.items()}
-        return Workspace(self._blobs, files, _folder(digest([self._run, pending.key])))
+        files = common | {name: self._blobs.keep(data) + mode for name, (data, mode) in own.items()}
+        folder = _folder(digest([self._run, pending.key]))
+        return Workspace(self._blobs, files, folder, self._ignored, self._max_size)
 
     def _from_row(self, sample: Sample) -> dict[str, tuple[bytes, str]]:
         files = None if self._row_files is None else self._row_files(sample.fields)

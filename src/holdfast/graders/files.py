@@ -15,7 +15,7 @@ from holdfast.graders.types import WaitingGrader
 from holdfast.spec.file_grader_schema import DiffGrader, FileGrader
 from holdfast.spec.schema import inside_workspace
 from holdfast.spec.template import is_template
-from holdfast.store.blobs import follow
+from holdfast.store.blobs import describe_partial, follow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,18 +34,32 @@ class _Workspace:
             raise AttemptError("grader", "this trial has no workspace to look at", retry=False)
         self._files: Mapping[str, str] = files
         self._blobs: Blobs = blobs
+        self._partial = case.output.files_partial
 
     def has(self, path: str) -> bool:
         """Return True for a file, a link, or a folder with files in it."""
-        return self._lists(path) or ((end := follow(self._files, path)) is not None and self._lists(end))
+        if self._lists(path) or ((end := follow(self._files, path)) is not None and self._lists(end)):
+            return True
+        self._check_kept(path)
+        return False
 
     def _lists(self, path: str) -> bool:
         return path in self._files or any(name.startswith(f"{path}/") for name in self._files)
+
+    def _check_kept(self, path: str) -> None:
+        """Raise AttemptError for a file that may be missing only because the workspace was too large."""
+        if isinstance(self._partial, UnsetType):
+            return
+        paths = self._partial.paths
+        left_out = any(f"{name}/".startswith(f"{end}/") for name in paths for end in {path, follow(self._files, path)})
+        if left_out or self._partial.count > len(paths):
+            raise AttemptError("grader", f"{path} was not kept: {describe_partial(self._partial)}", retry=False)
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file; None where there is none. Links are followed inside the workspace only."""
         end = follow(self._files, path)
         if end is None or end not in self._files:
+            self._check_kept(path)
             return None
         try:
             return self._blobs.read(self._files[end])

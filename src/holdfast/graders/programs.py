@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import expected_value, share
-from holdfast.graders.sandbox import Confined, restored_workspace, run_in
+from holdfast.graders.sandbox import Confined, check_failure, restored_workspace, run_in
 from holdfast.graders.tool_calls import NOT_SEEN, calls_of
 from holdfast.graders.types import Verdict
 from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader
@@ -56,10 +56,10 @@ class Program(Confined):
         async with restored_workspace(case) as sandbox:
             ran = await run_in(sandbox, arguments, case.text(block), block.timeout, network=block.network)
         if ran.killed is not None:
-            return _killed(ran, block.on_timeout)
+            return check_failure(case, _killed(ran, block.on_timeout))
         feedback = ran.out.strip() or ("" if ran.code == 0 else ran.err.strip()[-1000:])
         details = {"exit_code": ran.code, "stderr": ran.err.strip()[-1000:], "isolation": ran.isolation}
-        return Verdict(float(ran.code == 0), feedback or f"exit code {ran.code}", details)
+        return check_failure(case, Verdict(float(ran.code == 0), feedback or f"exit code {ran.code}", details))
 
     def _resolve(self, argument: str) -> str:
         """Name a file of the eval's folder in full, so that no trial can put another in its place."""
@@ -106,19 +106,19 @@ class Code(Confined):
             message = f"the assertions could not be evaluated: {how}: {ran.err[-400:].strip()}"
             raise AttemptError("grader", message, retry=False)
         if ran.killed is not None:
-            return _killed(ran, self.block.on_timeout)
+            return check_failure(case, _killed(ran, self.block.on_timeout))
         results: list[tuple[bool, str]] = []
         with suppress(msgspec.MsgspecError):
             results = msgspec.json.decode(answer, type=list[tuple[bool, str]])
         if len(results) != len(self.block.assertions):
             reason = f"exit code {ran.code} before all assertions were evaluated"
-            return Verdict(0.0, reason, {"exit_code": ran.code, "isolation": ran.isolation})
+            return check_failure(case, Verdict(0.0, reason, {"exit_code": ran.code, "isolation": ran.isolation}))
         failures = [
             f"{assertion.strip()} ({error})" if error else f"not true: {assertion.strip()}"
             for assertion, (holds, error) in zip(self.block.assertions, results, strict=True)
             if not holds
         ]
-        return share(len(results), failures, {"isolation": ran.isolation})
+        return check_failure(case, share(len(results), failures, {"isolation": ran.isolation}))
 
 
 def _killed(ran: ProgramResult, on_timeout: str) -> Verdict:

@@ -31,15 +31,17 @@ from holdfast.containment.program import running
 from holdfast.errors import AttemptError
 from holdfast.graders.types import WaitingGrader
 from holdfast.graders.worker_loop import OUTSIDE
-from holdfast.store.blobs import MOST_BYTES, restore
+from holdfast.store.blobs import describe_partial, restore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from holdfast.graders.types import Case
+    from holdfast.graders.types import Case, Verdict
 
 CONFINE: Final = Path(containment.__file__).with_name("confine.py")
 _WITHOUT_NAMESPACES: Final = "reaper" if sys.platform.startswith("linux") else "group"
+_FILE_BYTES: Final = 256 * 1024 * 1024
+"""maximum size of a file that a program may write"""
 _MEMORY: Final = 4 << 30
 _SHOWN: Final = 64 * 1024
 """bytes of a program's output that are read"""
@@ -128,6 +130,14 @@ def _restore(case: Case, workspace: Path) -> None:
         raise AttemptError("grader", f"the trial's workspace cannot be restored: {error}", retry=False) from error
 
 
+def check_failure(case: Case, verdict: Verdict) -> Verdict:
+    """Return a verdict; raise AttemptError for a failure that may be due to files which were not kept."""
+    partial = case.output.files_partial
+    if verdict.score == 1.0 or isinstance(partial, UnsetType):
+        return verdict
+    raise AttemptError("grader", f"{verdict.feedback}; but {describe_partial(partial)}", retry=False)
+
+
 async def _in_thread(call: Callable[[], None]) -> None:
     """Run a call in a thread, and wait for its end even when cancelled, so that no files are left behind."""
     task = asyncio.ensure_future(asyncio.to_thread(call))
@@ -167,7 +177,7 @@ async def run_in(
         "workspace": str(sandbox.workspace),
         **msgspec.to_builtins(limits),
         "seconds": seconds,
-        "file_bytes": MOST_BYTES,
+        "file_bytes": _FILE_BYTES,
         "memory_bytes": _MEMORY,
     }
     timed_out, code = False, None

@@ -70,7 +70,9 @@ def grader_changes(old: Any, new: Any) -> list[str]:
 def _conversation(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
-            if old.get(key) is None:
+            if key == "limits":
+                yield f"limits changed ({', '.join(_differences('limits', old.get(key) or {}, new.get(key) or {}))})"
+            elif old.get(key) is None:
                 yield f"{key} added"
             else:
                 yield f"{key} changed" if new.get(key) is not None else f"{key} removed"

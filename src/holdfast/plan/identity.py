@@ -26,6 +26,7 @@ from holdfast.spec.named_inputs import TARGET
 from holdfast.spec.redact import without_secrets
 from holdfast.spec.row_fields import fields_of_grader, fields_of_target
 from holdfast.spec.template import normal_expression
+from holdfast.spec.trial_limits import limits_identity
 from holdfast.store.blobs import link_of, mode_of
 from holdfast.store.durable import slug
 from holdfast.store.manifest import DatasetInfo, Fingerprints, Identity, Manifest
@@ -105,6 +106,8 @@ def identify(spec: Eval) -> RunIdentity:
             conversation["responder"] = responder_identity(spec)
     if (files := workspace_identity(spec)) is not None:
         conversation["workspace"] = files
+    if limits := limits_identity(spec):
+        conversation["limits"] = limits
     places = []
     for place in grader_places(spec):
         with noting_files() as code[place.name]:
@@ -245,4 +248,9 @@ def workspace_identity(spec: Eval) -> dict[str, Any] | None:
         name: path if isinstance(path, str) else digest_bytes(path.read_bytes()) + mode_of(path)
         for name, path in common_files(spec).items()
     }
-    return {"folder": contents, "files": normal_expression(spec.workspace.files)}
+    block = spec.workspace
+    # Graders see other files with other settings. Those that have their defaults are left out.
+    settings = block.model_dump(include={"ignore", "max_size"}, exclude_defaults=True)
+    if "ignore" in settings:
+        settings["ignore"] = sorted(set(block.ignore))
+    return {"folder": contents, "files": normal_expression(block.files), **settings}

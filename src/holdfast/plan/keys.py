@@ -5,8 +5,8 @@ grade key        the generation key, the digest of what was said, the grader, an
 set digest       all outputs of a run: verdicts of graders that look at them together carry it
 run id           all of a run's parts, so that the same command finds the same directory
 
-In none of them: concurrency, time-outs, retries, budgets, thresholds, weights, API keys, the base URL of a model
-(unless `identity: url`), paths.
+In none of them: concurrency, time-outs that are errors, retries, budgets, thresholds, weights, API keys, the base URL
+of a model (unless `identity: url`), paths. Limits of a trial that score are a part of the conversation.
 """
 
 from __future__ import annotations

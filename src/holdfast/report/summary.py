@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from math import isclose
 from typing import TYPE_CHECKING, Final
 
 from holdfast.display.format import dollars, duration, latency
@@ -61,19 +62,23 @@ def _paid(usage: Usage, judges: Usage, spent: Spent | None) -> str | None:
             return (
                 f"this run paid at least {dollars(spent.cost)}: what {spent.unpriced:,} of its requests cost is unknown"
             )
-        if dollars(worth) == dollars(spent.cost):
+        if dollars(worth) == dollars(spent.cost) or isclose(worth, spent.cost, rel_tol=1e-6):
             return None
-        return f"total {dollars(worth)}, of which this run paid {dollars(spent.cost)}{_why(worth, spent.cost)}"
+        if spent.cost > worth:
+            return f"this run paid {dollars(spent.cost)}, {_more_than(dollars(worth))}"
+        return f"total {dollars(worth)}, of which this run paid {dollars(spent.cost)}; the rest was reused"
     if usage.tokens is None or judges.tokens is None or spent.unmetered:
         return None
     tokens = usage.tokens + judges.tokens
     if tokens == spent.tokens:
         return None
-    return f"of the {tokens:,} tokens this run used {spent.tokens:,} itself{_why(tokens, spent.tokens)}"
+    if spent.tokens > tokens:
+        return f"this run used {spent.tokens:,} tokens, {_more_than(f'{tokens:,}')}"
+    return f"of the {tokens:,} tokens this run used {spent.tokens:,} itself; the rest was reused"
 
 
-def _why(worth: float, paid: float) -> str:
-    return "; the rest was reused" if paid < worth else ", attempts that failed included"
+def _more_than(worth: str) -> str:
+    return f"more than the {worth} of its outputs and grades: calls that failed or were repeated are paid for, too"
 
 
 def retried(failures: Failures | None) -> Iterator[str]:

@@ -31,6 +31,7 @@ from holdfast.report.checkpoints import (
 )
 from holdfast.report.file_changes import FileChange, compare_files, initial_files
 from holdfast.report.run_view import GradedTrial
+from holdfast.store.blobs import describe_partial
 from holdfast.store.records import NO_USAGE, Mark, ToolResponse, content_text
 from holdfast.targets.types import Reply
 
@@ -97,6 +98,10 @@ class TimelineFacts(Struct, frozen=True, kw_only=True):
     """class of the answer; empty without one"""
     stop: str = ""
     """why the conversation ended"""
+    detail: str = ""
+    """which limit, or what a program printed, where that is why"""
+    partial: str = ""
+    """what is missing of the workspace, where it was too large"""
     turns: int = 0
     attempt: int = 1
     input_tokens: int | None = None
@@ -188,6 +193,8 @@ class _Finished:
                 status=trial_status(trial, self._errors),
                 score=trial.score,
                 stop=output.stop,
+                detail=output.stop_detail or "",
+                partial=describe_partial(output.files_partial) if output.files_partial else "",
                 answer=output.answer,
                 turns=output.turns,
                 attempt=output.attempt,

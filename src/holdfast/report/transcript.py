@@ -145,6 +145,8 @@ def _heading(timeline: Timeline) -> Iterator[RenderableType]:
         f"output of {printable(facts.source, '')}" if facts.source else "",
     ]
     yield Text(" · ".join(part for part in parts if part), "bright_black")
+    for detail in filter(None, (facts.detail, facts.partial)):
+        yield Text(f"  {printable(detail, '')}", "bright_black")
 
 
 def _turn(turn: TimelineTurn, write: Writer, *, alone: bool) -> Iterator[RenderableType]:

@@ -13,6 +13,7 @@
 `suite`          suite files: several evals and targets
 `load_exports`   exporters, and the options of an export
 `schema`         the schemas of an eval file's top, its dataset and its limits, and the base of all schemas
+`trial_limits`   the limits of one trial: their defaults, whether they score, and their part of the key
 `conversation_schema` schemas of messages, the simulated user and checkpoints
 `agent_schema`   schemas of tools and workspaces
 `model_schema`   schemas of prices, batches, and reasoning in replies

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from holdfast.spec.schema import Block, FunctionName
+from holdfast.spec.schema import Block, FunctionName, Size, Strings
 
 MAX_RESULT: Final = 65_536
 """bytes of a tool's result by default"""
@@ -109,3 +109,9 @@ class WorkspaceBlock(Block):
     files: str | None = None
     """Expression over the row that returns further files, as a mapping of paths to contents: a text, `{base64: …}`,
     or `{text: …, executable: true}`."""
+    ignore: Strings = []
+    """Files and folders that are not kept, as globs: a name such as `node_modules` or `*.log` at any depth, or a path
+    from the top of the workspace such as `build/cache`. Graders do not see them."""
+    max_size: Size = 5_000_000_000
+    """Maximum size of the files that are kept, such as `500MB`. Of a larger workspace the largest files are left out,
+    and the output names them. Default: `5GB`."""

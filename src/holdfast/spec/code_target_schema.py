@@ -43,6 +43,7 @@ class PythonTarget(TargetBlock):
     """Functions that save and restore the agent's own memory between turns."""
 
     multi_call: ClassVar[bool] = True
+    works_alone: ClassVar[bool] = True
 
     @property
     def takes_files(self) -> bool:
@@ -87,9 +88,16 @@ class CommandTarget(TargetBlock):
     expressions: ClassVar[tuple[str, ...]] = ("env",)
     sees_row: ClassVar[bool] = False
     multi_call: ClassVar[bool] = True
+    works_alone: ClassVar[bool] = True
+    has_exit_code: ClassVar[bool] = True
 
     @property
     def reports_cost(self) -> bool:
+        """True if the program's model calls go through the proxy."""
+        return self.proxy
+
+    @property
+    def counts_calls(self) -> bool:
         """True if the program's model calls go through the proxy."""
         return self.proxy
 
@@ -129,6 +137,8 @@ class AgentTarget(TargetBlock):
     templates: ClassVar[tuple[str, ...]] = ("args",)
     sees_row: ClassVar[bool] = False
     multi_call: ClassVar[bool] = True
+    works_alone: ClassVar[bool] = True
+    has_exit_code: ClassVar[bool] = True
 
     @property
     def label(self) -> str:

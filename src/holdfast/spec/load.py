@@ -25,6 +25,7 @@ from holdfast.spec.schema import EvalFields
 from holdfast.spec.selection import Selection
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import PatternTemplate, Template, TemplateSyntaxError, expression, texts
+from holdfast.spec.trial_limits import limit_problems, with_defaults
 from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block
 
@@ -404,7 +405,8 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         for place, grader in built.placed_graders()
         if grader.needs_workspace and built.workspace is None
     )
-    problems.extend(Problem(document.where(place), message) for place, message in likelihood_problems(built))
+    for place, message in (*likelihood_problems(built), *limit_problems(built)):
+        problems.append(Problem(document.where(place), message))
     for each in built.templates():
         try:
             each.compile()
@@ -417,7 +419,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
             problems.append(Problem(document.where(place), f"not a valid expression: {error.message}"))
     if problems:
         raise ConfigError(problems)
-    limits = built.limits.for_models(built.models())
+    limits = with_defaults(built.limits, built)
     more = [*vacuous_checks(built), *([] if top.gate is None else top.gate.idle_settings())]
     return msgspec.structs.replace(built, limits=limits, notices=(*notices, *more))
 

@@ -4,10 +4,10 @@ import os
 import posixpath
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core.core_schema import no_info_plain_validator_function
@@ -39,6 +39,17 @@ def parse_duration(value: Any) -> Any:
         raise ValueError("a duration such as 90, 90s, 5m or 1h30m")
     hours, minutes, seconds = (float(group or 0) for group in match.groups())
     return hours * 3600 + minutes * 60 + seconds
+
+
+def parse_size(value: Any) -> Any:
+    """Bytes from `1000`, `500MB`, `1.5 GB` or `2GiB`."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)B?|B)?", value.strip().upper())
+    if match is None:
+        raise ValueError("a size such as 1000, 500MB or 5GB")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(unit) + 1 if unit else 0))
 
 
 def parse_points(value: Any) -> Any:
@@ -134,6 +145,8 @@ def _one_answer(params: dict[str, Any]) -> dict[str, Any]:
 
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+"""a number of bytes"""
 Points = Annotated[float, BeforeValidator(parse_points)]
 """a difference of scores, as a share of 1"""
 Strings = Annotated[list[str], BeforeValidator(_as_list)]
@@ -297,32 +310,63 @@ def as_dataset(value: Any) -> Any:
     return {"path": value} if isinstance(value, str | list) else value
 
 
+AGENT_TURN: Final = 3600.0
+AGENT_TRIAL: Final = 6 * 3600.0
+"""default time limits of agents and of the embedded model, in seconds"""
+
+
 def is_embedded(model: str) -> bool:
     """Return True for the name of a model that runs on this machine, inside Holdfast."""
     return model.startswith("local/")
 
 
+class TrialLimitsBlock(Block):
+    """What one trial may use. A trial that reaches a limit ends there; `on_limit` says how it counts."""
+
+    time: Seconds | None = None
+    """Time of the target in all turns. Default: `trial_timeout`."""
+    tokens: int | None = Field(default=None, gt=0)
+    """Input and output tokens of the target's model calls."""
+    cost: float | None = Field(default=None, gt=0)
+    """US dollars of the target's model calls."""
+    calls: int | None = Field(default=None, gt=0)
+    """Number of the target's model calls, as `usage.requests` counts them."""
+
+
+OnLimit = Literal["score", "error"]
+
+
 class Limits(Block):
-    """Concurrency, timeouts, retries and budgets. Never part of a key."""
+    """Concurrency, timeouts, retries and budgets. Part of a key only if reaching them scores."""
 
     concurrency: int | Literal["auto"] | None = None
     """Maximum number of requests in flight, or `auto` to raise it while the server keeps up. A rate limit lowers it
     for a while. Default: `auto` for a model on the internet, 64 for one in your own network, for several servers and
-    for other targets, 4 for the embedded model; for likelihoods 16, or 1 for the embedded model."""
+    for other targets, 4 for the embedded model; for likelihoods 16, or 1 for the embedded model; for
+    [agents](agents.md#limits) as many as the machine has cores, at most 8."""
     turn_timeout: Seconds = 120
-    """Time limit for one reply of the target. Default for the embedded model: 1 hour."""
+    """Time limit for one reply of the target. Default for the embedded model and for [agents](agents.md#limits): 1
+    hour."""
     trial_timeout: Seconds = 600
     """Time limit for a whole trial with its retries. Waiting for a rate limit does not count. Default for the
-    embedded model: 6 hours."""
+    embedded model and for [agents](agents.md#limits): 6 hours."""
+    trial: TrialLimitsBlock | None = None
+    """What one trial may use, for targets that make several calls: see [limits of a trial](agents.md#limits)."""
+    on_limit: OnLimit | None = None
+    """What becomes of a trial that reaches a limit: `score` grades what is there, `error` leaves the trial pending.
+    Default: `score` for [agents](agents.md#limits) and with `trial`, else `error`."""
+    on_exit: OnLimit | None = None
+    """What becomes of a trial whose program ends with an exit code other than 0: `score` or `error`. Default: `score`
+    for [agents](agents.md#limits), else `error`."""
     retries: int = Field(default=5, ge=0)
     """How many retries each turn has, per process. Waiting for a rate limit uses none; an attempt that got further than
     the last starts the count again."""
     max_cost: float | None = Field(default=None, gt=0)
-    """Budget of the whole run in US dollars. Once it is spent, no more trials start."""
+    """Budget of the whole run in US dollars. Once it is spent, no trial starts, and no call of a trial with several."""
     token_budget: int | None = Field(default=None, gt=0)
     """Budget of the whole run in tokens. The length of a single reply is `target.params.max_tokens`."""
     max_time: Seconds | None = None
-    """Time budget of the whole run. Once it is used up, no more trials start."""
+    """Time budget of the whole run. Once it is used up, no trial starts, and no call of a trial with several."""
 
     @model_validator(mode="after")
     def _positive(self) -> Self:
@@ -330,16 +374,21 @@ class Limits(Block):
             raise ValueError("concurrency must be at least 1, or auto")
         return self
 
-    def for_models(self, models: Iterable[str]) -> Self:
-        """Return limits with time for a model that runs on this machine, where the file names none.
+    def with_time(self, *, patient: bool) -> Self:
+        """Return limits with enough time where the file names none.
 
-        Such a model is as fast as the machine is idle. Its requests share the cores, so a time-out that is too short
-        throws away all of them at once, and they begin again.
+        `patient`: for an agent, or a model that runs on this machine. Such a model is as fast as the machine is idle.
+        Its requests share the cores, so a time-out that is too short throws away all of them at once, and they begin
+        again. A limit of the trial's time is not cut short by the default of another one.
         """
-        if not any(map(is_embedded, models)):
-            return self
-        longer = {"turn_timeout": 3600, "trial_timeout": 6 * 3600}
-        return self.model_copy(update={key: value for key, value in longer.items() if key not in self.model_fields_set})
+        trial = (self.trial and self.trial.time) or 0.0
+        usual = {
+            "turn_timeout": max(trial, AGENT_TURN if patient else self.turn_timeout),
+            "trial_timeout": max(trial, AGENT_TRIAL if patient else self.trial_timeout),
+        }
+        written = self.model_fields_set
+        values = {name: value if name in written else usual.get(name, value) for name, value in self}
+        return self.model_construct(written, **values)  # unlike a copy, which would count the defaults as written
 
 
 class OutputBlock(Block):

@@ -21,6 +21,10 @@ class TargetBlock(Block):
 
     multi_call: ClassVar[bool] = False
     """a reply may take several model or tool calls, which are recorded one by one"""
+    works_alone: ClassVar[bool] = False
+    """code that works on its own until it is done: an agent, a program, a function"""
+    has_exit_code: ClassVar[bool] = False
+    """a program, whose exit code tells whether it failed"""
     expressions: ClassVar[tuple[str, ...]] = ()
     """fields that hold expressions over the row"""
     sees_row: ClassVar[bool] = True
@@ -47,6 +51,11 @@ class TargetBlock(Block):
     def reports_cost(self) -> bool:
         """False where neither replies nor the models' prices tell what a reply costs."""
         return True
+
+    @property
+    def counts_calls(self) -> bool:
+        """True if the target's model calls are counted one by one."""
+        return self.multi_call
 
     @property
     def takes_files(self) -> bool:
@@ -153,6 +162,11 @@ class ModelTarget(TargetBlock):
         if self.json_schema is not None and self.api == "completions":
             raise ValueError("a model cannot be asked for JSON by a `schema` with `api: completions`")
         return self
+
+    @property
+    def counts_calls(self) -> bool:
+        """True if a reply may take several calls."""
+        return bool(self.tools)
 
     @property
     def may_pause(self) -> bool:

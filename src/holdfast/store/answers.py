@@ -13,7 +13,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-AnswerClass = Literal["whole", "cut", "filtered", "refused", "empty", "paused"]
+AnswerClass = Literal["whole", "cut", "filtered", "refused", "empty", "paused", "limited", "exited"]
 ANSWER_CLASSES: Final[tuple[AnswerClass, ...]] = get_args(AnswerClass)
 
 _KINDS: Final[dict[str, tuple[AnswerClass, str]]] = {
@@ -24,6 +24,12 @@ _KINDS: Final[dict[str, tuple[AnswerClass, str]]] = {
     "content_filter": ("filtered", "filtered"),
     "refusal": ("refused", "refused"),
     "pause": ("paused", "paused"),
+    "limited": ("limited", "ended by a limit"),
+    "time_limit": ("limited", "ended at the time limit"),
+    "token_limit": ("limited", "ended at the limit of tokens"),
+    "cost_limit": ("limited", "ended at the limit of cost"),
+    "call_limit": ("limited", "ended at the limit of calls"),
+    "exited": ("exited", "ended by a program's exit code"),
 }
 """classes, and values of `stop` that say more: the class of each, and words for a count of such answers"""
 KINDS: Final = tuple(_KINDS)
@@ -31,10 +37,16 @@ KINDS: Final = tuple(_KINDS)
 KIND_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 
 
+EXIT: Final = "exit:"
+"""begins the `stop` of a program that ended with an exit code other than 0, which follows"""
+
+
 def classify_answer(stop: str, *, empty: bool) -> AnswerClass:
     """Return the class of an answer by its `stop`; `empty` tells that there is no text, tool call or file in it."""
     if stop in _KINDS:
         return _KINDS[stop][0]
+    if stop.startswith(EXIT):
+        return "exited"
     return "empty" if empty else "whole"
 
 
@@ -63,6 +75,10 @@ class Answers(Struct, frozen=True, kw_only=True):
     """the answer ended normally and has no content"""
     paused: int = 0
     """the provider paused the answer and did not continue it"""
+    limited: int = 0
+    """a limit of the trial ended it: time, tokens, cost or calls"""
+    exited: int = 0
+    """the target's program ended with an exit code other than 0"""
     errors: int = 0
     """trials without an output"""
     pending: int = 0

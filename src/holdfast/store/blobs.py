@@ -7,32 +7,39 @@ The contents are in the run directory's `files/`, once for each, however many tu
 from __future__ import annotations
 
 import os
+import re
+import time
+from bisect import bisect_right
 from contextlib import suppress
+from fnmatch import translate
+from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from holdfast.canonical import digest_bytes
+from holdfast.canonical import digest_bytes, tagged
 from holdfast.store.durable import make_directory, replacing, sync_directory
+from holdfast.store.records import PartialFiles
 from holdfast.store.shared import link_sealed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 Files = dict[str, str]
 """a snapshot: relative paths with `/`, mapped to the digests of their contents, with `+x` appended if executable.
 A symbolic link has `link:` and its target in place of a digest. An empty folder is a path that ends in `/`, with an
 empty digest: some programs, such as git, need such folders"""
 
-MOST_BYTES: Final = 256 * 1024 * 1024
-"""maximum size of a workspace; anything larger is a dataset"""
-
-
 LINK: Final = "link:"
 _MOST_LINKS: Final = 40
-
-
-class TooLarge(ValueError):
-    """A workspace that is too large to be stored."""
+_MOST_PATHS: Final = 1000
+"""files that did not fit and are listed by name"""
+_PIECE: Final = 1 << 20
+"""bytes that are in memory at once"""
+_TRIES: Final = 3
+"""how often a file that changes while it is copied is copied again"""
+_SETTLED: Final = 2.0
+"""seconds after which another change of a file is sure to change its times, on any file system"""
 
 
 class Blobs:
@@ -58,6 +65,28 @@ class Blobs:
             file.write(data)
         return digest
 
+    def keep_file(self, source: Path) -> str:
+        """Store the contents of a file durably, a piece at a time, and return their digest."""
+        for _ in range(_TRIES):
+            digest = digest_file(source)
+            path = self.path(digest)
+            if path.exists():
+                return digest
+            make_directory(path.parent)
+            with suppress(_Changed), replacing(path) as file:
+                if _copy(source, file) != digest:
+                    raise _Changed
+                return digest
+        raise OSError(f"{source.name} changes while it is stored")
+
+    def copy(self, digest: str, target: Path) -> None:
+        """Write the contents of a digest into a new file; raise ValueError if they do not match it."""
+        with target.open("xb") as file:
+            copied = _copy(self.path(digest), file)
+        if copied != digest.removesuffix("+x"):
+            target.unlink()
+            raise ValueError(f"the content in files/ does not match its digest {digest[:80]}")
+
     def take_from(self, folder: Path) -> None:
         """Bring all contents of another run's folder here: as hard links, or copies if the file system has no links."""
         linked = set()
@@ -69,7 +98,7 @@ class Blobs:
             if link_sealed(source, path):
                 linked.add(path.parent)
             else:
-                self.keep(source.read_bytes())
+                self.keep_file(source)
         for directory in linked:
             sync_directory(directory)
 
@@ -81,26 +110,125 @@ class Blobs:
         return data
 
 
-def snapshot(folder: Path, blobs: Blobs) -> Files:
-    """Store every regular file and symbolic link below a folder. Links are stored as links and never followed."""
-    if folder.is_symlink():
-        raise ValueError("the workspace folder has been replaced by a symbolic link")
-    files: Files = {}
-    total = 0
-    for place, folders, names in os.walk(folder):
-        folders.sort()
-        if not folders and not names and Path(place) != folder:
-            files[_name(Path(place), folder) + "/"] = ""
-        for name in sorted([*names, *(name for name in folders if Path(place, name).is_symlink())]):
-            path = Path(place, name)
-            if path.is_symlink():
-                files[_name(path, folder)] = link_of(path, folder)
+class _Changed(Exception):
+    """A file was written to while it was read."""
+
+
+def _copy(source: Path, target: BinaryIO | None) -> str:
+    """Return the digest of a file, and write its content to another one, if there is one."""
+    content = sha256()
+    with source.open("rb") as file:
+        while piece := file.read(_PIECE):
+            content.update(piece)
+            if target is not None:
+                target.write(piece)
+    return tagged(content)
+
+
+def digest_file(path: Path) -> str:
+    """Return the digest of a file's content, read a piece at a time."""
+    return _copy(path, None)
+
+
+class Ignored:
+    """Globs for files and folders that are not kept: of names at any depth, or with `/` of paths from the top."""
+
+    def __init__(self, globs: Iterable[str]) -> None:
+        plain = [glob.strip().removeprefix("./").rstrip("/") for glob in globs]
+        self._names = _pattern(glob for glob in plain if "/" not in glob)
+        self._paths = _pattern(glob.removeprefix("/") for glob in plain if "/" in glob)
+
+    def __contains__(self, path: str) -> bool:
+        """Return True for a path that is left out, or that is inside a folder which is."""
+        parts = path.strip("/").split("/")
+        if any(map(self._names.fullmatch, parts)):
+            return True
+        return any(self._paths.fullmatch("/".join(parts[:end])) for end in range(1, len(parts) + 1))
+
+
+def _pattern(globs: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(translate(glob) for glob in globs if glob) or r"(?!)")
+
+
+_Stamp = tuple[int, int, int, int]
+"""size, times of modification and change, and inode of a file"""
+
+
+class Snapshots:
+    """Stores the files of one folder again and again. A folder that is too large is stored without its largest files.
+
+    `unchanged` files, whose stamps are those of the last time, are not read again. Their times have to be older than
+    that by more than the clocks of file systems are coarse, since a later change would otherwise leave no trace.
+    """
+
+    def __init__(self, folder: Path, blobs: Blobs, ignored: Ignored, max_size: int) -> None:
+        self._folder = folder
+        self._blobs = blobs
+        self._ignored = ignored
+        self._max_size = max_size
+        self._stored: dict[str, tuple[_Stamp, str]] = {}
+        """by path: the file as it was stored the last time"""
+        self.partial: PartialFiles | None = None
+        """what the last snapshot lacks"""
+
+    def take(self, *, trust_times: bool = False) -> Files:
+        """Store every regular file and symbolic link. Links are stored as links and never followed.
+
+        `trust_times`: files that look unchanged are not read again.
+        """
+        if self._folder.is_symlink():
+            raise ValueError("the workspace folder has been replaced by a symbolic link")
+        now = time.time()
+        files: Files = {}
+        regular: list[tuple[int, str, Path, os.stat_result]] = []
+        for name, path in self._walk():
+            if name.endswith("/"):
+                files[name] = ""
+            elif path.is_symlink():
+                files[name] = link_of(path, self._folder)
             elif path.is_file():
-                total += path.stat().st_size
-                if total > MOST_BYTES:
-                    raise TooLarge(f"the workspace holds more than {MOST_BYTES >> 20} MB")
-                files[_name(path, folder)] = blobs.keep(path.read_bytes()) + mode_of(path)
-    return files
+                status = path.stat()
+                regular.append((status.st_size, name, path, status))
+        # The smallest files first: source code is worth more than what was built from it.
+        regular.sort(key=lambda file: file[:2])
+        fitting = bisect_right([*accumulate(size for size, *_ in regular)], self._max_size)
+        kept, excess = regular[:fitting], regular[fitting:]
+        stored = {}
+        for size, name, path, status in kept:
+            stamp = size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+            before = self._stored.get(name) if trust_times else None
+            digest = before[1] if before is not None and before[0] == stamp else self._blobs.keep_file(path)
+            files[name] = digest + _mode(status)
+            if max(status.st_mtime, status.st_ctime) < now - _SETTLED:
+                stored[name] = stamp, digest
+        self._stored = stored
+        self.partial = None
+        if excess:
+            names = sorted(name for _, name, *_ in excess)
+            self.partial = PartialFiles(len(names), sum(file[0] for file in excess), names[:_MOST_PATHS])
+        return dict(sorted(files.items()))
+
+    def _walk(self) -> Iterator[tuple[str, Path]]:
+        """Yield everything that is kept, with its name; empty folders with a `/` at the end."""
+        for place, folders, names in os.walk(self._folder):
+            for entries in (folders, names):
+                entries[:] = sorted(
+                    name for name in entries if _name(Path(place, name), self._folder) not in self._ignored
+                )
+            if not folders and not names and Path(place) != self._folder:
+                yield _name(Path(place), self._folder) + "/", Path(place)
+            linked = [name for name in folders if Path(place, name).is_symlink()]
+            for path in [Path(place, name) for name in names + linked]:
+                yield _name(path, self._folder), path
+
+
+def describe_partial(partial: PartialFiles) -> str:
+    """Describe what a snapshot lacks, and what to do."""
+    files = "1 file" if partial.count == 1 else f"{partial.count:,} files"
+    return (
+        f"the workspace was larger than workspace.max_size, so {files} ({partial.bytes:,} bytes) were left out; raise "
+        "it, or name what no grader needs under workspace.ignore"
+    )
 
 
 def link_of(path: Path, folder: Path) -> str:
@@ -115,7 +243,7 @@ def _entry(path: Path, folder: Path) -> str | None:
     """Return the entry of a file or link; None for anything that is not stored."""
     if path.is_symlink():
         return link_of(path, folder)
-    return digest_bytes(path.read_bytes()) + mode_of(path) if path.is_file() else None
+    return digest_file(path) + mode_of(path) if path.is_file() else None
 
 
 def restore(files: Files, blobs: Blobs, folder: Path) -> None:
@@ -142,7 +270,7 @@ def restore(files: Files, blobs: Blobs, folder: Path) -> None:
             if digest.startswith(LINK):
                 path.symlink_to(digest.removeprefix(LINK))
                 continue
-            path.write_bytes(blobs.read(digest))
+            blobs.copy(digest, path)
             if digest.endswith("+x"):
                 path.chmod(0o755)
 
@@ -181,7 +309,11 @@ def _utf8(name: str) -> str:
 
 def mode_of(path: Path) -> str:
     """Return the suffix of a file's digest: `+x` if it is executable."""
-    return "+x" if path.stat().st_mode & 0o100 else ""
+    return _mode(path.stat())
+
+
+def _mode(status: os.stat_result) -> str:
+    return "+x" if status.st_mode & 0o100 else ""
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = "journals"
 _LENT: Final = "lent"
-_MAGIC: Final = b"holdfast index 4\n"
+_MAGIC: Final = b"holdfast index 5\n"
 _HEAD: Final = 4096
 """bytes at the beginning of a journal that are compared"""
 

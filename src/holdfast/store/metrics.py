@@ -201,8 +201,8 @@ class Metrics(Struct, frozen=True, kw_only=True):
     outputs: int
     """number of outputs"""
     answers: Answers
-    """number of trials by the class of their answer: `whole`, `cut`, `filtered`, `refused`, `empty`, `paused`, and
-    `errors` for trials without an output. They add up to `total`"""
+    """number of trials by the class of their answer: `whole`, `cut`, `filtered`, `refused`, `empty`, `paused`,
+    `limited`, `exited`, and `errors` for trials without an output. They add up to `total`"""
     graded: int
     """number of trials that passed or failed"""
     coverage: float

@@ -103,6 +103,15 @@ class Timing(Struct, frozen=True):
     """seconds until the first token, if the reply was streamed"""
 
 
+class PartialFiles(Struct, frozen=True):
+    """The files of a workspace that were not kept, because it was too large."""
+
+    count: int
+    bytes: int
+    paths: list[str]
+    """the first ones by name"""
+
+
 class Mark(Struct, frozen=True):
     """The end of a turn: how many messages there were, and their digest."""
 
@@ -122,6 +131,8 @@ class Mark(Struct, frozen=True):
     """how many steps the trace had, where there is one"""
     value: Any = UNSET
     """the reply's value, where it is no text"""
+    files_partial: PartialFiles | UnsetType = UNSET
+    """what `files` lacks, where the workspace was too large"""
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True):
@@ -234,10 +245,11 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """number of user messages that were answered"""
     stop: str
     """[reason why the conversation ended](models.md#why-an-answer-ended): `stop`, `tool_calls`, `length`,
-    `context_window`, `max_steps`, `content_filter`, `refusal`, `pause`, `checkpoint@TURN`, or the target's own word"""
+    `context_window`, `max_steps`, `content_filter`, `refusal`, `pause`, `time_limit`, `token_limit`, `cost_limit`,
+    `call_limit`, `exit:CODE`, `checkpoint@TURN`, or the target's own word"""
     answer: AnswerClass
-    """[class of the answer](graders.md#every-trial-is-accounted-for): `whole`, `cut`, `filtered`, `refused`, `empty` or
-    `paused`; with several turns, that of the first reply that is not whole"""
+    """[class of the answer](graders.md#every-trial-is-accounted-for): `whole`, `cut`, `filtered`, `refused`, `empty`,
+    `paused`, `limited` or `exited`; with several turns, that of the first reply that is not whole"""
     usage: Usage
     """`input_tokens`, `output_tokens`, `requests`, and `cost` in dollars; null is unknown"""
     timing: Timing
@@ -262,6 +274,11 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """only if the target reported its inner steps: the steps of all turns, in the form of NeMo Agent Toolkit's
     `IntermediateStep` (`parent_id`, `function_ancestry`, `payload` with `event_type`, `event_timestamp`, `name`,
     `data`, `usage_info` …), as the target sent them"""
+    stop_detail: str | UnsetType = UNSET
+    """only if a limit or an exit code ended the trial: which limit, or the end of what the program had printed"""
+    files_partial: PartialFiles | UnsetType = UNSET
+    """only if the workspace was larger than `workspace.max_size`: what `files` lacks (`count`, `bytes`, and `paths`, at
+    most 1,000 of them)"""
     source: str | UnsetType = UNSET
     """only if the output was copied: the run in which it was generated"""
     opening: int | UnsetType = UNSET

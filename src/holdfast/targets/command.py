@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.containment.program import running
-from holdfast.errors import AttemptError, Fault
+from holdfast.errors import AttemptError, Fault, ProgramExited
 from holdfast.spec.code_target_schema import CommandTarget
 from holdfast.spec.fingerprint import check_program, command_files, is_file
 from holdfast.spec.template import RENDER_ERRORS, expression, template
@@ -96,6 +96,8 @@ class Command(Target):
             "HOLDFAST_SAMPLE": for_environment(turn.sample.id),
             "HOLDFAST_TURN": str(turn.number),
         }
+        if turn.deadline is not None:
+            environment["HOLDFAST_DEADLINE"] = str(int(turn.deadline))
         if calls.workspace is not None:
             environment["HOLDFAST_WORKSPACE"] = str(calls.workspace)
             if folders := [str(calls.workspace / folder) for folder in self.block.path]:
@@ -161,14 +163,32 @@ class Command(Target):
         except OSError as error:
             raise AttemptError("agent", f"{arguments[0]} cannot be run: {error}", retry=False) from error
         except asyncio.CancelledError as cancelled:
-            if program is not None and (end := _end(program.out, program.err)):
-                cancelled.add_note(f"{arguments[0]} had printed: {end}")  # for the message of a time-out
+            if program is not None:
+                if turn.calls is not None:
+                    turn.calls.text_so_far = _answer(program.out)
+                if end := _end(program.out, program.err):
+                    cancelled.add_note(f"{arguments[0]} had printed: {end}")  # for the message of a time-out
             raise
         if code is None:
             raise AttemptError("agent", f"the process that watches over {arguments[0]} was killed")
         if code != 0:
-            raise AttemptError("agent", f"{arguments[0]} ended with {code}: {_end(program.out, program.err)}")
-        return Reply(text=program.out.decode("utf-8", "replace").strip("\n"))
+            message = f"{arguments[0]} ended with {code}: {_end(program.out, program.err)}"
+            if ended_by_itself(code):
+                raise ProgramExited(message, code, _answer(program.out))
+            raise AttemptError("agent", message)
+        return Reply(text=_answer(program.out))
+
+
+def ended_by_itself(code: int) -> bool:
+    """Return True for an exit code that a program chose, False for one that says it was killed, or never started.
+
+    A negative code is a signal. Shells say 128 + N after signal N, and 126 or 127 if they could not start a program.
+    """
+    return 0 < code <= 125 or code == 128 or code > 192
+
+
+def _answer(out: bytearray) -> str:
+    return out.decode("utf-8", "replace").strip("\n")
 
 
 def _end(out: bytearray, err: bytearray) -> str:

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
+from holdfast.spec.trial_limits import is_agent
+from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
     from holdfast.spec.load import Eval
@@ -17,6 +19,7 @@ FIXED: Final = 64
 """where nothing speaks for another number"""
 _LIKELIHOODS: Final = 16
 """log-probabilities of a prompt take a server much memory"""
+_AGENTS: Final = 8
 
 
 def concurrency_of(spec: Eval) -> int | None:
@@ -27,6 +30,8 @@ def concurrency_of(spec: Eval) -> int | None:
     concurrency, target = spec.limits.concurrency, spec.target
     if concurrency is not None:
         return None if concurrency == "auto" else concurrency
+    if is_agent(spec):
+        return agents_at_once()
     model = target if isinstance(target, ModelTarget) else None
     embedded = model is not None and is_embedded(model.model)
     if spec.continuations is not None:
@@ -37,6 +42,11 @@ def concurrency_of(spec: Eval) -> int | None:
         return PARALLEL
     urls = [] if model is None else endpoint_of(model.model, model.api, model.base_url, model.api_key_env).urls
     return None if len(urls) == 1 and is_public(urls[0]) else FIXED
+
+
+def agents_at_once() -> int:
+    """Return how many agents run at once: each is a program of its own, and runs others such as compilers."""
+    return max(1, min(_AGENTS, int(usable_cores())))
 
 
 def is_public(url: str) -> bool:

@@ -67,6 +67,8 @@ class Context:
     base_url: str = ""
     """an OpenAI-compatible URL of this trial, for frameworks with a client of their own: calls through it are recorded,
     counted and replayed as those of `model` are"""
+    deadline: float | None = None
+    """when the time for this reply is up, in seconds since the epoch"""
     _owner: tuple[PythonFunction, Turn, asyncio.AbstractEventLoop] | None = field(default=None, repr=False)
 
     def model(self, messages: list[Message] | str, *, model: str | None = None, **params: Any) -> Any:
@@ -202,6 +204,7 @@ class PythonFunction(Target):
         """Call the function and return its result as a reply."""
         calls, proxy = turn.calls, self._proxy
         context = Context(turn.trial, turn.number, turn.seed, turn.sample.id, self.block.params, turn.state)
+        context.deadline = turn.deadline
         if calls is not None:
             context.workspace = calls.workspace
             context._owner = self, turn, asyncio.get_running_loop()

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from xxhash import xxh3_64_intdigest
 
-from holdfast.store.records import OnCutOff, ToolCall, TraceStep, Usage
+from holdfast.store.records import OnCutOff, PartialFiles, ToolCall, TraceStep, Usage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +92,8 @@ class Calls(Protocol):
     """the first attempt at the turn, and the previous turn was answered in this process"""
     observed: bool
     """the target makes its tool calls through this object: no calls here means no calls"""
+    text_so_far: str
+    """what the target has answered so far: the answer, if a limit ends the attempt"""
 
     async def model(self, request: Any, ask: Callable[[], Awaitable[Any]], reading: Reading | None = None) -> Any:
         """Return a model's answer, as JSON; `ask` gets it where it is not on record.
@@ -172,6 +174,8 @@ class Turn(msgspec.Struct, frozen=True):
     """the row's own parameters of requests to a model"""
     load: Callable[[str], bytes] | None = None
     """returns the content of a file in `messages`, by its digest"""
+    deadline: float | None = None
+    """when the time for this reply is up, in seconds since the epoch; None: not known"""
 
     @property
     def seed(self) -> int:
@@ -198,6 +202,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """data that is stored with the output, and given back with the next turn; JSON"""
     files: dict[str, str] | None = None
     """the workspace after this reply, filled in by the engine"""
+    files_partial: PartialFiles | UnsetType = UNSET
+    """what `files` lacks, if the workspace was too large; filled in by the engine"""
+    stop_detail: str | UnsetType = UNSET
+    """which limit ended the reply, or the end of what a failed program printed; filled in by the engine"""
     calls: list[ToolCall] | UnsetType = UNSET
     """every tool call of this turn, filled in by the engine where `messages` do not hold them all"""
     trace: list[TraceStep] | None = None

@@ -4,7 +4,7 @@
     correct:failed              status that a grader gave, here the grader `correct`
     checkpoint@2:failed         status of the checkpoint after turn 2, over its graders
     judge<0.5  seconds>30       a grader's score, or a number of the trial, with < <= = != >= >
-    answer=cut                  class of the answer: whole, cut, filtered, refused, empty, paused
+    answer=cut                  class of the answer: whole, cut, filtered, refused, empty, paused, limited, exited
     stop=length  error=timeout  reason why the conversation ended; kind of the error
     sample=a17  tag.level=hard  a field of the row
     stopped  reused             a checkpoint ended the conversation; the output was copied from another run
