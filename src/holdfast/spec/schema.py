@@ -41,6 +41,17 @@ def parse_duration(value: Any) -> Any:
     return hours * 3600 + minutes * 60 + seconds
 
 
+def parse_size(value: Any) -> Any:
+    """Bytes from `65536`, `64MB`, `1.5 GB` or `512 KiB`."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", value.strip().lower())
+    if match is None:
+        raise ValueError("a size such as 65536, 64MB or 1.5GB")
+    number, unit, binary = match.groups()
+    return round(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
+
+
 def parse_points(value: Any) -> Any:
     """A difference of scores, which are from 0 to 1: from `2pt` or `2`, which are points of 0.01, or from `0.02`."""
     text = value.strip() if isinstance(value, str) else value
@@ -134,6 +145,8 @@ def _one_answer(params: dict[str, Any]) -> dict[str, Any]:
 
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+"""a size in bytes"""
 Points = Annotated[float, BeforeValidator(parse_points)]
 """a difference of scores, as a share of 1"""
 Strings = Annotated[list[str], BeforeValidator(_as_list)]
@@ -323,6 +336,9 @@ class Limits(Block):
     """Budget of the whole run in tokens. The length of a single reply is `target.params.max_tokens`."""
     max_time: Seconds | None = None
     """Time budget of the whole run. Once it is used up, no more trials start."""
+    reply_bytes: Bytes = 64_000_000
+    """Maximum size of one reply of a server, such as `64MB`, after decompression and with all events of a stream. A
+    longer one is an error of that attempt, which is not retried."""
 
     @model_validator(mode="after")
     def _positive(self) -> Self:
