@@ -41,6 +41,8 @@ class Sizes(NamedTuple):
     """samples of a throughput run at 0 ms"""
     slow: int
     """samples of a throughput run at 50 ms"""
+    stray: int
+    """samples of a run with stray refusals"""
     small: int
     large: int
     """samples of the runs whose CPU per sample is compared"""
@@ -48,8 +50,8 @@ class Sizes(NamedTuple):
     starts: int
 
 
-FULL = Sizes(fast=20_000, slow=10_000, small=1_000, large=100_000, repeats=5, starts=15)
-QUICK = Sizes(fast=10_000, slow=10_000, small=1_000, large=20_000, repeats=3, starts=7)
+FULL = Sizes(fast=20_000, slow=10_000, stray=8_000, small=1_000, large=100_000, repeats=5, starts=15)
+QUICK = Sizes(fast=10_000, slow=10_000, stray=4_000, small=1_000, large=20_000, repeats=3, starts=7)
 MISSING = 10
 """outputs that lack when a large run goes on"""
 
@@ -249,6 +251,21 @@ def throughput(server: Server, folder: Path, sizes: Sizes, latency: int, minimum
                 yield Figure(f"… bare loop on uvloop, {part}, {at}", ratio, "", note=note)
 
 
+def stray_refusals(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
+    """Samples per second where 2 % of the requests are refused with 429, to those without, in turns."""
+    limits = {"concurrency": 200}
+    cases = [Case(folder / part, sizes.stray, f"{server.url}/{part}", limits=limits) for part in ("1000", "1000-2")]
+    rates: list[list[float]] = [[], []]
+    for repeat in range(1 + sizes.repeats // 2):
+        for case, measured in [*zip(cases, rates, strict=True)][:: 1 if repeat % 2 == 0 else -1]:
+            _, seen = server.watch(case.fresh)
+            measured.append(case.rows / (seen["last"] - seen["first"]))
+    ratio = median(refused / calm for calm, refused in zip(*rates, strict=True))
+    note = f"{median(rates[1]):,.0f}/s of {median(rates[0]):,.0f}/s"
+    what = f"samples/s with 2 % stray 429s to those without, 200 in flight at 1 s, {sizes.stray:,} samples"
+    yield Figure(what, ratio, "", 0.85, note=note)
+
+
 def starting(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
     """Measure the time until the first request and the start of the command."""
     case = Case(folder, 100, server.url)
@@ -380,6 +397,7 @@ def main() -> int:
             "starting": lambda: starting(server, folder / "start", sizes),
             "throughput at 0 ms": lambda: throughput(server, folder / "fast", sizes, 0, 0.8),
             "throughput at 50 ms": lambda: throughput(server, folder / "slow", sizes, 50, 0.9),
+            "stray refusals": lambda: stray_refusals(server, folder / "stray", sizes),
             "bytes at 50 ms": lambda: slow_bytes(server, folder / "bytes", sizes),
             "scale": lambda: scale(server, folder / "scale", sizes),
         }.items():

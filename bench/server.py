@@ -6,6 +6,7 @@ prints `listening http://127.0.0.1:PORT` and serves until its standard input end
 
 POST /v1/chat/completions      answers at once
 POST /50/v1/chat/completions   answers after 50 ms; any number does
+POST /50-2/v1/chat/completions the same, but refuses 2 % of the requests at once with 429
 POST /v1/completions           log-probabilities of a prompt of token ids, as vLLM gives them with `echo`
 POST /tokenize                 token ids of a text; also GET /tokenizer_info and /v1/models
 GET  /stats                    {"requests": …, "bytes": …, "first": …, "last": …}: how many completions were asked for
@@ -107,11 +108,14 @@ class _Counts:
         self.last: float | None = None
 
 
+_REFUSAL = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"
+
+
 @lru_cache
-def _latency(path: bytes) -> float:
-    """Seconds, from a path such as /50/v1/chat/completions."""
-    first = path[1:].partition(b"/")[0]
-    return int(first) / 1000 if first.isdigit() else 0.0
+def _behaviour(path: bytes) -> tuple[float, int]:
+    """Seconds, and how many of a hundred requests are refused, from a path such as /50-2/v1/chat/completions."""
+    latency, _, refused = path[1:].partition(b"/")[0].partition(b"-")
+    return int(latency) / 1000 if latency.isdigit() else 0.0, int(refused) if refused.isdigit() else 0
 
 
 class _Connection(asyncio.Protocol):
@@ -177,8 +181,10 @@ class _Connection(asyncio.Protocol):
             counts.first = time.monotonic()
         counts.requests += 1
         counts.bytes += length
-        latency = _latency(path)
-        if latency:
+        latency, refused = _behaviour(path)
+        if refused and zlib.crc32(b"%d" % counts.requests) % 100 < refused:
+            self._write(_REFUSAL)
+        elif latency:
             self._later(latency, self._answer, reply)
         else:
             self._answer(reply)

@@ -195,6 +195,28 @@ def test_a_fixed_window_shrinks_at_a_rate_limit_and_grows_back(monkeypatch: pyte
     assert window.limit == 64
 
 
+@pytest.mark.parametrize("concurrency", [4, 200])
+def test_stray_refusals_leave_a_fixed_window_as_it_is(concurrency: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("holdfast.engine.concurrency.time.monotonic", lambda: now[0])
+    window = Window(concurrency)
+    for reply in range(20_000):
+        now[0] += 0.1
+        if reply % 50 == 0:
+            window.overloaded()
+        else:
+            window.succeeded()
+        assert window.limit == concurrency
+    for _ in range(concurrency):  # now the server means it
+        now[0] += 0.1
+        window.overloaded()
+        window.succeeded()
+    for _ in range(20):
+        now[0] += 0.1
+        window.overloaded()
+    assert window.limit < concurrency
+
+
 def test_errors_are_pending_never_scored_and_only_they_are_asked_again(
     tmp_path: Path, provider: Server, calm: Path
 ) -> None:

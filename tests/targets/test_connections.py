@@ -8,6 +8,7 @@ import select
 import socket
 import ssl
 import subprocess
+import sys
 import zlib
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from holdfast.errors import Fault
+from holdfast.errors import AttemptError, Fault
+from holdfast.targets.asking import REPLY_BYTES
 from holdfast.targets.client import Client
 from holdfast.targets.connections import BrokenReply, Connections
+from holdfast.targets.web_session import WebSession
 from tests.support.workflow import Asked, workflow
 
 if TYPE_CHECKING:
@@ -30,6 +33,18 @@ BODY = b'{"answer": "two"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def trust(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reuse connections at once, as after the first replies of a server, except in tests of these."""
+    if "probation" not in request.fixturenames:
+        monkeypatch.setattr("holdfast.targets.connections._PROBATION", 0)
+
+
+@pytest.fixture
+def probation() -> None:
+    """Leave the first replies of a server under suspicion."""
 
 
 class Script:
@@ -281,16 +296,57 @@ def test_a_line_break_in_a_header_is_refused_before_anything_is_sent() -> None:
         posted("http://127.0.0.1:1", {"Authorization": "Bearer x\r\nHost: other"})
 
 
-def test_a_redirected_request_is_repeated_at_its_new_address() -> None:
-    with workflow(lambda one: {"path": one.path}) as service:
+def moved(to: str, status: int = 307) -> bytes:
+    return f"HTTP/1.1 {status} Moved\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n".encode()
 
-        async def ask() -> Any:
-            reply = f"HTTP/1.1 307 Moved\r\nLocation: {service.url}/new\r\nContent-Length: 0\r\n\r\n".encode()
-            async with scripted([reply, b""], [reply, b""], [reply, b""]) as script, Client(script.url, {}) as client:
-                return [await client.post({"q": 1}), await client.post({"q": 2})]
 
-        assert uvloop.run(ask()) == [{"path": "/new"}, {"path": "/new"}]
-        assert [one.body for one in service.asked] == [{"q": 1}, {"q": 2}]
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_on_the_same_server_is_followed_with_the_same_request(status: int) -> None:
+    async def ask() -> None:
+        async with (
+            scripted([moved("/new?a=b", status)], [WHOLE]) as script,
+            Client(script.url, {"X-Key": "k"}) as client,
+        ):
+            assert await client.post({"q": 1}) == {"answer": "two"}
+            first, second = script.requests
+            method, body = (b"GET", b"") if status == 303 else (b"POST", b'{"q":1}')
+            assert second.startswith(method + b" /new?a=b HTTP/1.1\r\n") and b"x-key: k" in second
+            assert first.endswith(b'\r\n\r\n{"q":1}') and second.endswith(b"\r\n\r\n" + body)
+
+    uvloop.run(ask())
+
+
+@pytest.mark.parametrize("form", ["another port", "another host", "another scheme", "a file", "no address"])
+def test_a_redirect_to_another_server_stops_the_run_and_names_it(form: str) -> None:
+    with workflow(lambda _: {"answer": "stolen"}) as other:
+
+        async def ask() -> None:
+            async with scripted() as script:
+                places = {
+                    "another port": f"{other.url}/v1",
+                    "another host": script.url.replace("127.0.0.1", "localhost"),
+                    "another scheme": script.url.replace("http:", "https:"),
+                    "a file": "file:///etc/passwd",
+                    "no address": "http://[::1",
+                }
+                script.replies.append([moved(places[form])])
+                async with Client(script.url, {"X-Api-Key": "sk-secret-123456"}) as client:
+                    with pytest.raises(Fault, match="redirects to another server") as stopped:
+                        await client.post({"q": "a prompt"})
+            assert places[form] in stopped.value.message and "base_url" in (stopped.value.remedy or "")
+
+        uvloop.run(ask())
+        assert other.asked == []
+
+
+def test_redirects_that_do_not_end_are_an_error() -> None:
+    async def ask() -> None:
+        async with scripted(*[[moved("/again")]] * 6) as script, Client(script.url, {}) as client:
+            with pytest.raises(AttemptError, match="redirects more than 5 times") as failed:
+                await client.post({})
+            assert not failed.value.retry and len(script.requests) == 6
+
+    uvloop.run(ask())
 
 
 def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +418,7 @@ def test_a_request_that_is_given_up_before_it_is_written_is_not_sent_and_holds_u
     uvloop.run(ask())
 
 
-def test_after_a_reply_that_came_before_its_request_was_written_the_connection_is_not_used_again() -> None:
+def test_a_reply_that_came_before_its_request_was_written_is_refused() -> None:
     async def ask() -> None:
         loop = asyncio.get_running_loop()
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -385,12 +441,12 @@ def test_after_a_reply_that_came_before_its_request_was_written_the_connection_i
                     early.sendall(WHOLE)
                     await first
                     early.sendall(WHOLE)  # unasked for, and there before the next request can be written
-                    await ask_once()
                     last = asyncio.create_task(ask_once())
                     with await accept() as late:
                         late.sendall(WHOLE.replace(b"two", b"six"))
                         assert await (await last).read() == BODY.replace(b"two", b"six")
                     assert await loop.sock_recv(early, 1 << 16) == b""
+            assert connections.strayed
             await connections.close()
 
     uvloop.run(ask())
@@ -423,5 +479,232 @@ def test_the_first_of_many_requests_are_written_before_the_last_are_sent() -> No
                 request.close()
             await connections.close()
             assert len(arrived) == 16
+
+    uvloop.run(ask())
+
+
+STRAY = WHOLE.replace(b"two", b"bad")
+
+
+@asynccontextmanager
+async def straying(delay: float, every: int = 1) -> AsyncIterator[Script]:
+    """A server that takes a moment to answer, and some time after an answer sends another one that nobody asked for."""
+    script = Script()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        script.connections += 1
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                script.requests.append(await reader.readexactly(length))
+                await asyncio.sleep(2 * delay)
+                writer.write(WHOLE)
+                if len(script.requests) % every == 0:
+                    loop.call_later(delay, writer.write, STRAY)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat"
+    try:
+        yield script
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("delay", [0.01, 0.1])
+@pytest.mark.usefixtures("probation")
+def test_the_late_stray_replies_of_a_server_become_no_answers(delay: float) -> None:
+    async def ask() -> None:
+        async with straying(delay) as script, Client(script.url, {}) as client:
+
+            async def in_turn() -> list[Any]:
+                return [await client.post({"q": number}) for number in range(6)]
+
+            for answers in await asyncio.gather(in_turn(), in_turn()):
+                assert answers == [{"answer": "two"}] * 6
+            assert len(script.requests) == script.connections == 12
+            assert "no request had asked for" in client.notices[0] and script.url in client.notices[0]
+
+    uvloop.run(ask())
+
+
+@pytest.mark.usefixtures("probation")
+def test_connections_of_a_sound_server_are_reused() -> None:
+    async def ask() -> None:
+        async with scripted(*[[WHOLE]] * 60) as script:
+            connections = Connections(script.url, {})
+            for _ in range(60):
+                await post(connections, script)
+            assert script.connections <= 33 and not connections.strayed
+            await connections.close()
+
+    uvloop.run(ask())
+
+
+UNASKED = {
+    "a reply": (STRAY, True),
+    "a time-out, before the server closes the connection": (b"HTTP/1.1 408 Request Timeout\r\n\r\n", False),
+    "an empty line": (b"\r\n", False),
+}
+
+
+@pytest.mark.parametrize("form", UNASKED)
+def test_an_idle_connection_that_gets_anything_is_closed(form: str) -> None:
+    data, strays = UNASKED[form]
+
+    async def ask() -> None:
+        async with scripted([WHOLE, data], [WHOLE], [WHOLE]) as script, asyncio.timeout(30):
+            script.gate.clear()
+            connections = Connections(script.url, {})
+            await post(connections, script)
+            script.gate.set()
+            await script.lost.wait()
+            for _ in range(2):
+                assert await (await post(connections, script)).read() == BODY
+            assert connections.strayed is strays and script.connections == (3 if strays else 2)
+            await connections.close()
+
+    uvloop.run(ask())
+
+
+LIMIT = 1_000_000
+ENDLESS = {
+    "a body": HEAD + b"Content-Length: 99999999999\r\n\r\n",
+    "a body without a length": HEAD + b"\r\n",
+    "an error": HEAD.replace(b"200 OK", b"500 Oops") + b"\r\n",
+    "a stream": HEAD.replace(b"application/json", b"text/event-stream") + b"\r\n",
+}
+NEVER_ENDING = {name: (head, b"data: 1\n" * 8192) for name, head in ENDLESS.items()} | {
+    "a body in small chunks": (CHUNKED, b"2\r\nxx\r\n" * 8192),
+    "extensions of chunks": (CHUNKED, b"1;" + b"x" * 5000 + b"\r\nx\r\n"),
+    "garbage after compressed data": (HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(BODY), b"x" * 65536),
+}
+
+
+@asynccontextmanager
+async def endless(head: bytes, piece: bytes) -> AsyncIterator[Script]:
+    """A server that sends the same piece again and again, as long as anybody reads."""
+    script = Script()
+    script.sent = 0  # type: ignore[attr-defined]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head)
+        try:
+            while True:
+                writer.write(piece)
+                await writer.drain()
+                script.sent += len(piece)  # type: ignore[attr-defined]
+        except ConnectionError:
+            writer.close()
+            script.lost.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat"
+    try:
+        yield script
+    finally:
+        server.close()
+
+
+async def read_stream(client: Client) -> None:
+    async for _ in client.events({}):
+        pass
+
+
+@pytest.mark.parametrize("form", NEVER_ENDING)
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_reply_that_does_not_end_is_an_error_after_so_many_bytes(form: str, streams: bool) -> None:
+    async def ask() -> None:
+        REPLY_BYTES.set(LIMIT)
+        async with endless(*NEVER_ENDING[form]) as script, asyncio.timeout(60), Client(script.url, {}) as client:
+            with pytest.raises(AttemptError, match="more than 1,000,000 bytes") as failed:
+                await (read_stream(client) if streams else client.post({}))
+            assert failed.value.kind == "bad_reply" and not failed.value.retry
+            assert "limits.reply_bytes" in (failed.value.remedy or "")
+            await script.lost.wait()
+
+    uvloop.run(ask())
+
+
+@pytest.mark.parametrize("piece", [b"X-%d: y\r\n", b"X: y\r\n"])
+def test_headers_that_do_not_end_are_an_error(piece: bytes) -> None:
+    lines = b"".join(piece % number if b"%" in piece else piece for number in range(100_000))
+
+    async def ask() -> None:
+        async with endless(HEAD, lines) as script, asyncio.timeout(60), Client(script.url, {}) as client:
+            with pytest.raises(AttemptError, match="header"):
+                await client.post({})
+
+    uvloop.run(ask())
+
+
+def bomb(megabytes: int) -> bytes:
+    """A thousandth of so many megabytes: compressed zeros, inside a JSON text."""
+    packer = zlib.compressobj(9, wbits=31)
+    parts = [packer.compress(b'{"answer": "'), *(packer.compress(bytes(1_000_000)) for _ in range(megabytes))]
+    return b"".join([*parts, packer.compress(b'"}'), packer.flush()])
+
+
+def memory() -> int:
+    """The resident bytes of this process."""
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - not a file
+        return int(file.read().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is measured by /proc")
+@pytest.mark.parametrize("through", ["connections", "a session"])
+def test_a_small_reply_that_decompresses_to_a_gigabyte_takes_little_memory_and_holds_up_nobody(
+    through: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = bomb(1000)
+    other = compressed(gzip.compress(BODY), "gzip")
+
+    async def ask() -> None:
+        async with scripted([compressed(packed, "gzip")]) as hostile, scripted(*[[other]] * 50) as sound:
+            if through == "a session":
+                monkeypatch.setattr("holdfast.targets.client._proxy", lambda _: "")
+                monkeypatch.setattr("holdfast.targets.web_session.WebSession.__init__", without_proxy)
+            async with Client(hostile.url, {}) as client, Client(sound.url, {}) as others:
+                before, answered = memory(), 0
+                attack = asyncio.create_task(client.post({}))
+                while not attack.done():
+                    if answered < 50:
+                        assert await others.post({}) == {"answer": "two"}
+                        answered += 1
+                    await asyncio.sleep(0)
+                with pytest.raises(AttemptError, match="more than 64,000,000 bytes"):
+                    attack.result()
+                assert answered == 50
+                assert memory() - before < 300_000_000
+
+    uvloop.run(ask())
+
+
+def without_proxy(self: Any, headers: Any, _: Any, made: Any = WebSession.__init__) -> None:
+    made(self, headers, None)
+
+
+def test_a_server_waits_while_nobody_reads_its_stream() -> None:
+    async def ask() -> None:
+        head, piece = NEVER_ENDING["a stream"]
+        async with endless(head, piece) as script, asyncio.timeout(60):
+            connections = Connections(script.url, {})
+            response = await post(connections, script, whole=False)
+            sent = -1
+            while script.sent > sent:  # type: ignore[attr-defined]
+                sent = script.sent  # type: ignore[attr-defined]
+                await asyncio.sleep(0.1)
+            assert sent < 60_000_000
+            total = 0
+            async for part in response.pieces():
+                total += len(part)
+                if total > sent + 10_000_000:  # reading goes on where it stopped
+                    break
+            response.close()
+            await connections.close()
 
     uvloop.run(ask())

@@ -9,13 +9,21 @@ START: Final = 8
 MAXIMUM: Final = 1024
 _GROWTH: Final = 1.1
 """a round counts as better if it was this much faster than the best before"""
+_STRAY_SHARE: Final = 0.1
+"""up to this share of the recent replies, refusals say nothing about the number of requests in flight: gateways refuse
+single requests for reasons of their own, and a server that refuses few is asked less often already, since the refused
+requests wait"""
+_FEW: Final = 5
+"""refusals that are stray whatever their share"""
+_RECENT: Final = 100
+"""replies, or twice as many as may be in flight if that is more: older ones count half, then a quarter …"""
 
 
 class Window:
     """A limit that adapts.
 
     A rate limit reduces it by a fifth, at most once per second: requests that were already in flight belong to the
-    same overload. Other failures leave it unchanged.
+    same overload. Stray refusals and other failures leave it unchanged.
 
     With a fixed maximum, the limit grows back by a quarter with every round, which is as many successes as the limit.
     `auto` doubles the limit after every round that was faster than the best so far, until a round is not; from then on
@@ -28,19 +36,36 @@ class Window:
         self._doubling = True
         self._best = 0.0
         self._last_cut = 0.0
+        self._replies = 0
+        self._refusals = 0
+        """of the recent replies"""
         self._begin_round()
+
+    @property
+    def crowded(self) -> bool:
+        """True if the server refuses so many requests that there are too many of them."""
+        return self._refusals >= _FEW and self._refusals > _STRAY_SHARE * self._replies
+
+    def _count_reply(self) -> None:
+        self._replies += 1
+        if self._replies > _RECENT and self._replies > 2 * self.limit:
+            self._replies //= 2
+            self._refusals //= 2
 
     def succeeded(self) -> None:
         """Count an answer."""
+        self._count_reply()
         if self.limit != self._maximum:
             self._count += 1
             if self._count >= self.limit:
                 self._end_round()
 
     def overloaded(self) -> None:
-        """Shrink after a rate limit."""
+        """Count a refusal, and shrink unless it is a stray one."""
+        self._refusals += 1
+        self._count_reply()
         now = time.monotonic()
-        if now - self._last_cut > 1.0:
+        if self.crowded and now - self._last_cut > 1.0:
             self._last_cut = now
             self._doubling = False
             self._best = 0.0

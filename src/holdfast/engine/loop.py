@@ -39,6 +39,7 @@ from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import grading_time, is_agent
 from holdfast.store.answers import describe_answers
 from holdfast.store.journal import Journal
+from holdfast.targets.asking import REPLY_BYTES
 from holdfast.targets.concurrency import FIXED, concurrency_of
 from holdfast.targets.cores import usable_cores
 
@@ -242,6 +243,7 @@ class Loop:
     async def _open(self, stack: AsyncExitStack) -> bool:
         """Run hooks, then open the target and graders, which may start servers; return False if stopped meanwhile."""
         self._opening = asyncio.current_task()
+        REPLY_BYTES.set(self._spec.limits.reply_bytes)
         try:
             if self._session.generates:
                 await self._report_containment()

@@ -35,6 +35,8 @@ _FIRST_DELAY: Final[dict[str, float]] = {"rate_limit": 1.0, "bad_reply": 0.25, "
 _LONGEST_DELAY: Final = 30.0
 _SHORTEST_PAUSE: Final = 0.05
 """minimum before the first retry, whatever the server asks for; it doubles while the server keeps refusing"""
+_STRAY_HASTE: Final = 4.0
+"""how much sooner a request is repeated that was refused once, by a server that answers nearly all others"""
 _ALIKE: Final = 20
 """after so many refusals before the first success, or trials given up in a row, the run stops"""
 
@@ -261,8 +263,10 @@ class Retrier:
             limited = error.kind == "rate_limit"
             refusals = refusals + 1 if limited else 0
             retry += not limited
-            delay = self._delay(error, refusals or retry, deadline)
-            if where == "target" and self._note_target_failure(error, pending, delay is None):
+            if where == "target":
+                self._adjust_window(error)
+            delay = self._delay(error, refusals or retry, deadline, where)
+            if where == "target" and self._count_failure(error, pending, delay is None):
                 delay = None
             fault = None
             if streak is not None and isinstance(error, AttemptError):
@@ -276,13 +280,12 @@ class Retrier:
             if limited:
                 deadline.postpone(time.monotonic() - started)
 
-    def _note_target_failure(self, error: AttemptError | Fault, pending: PendingTrial, final: bool) -> bool:
-        """Adjust the window after a failure of the target; return True if the run should stop."""
+    def _adjust_window(self, error: AttemptError | Fault) -> None:
+        """Adjust the window after a failure of the target."""
         if error.kind == "rate_limit":
             self._window.overloaded()
         else:
             self._window.strained()
-        return self._count_failure(error, pending, final)
 
     def _count_failure(self, error: AttemptError | Fault, pending: PendingTrial, final: bool) -> bool:
         """Count a failure in a row; return True if that stops the run."""
@@ -294,12 +297,13 @@ class Retrier:
             self._brake.pull(fault)
         return fault is not None
 
-    def _delay(self, error: AttemptError | Fault, retry: int, deadline: Deadline) -> float | None:
+    def _delay(self, error: AttemptError | Fault, retry: int, deadline: Deadline, where: str) -> float | None:
         """Return how long to wait before the nth retry; None if there is no retry."""
         if isinstance(error, Fault) or not error.retry or self._brake.pulled:
             return None
         if error.kind == "rate_limit":
-            return delay_before(retry, error)
+            stray = where == "target" and retry == 1 and error.retry_after is None and not self._window.crowded
+            return delay_before(retry, error) / (_STRAY_HASTE if stray else 1.0)
         delay = delay_before(retry, error)
         return None if retry > self._limits.retries or time.monotonic() + delay > deadline.at else delay
 

@@ -42,14 +42,14 @@ def parse_duration(value: Any) -> Any:
 
 
 def parse_size(value: Any) -> Any:
-    """Bytes from `1000`, `500MB`, `1.5 GB` or `2GiB`."""
+    """Bytes from `65536`, `64MB`, `1.5 GB` or `512 KiB`."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)B?|B)?", value.strip().upper())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", value.strip().lower())
     if match is None:
-        raise ValueError("a size such as 1000, 500MB or 5GB")
+        raise ValueError("a size such as 65536, 64MB or 1.5GB")
     number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(unit) + 1 if unit else 0))
+    return round(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
 
 
 def parse_points(value: Any) -> Any:
@@ -341,9 +341,9 @@ class Limits(Block):
 
     concurrency: int | Literal["auto"] | None = None
     """Maximum number of requests in flight, or `auto` to raise it while the server keeps up. A rate limit lowers it
-    for a while. Default: `auto` for a model on the internet, 64 for one in your own network, for several servers and
-    for other targets, 4 for the embedded model; for likelihoods 16, or 1 for the embedded model; for
-    [agents](agents.md#limits) as many as the machine has cores, at most 8."""
+    for a while, stray refusals do not. Default: `auto` for a model on the internet, 64 for one in your own network, for
+    several servers and for other targets, 4 for the embedded model; for likelihoods 16, or 1 for the embedded model;
+    for [agents](agents.md#limits) as many as the machine has cores, at most 8."""
     turn_timeout: Seconds = 120
     """Time limit for one reply of the target. Default for the embedded model and for [agents](agents.md#limits): 1
     hour."""
@@ -367,6 +367,9 @@ class Limits(Block):
     """Budget of the whole run in tokens. The length of a single reply is `target.params.max_tokens`."""
     max_time: Seconds | None = None
     """Time budget of the whole run. Once it is used up, no trial starts, and no call of a trial with several."""
+    reply_bytes: Size = 64_000_000
+    """Maximum size of one reply of a server, such as `64MB`, after decompression and with all events of a stream. A
+    longer one is an error of that attempt, which is not retried."""
 
     @model_validator(mode="after")
     def _positive(self) -> Self:

@@ -1,4 +1,6 @@
-"""Who makes a request: for requests in batches, which are named by the trial, and may take a day."""
+"""What a request has to know of the run: who makes it, for requests in batches, which are named by the trial and may
+take a day; and how long its reply may be.
+"""
 
 from __future__ import annotations
 
@@ -24,3 +26,5 @@ class Asker(Protocol):
 
 ASKER: Final[ContextVar[Asker]] = ContextVar("asker")
 """set by the engine for each attempt"""
+REPLY_BYTES: ContextVar[int] = ContextVar("reply_bytes", default=64_000_000)
+"""the most bytes that a reply of a server may have: `limits.reply_bytes` of the run"""

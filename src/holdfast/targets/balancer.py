@@ -52,6 +52,11 @@ class Balancer:
     async def __aexit__(self, *_: object) -> None:
         await self._opened.aclose()
 
+    @property
+    def notices(self) -> list[str]:
+        """Report servers whose connections cannot be reused."""
+        return [notice for server in self._servers for notice in server.client.notices]
+
     async def post(self, body: Any) -> Any:
         """Post JSON and return the JSON of the reply."""
         return await self._ask(lambda client: client.post(body))

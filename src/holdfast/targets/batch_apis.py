@@ -151,7 +151,7 @@ class BatchApi:
         with replacing(path) as file:
             for url in look.files:
                 async with self._client.call("GET", url) as response:
-                    async for chunk in response.content.iter_chunked(1 << 20):
+                    async for chunk in response.pieces(endless=True):
                         _write(file, chunk)
                 _write(file, b"\n")  # which ends a last line that the provider did not end
 

@@ -13,7 +13,7 @@ from codecs import BOM_UTF8
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Final, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urljoin, urlsplit
 
 import msgspec
 from msgspec import UNSET
@@ -23,13 +23,11 @@ from holdfast import __version__
 from holdfast.dialects.reading import mend
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.redact import bare_url
-from holdfast.targets.connections import Connections
+from holdfast.targets.connections import Connections, TooLong
 from holdfast.targets.rate_limits import limit_reset, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
-
-    import aiohttp
 
     from holdfast.targets.connections import Response
     from holdfast.targets.signing import Signer
@@ -39,6 +37,8 @@ if TYPE_CHECKING:
 _decode = msgspec.json.Decoder().decode
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS: Final = 5
+"""of one request"""
 
 
 class Reported(msgspec.Struct, frozen=True):
@@ -86,7 +86,6 @@ class Client:
         self._signer = signer
         self._connections: Connections | None = None
         """None: requests go through a proxy"""
-        self._redirected = False
         self._session: WebSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -101,6 +100,18 @@ class Client:
         for opened in (self._connections, self._session):
             if opened is not None:
                 await opened.close()
+
+    @property
+    def notices(self) -> list[str]:
+        """Report a server whose connections cannot be reused."""
+        if self._connections is None or not self._connections.strayed:
+            return []
+        notice = (
+            f"{self.url} sent replies that no request had asked for. They were dropped, and since then each request "
+            "has had a connection of its own. If one of them arrived while another request was waiting, it was taken "
+            "for the answer: check the server, or the proxy in front of it."
+        )
+        return [notice]
 
     def post(self, body: Any) -> Coroutine[Any, Any, Any]:
         """Post JSON and return the JSON of the reply."""
@@ -127,15 +138,46 @@ class Client:
         return value
 
     async def _request(self, method: str, url: str, data: bytes, *, whole: bool) -> Response | WebResponse:
-        """Make a request; return the response when its head has arrived, or with `whole` all of it."""
-        headers = None if self._signer is None else await self._signer.headers(url, data)
-        if self._connections is not None and not self._redirected:
-            response = await self._connections.request(method, url, data, headers, whole=whole)
+        """Make a request; return the response when its head has arrived, or with `whole` all of it.
+
+        Redirects are followed on the same server, with the same method and body, except for 303, which asks for a GET.
+        """
+        for _ in range(1 + _MOST_REDIRECTS):
+            headers = None if self._signer is None else await self._signer.headers(url, data)
+            response: Response | WebResponse
+            if self._connections is not None:
+                response = await self._connections.request(method, url, data, headers, whole=whole)
+            else:
+                response = await self._opened_session().request(method, url, data, headers)
             if response.status not in _REDIRECTS or "location" not in response.headers:
                 return response
             response.close()
-            self._redirected = True
-        return await self._opened_session().request(method, url, data, headers)
+            url = self._redirected(url, response.headers["location"])
+            if response.status == 303:
+                method, data = "GET", b""
+        raise self._loop_of_redirects()
+
+    def _redirected(self, url: str, location: str) -> str:
+        """Return the address that a redirect leads to; raise Fault if it belongs to another server.
+
+        Another server may be anybody's: it gets neither the key nor the prompt.
+        """
+        try:
+            new = urljoin(url, location)
+            if _origin(new) == _origin(url):
+                return new
+        except ValueError:  # not a URL
+            new = location
+        shown = self._without_secrets(bare_url(new))[:300]
+        raise Fault(
+            "rejected",
+            f"{bare_url(url)} redirects to another server: {shown}. Nothing was sent there.",
+            remedy=f"If you trust that server with the key and the prompts, set base_url (for an HTTP target, http) to "
+            f"its address: {shown}",
+        )
+
+    def _loop_of_redirects(self) -> AttemptError:
+        return AttemptError("bad_reply", f"{self.url} redirects more than {_MOST_REDIRECTS} times", retry=False)
 
     def _opened_session(self) -> WebSession:
         if self._session is None:
@@ -147,17 +189,28 @@ class Client:
     @asynccontextmanager
     async def call(
         self, method: str, url: str, data: Any = None, content_type: str | None = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Make a request to another path of the server, and yield the response once its status is good."""
+    ) -> AsyncIterator[WebResponse]:
+        """Make a request to another path of the server, and yield the response once its status is good.
+
+        Only a GET is redirected: a file that was uploaded is at its end.
+        """
         try:
-            async with self._opened_session().call(method, url, data, content_type) as response:
-                if response.status >= 300:
-                    raise self._classify_response(
-                        response.status, response.headers, await response.read(), bare_url(url)
-                    )
-                yield response
+            for _ in range(1 + _MOST_REDIRECTS):
+                async with self._opened_session().call(method, url, data, content_type) as response:
+                    if response.status in _REDIRECTS and "location" in response.headers:
+                        new = self._redirected(url, response.headers["location"])
+                        if method == "GET":
+                            url = new
+                            continue
+                    if response.status >= 300:
+                        raise self._classify_response(
+                            response.status, response.headers, await response.read(), bare_url(url)
+                        )
+                    yield response
+                    return
         except OSError as error:
             raise self._classify_exception(error) from error
+        raise self._loop_of_redirects()
 
     def form(self, fields: Mapping[str, str], file: IO[bytes], name: str) -> tuple[Any, str]:
         """Return a form with a file, and its content type."""
@@ -323,6 +376,13 @@ class Client:
         return broken
 
     def _classify(self, error: BaseException) -> AttemptError | Fault:
+        if isinstance(error, TooLong):
+            return AttemptError(
+                "bad_reply",
+                f"{self.url}: {error}",
+                remedy="If such replies are wanted, raise limits.reply_bytes.",
+                retry=False,
+            )
         place = f"{urlsplit(self.url).hostname}:{urlsplit(self.url).port or 'default port'}"
         if isinstance(error, ssl.SSLCertVerificationError):
             return Fault("refused", f"{place}: the certificate is not trusted ({error})")
@@ -366,6 +426,12 @@ def _status_of(code: str) -> int:
     if code in ("400", "413", "422", "429", "invalid_request_error", "context_length_exceeded"):
         return int(code) if code.isdigit() else 400
     return 500
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Return what tells one server from another: scheme, host and port."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _proxy(url: str) -> str | None:

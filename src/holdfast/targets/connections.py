@@ -4,20 +4,30 @@ aiohttp takes longer to import than the rest of a short run needs, and more time
 that is done for a trial. This is the part of HTTP that asking a model directly takes; `web_session.py` has the rest.
 
 Failures are OSErrors: those of sockets, `socket.gaierror`, `ssl.SSLError`, and BrokenReply.
+
+Nothing that a server sends takes more memory than a reply may have bytes, compressed ones included, or holds up other
+requests for long. HTTP/1.1 has nothing that ties a reply to its request except their order on a connection, so bytes
+that arrive without a request outstanding end the connection, and from then on no connection to that server is reused.
+The first connections are reused only after a pause, so that a server with such a habit is found out before one of its
+stray replies can be taken for an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import select
 import socket
 import time
 import zlib
 from base64 import b64encode
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from holdfast.targets.asking import REPLY_BYTES
 
 if TYPE_CHECKING:
     import ssl
@@ -31,6 +41,18 @@ _MOST_UNWRITTEN: Final = 8
 _ADDRESS_SECONDS: Final = 300.0
 """how long the addresses of a host are believed"""
 _LONGEST_HEAD: Final = 1 << 17
+_LONGEST_HEADER: Final = 1 << 14
+"""of one name, if it is repeated: joining the values takes time that grows with the square of their length"""
+_STEP: Final = 1 << 18
+"""bytes that are decompressed at once: a fraction of a millisecond, after which other requests have their turn"""
+_MOST_UNREAD: Final = 1 << 22
+"""bytes of a stream that wait for their reader before the server has to wait, too"""
+_PROBATION: Final = 32
+"""replies of a server before its connections are reused at once"""
+_QUIET_SECONDS: Final = 0.25
+"""until then, how long a connection has to be silent after a reply before it is reused"""
+_TIMED_OUT: Final = (b"HTTP/1.1 408", b"HTTP/1.0 408")
+"""what some servers send before they close a connection that was not used for long; never an answer"""
 _URL_SAFE: Final = "!#$%&'()*+,/:;=?@[]~"
 """characters that stand for themselves in a URL; `%` introduces what is quoted already"""
 _UNSAFE: Final = re.compile(r"[\r\n\0]")
@@ -38,6 +60,14 @@ _UNSAFE: Final = re.compile(r"[\r\n\0]")
 
 class BrokenReply(OSError):
     """A reply that is not HTTP, or ended early."""
+
+
+class TooLong(BrokenReply):
+    """A reply with more bytes than a reply may have."""
+
+
+class _NotSent(Exception):
+    """A request that was not written, since its connection turned out to be unusable."""
 
 
 class Response:
@@ -48,34 +78,42 @@ class Response:
         self.headers = headers
         """by names in lower case"""
         self._connection = connection
-        self._pieces: list[bytes] = []
+        self._unread: bytes | bytearray = b""
         """what has arrived and was not read yet"""
+        self._size = 0
+        """bytes of the body so far"""
+        self._held_up = False
+        """the server has to wait until something is read"""
         self._ended: OSError | bool = False
         """the failure that ended the body early, or True at its end"""
         self._arrival: asyncio.Future[None] | None = None
-        self._inflater: _Inflater | None = None
-        if "content-encoding" in headers:
-            encoding = headers["content-encoding"].strip().lower()
-            self._inflater = None if encoding in ("", "identity") else _Inflater(encoding)
+        self._inflater = inflater_of(headers)
 
     @property
     def ends_with_connection(self) -> bool:
         """True if nothing but the end of the connection tells where the body ends."""
         return self.status not in (204, 304) and self.headers.keys().isdisjoint(("content-length", "transfer-encoding"))
 
+    @property
+    def inflating(self) -> bool:
+        """True while there is something left to decompress."""
+        return self._inflater is not None and self._inflater.busy
+
     async def read(self) -> bytes:
         """Return the whole body."""
         if self._ended is not True:
             return b"".join([piece async for piece in self.pieces()])
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        return bytes(self._unread)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives."""
         while True:
-            while self._pieces:
-                arrived, self._pieces = self._pieces, []
-                for piece in arrived:
-                    yield piece
+            while self._unread:
+                arrived, self._unread = self._unread, b""
+                if self._held_up:
+                    self._held_up = False
+                    self._go_on()
+                yield bytes(arrived)
             if self._ended is True:
                 return
             if self._ended:
@@ -85,11 +123,51 @@ class Response:
 
     def feed(self, data: bytes) -> None:
         """Take a piece of the body."""
-        if self._inflater is not None:
-            data = self._inflater.feed(data)
-        if data:
-            self._pieces.append(data)
-            self._wake()
+        if self._inflater is None:
+            self._take(data)
+            return
+        busy = self._inflater.busy
+        self._inflater.feed(data)
+        if not busy:
+            self._inflate()
+
+    def _inflate(self) -> None:
+        """Decompress one step. The rest follows in later iterations of the event loop, before anything else is read."""
+        assert self._inflater is not None
+        self._take(self._inflater.step())
+        if self._inflater.busy:
+            self._connection.pause()
+            if not self._held_up:
+                asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Decompress what has arrived, then have more read."""
+        if self._ended:
+            return
+        if self.inflating:
+            try:
+                self._inflate()
+            except BrokenReply as error:
+                self._connection.fail(error)
+                return
+        if not self.inflating and not self._held_up:
+            self._connection.resume()
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            return
+        self._size += len(data)
+        self._connection.check_size(self._size)
+        if not self._unread:
+            self._unread = data
+        else:
+            if isinstance(self._unread, bytes):
+                self._unread = bytearray(self._unread)
+            self._unread += data
+        if len(self._unread) > _MOST_UNREAD and not self._connection.whole:
+            self._held_up = True
+            self._connection.pause()
+        self._wake()
 
     def end(self, failure: OSError | None = None) -> None:
         """Take the end of the body, or the failure that ends it."""
@@ -108,8 +186,16 @@ class Response:
             self._arrival.set_result(None)
 
 
-class _Inflater:
-    """Decompresses a body."""
+def inflater_of(headers: Mapping[str, str]) -> Inflater | None:
+    """Return what decompresses a body with such headers; None if it is not compressed."""
+    if "content-encoding" not in headers:
+        return None
+    encoding = headers["content-encoding"].strip().lower()
+    return None if encoding in ("", "identity") else Inflater(encoding)
+
+
+class Inflater:
+    """Decompresses a body step by step: a thousandth of its length may be all that arrives."""
 
     def __init__(self, encoding: str) -> None:
         if encoding not in ("gzip", "x-gzip", "deflate"):
@@ -118,28 +204,41 @@ class _Inflater:
         self._may_be_bare = encoding == "deflate"
         self._start = b""
         """what came before there was anything to return"""
+        self._packed = bytearray()
+        """what has arrived and was not decompressed yet"""
+        self.busy = False
+        """there is something left to decompress"""
 
     @property
     def whole(self) -> bool:
         """True if everything has arrived."""
         return self._zlib.eof or not self._start
 
-    def feed(self, data: bytes) -> bytes:
-        """Decompress a piece."""
+    def feed(self, data: bytes) -> None:
+        """Take a piece. What follows the end of the compressed data is dropped."""
+        if not self._zlib.eof:
+            self._packed += data
+            self.busy = True
+
+    def step(self) -> bytes:
+        """Return the next bytes."""
+        data, self._packed = bytes(self._packed), bytearray()
         if self._may_be_bare:
             self._start += data
         else:
             self._start = self._start or data[:1]
         try:
             try:
-                inflated = self._zlib.decompress(data)
+                inflated = self._zlib.decompress(data, _STEP)
             except zlib.error:
                 if not self._may_be_bare:
                     raise
                 self._zlib = zlib.decompressobj(wbits=-15)  # some servers leave out the header
-                inflated = self._zlib.decompress(self._start)
+                inflated = self._zlib.decompress(self._start, _STEP)
         except zlib.error as error:
             raise BrokenReply(f"the reply cannot be decompressed: {error}") from error
+        self._packed += self._zlib.unconsumed_tail
+        self.busy = not self._zlib.eof and (bool(self._packed) or len(inflated) == _STEP)
         self._may_be_bare = self._may_be_bare and not inflated
         return inflated
 
@@ -149,6 +248,11 @@ class Connections:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         """`headers` are sent with every request."""
+        self.most_bytes = REPLY_BYTES.get()
+        self.strayed = False
+        """the server has sent what nobody asked for; connections are not reused any more"""
+        self._replies = 0
+        """how many have arrived, up to the end of the probation"""
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._secure = parts.scheme == "https"
@@ -167,7 +271,8 @@ class Connections:
         self._usual_head = self._head("POST", url, {})
         """of requests to the URL itself, which is the same each time"""
         self._unwritten: list[_Connection] = []
-        self._idle: list[_Connection] = []
+        self._idle: deque[_Connection] = deque()
+        """the one that has been idle for the longest time first"""
         self._open: set[_Connection] = set()
         self._addresses: asyncio.Task[list[Any]] | None = None
         self._resolved = 0.0
@@ -190,12 +295,15 @@ class Connections:
         """
         usual = not headers and method == "POST" and url == self._url
         head = self._usual_head if usual else self._head(method, url, headers or {})
-        connection = self._take() or await self._connect()
-        try:
-            return await connection.send(b"%b%d\r\n\r\n%b" % (head, len(data), data), whole)
-        except BaseException:
-            connection.close()
-            raise
+        while True:
+            connection = self._take() or await self._connect()
+            try:
+                return await connection.send(b"%b%d\r\n\r\n%b" % (head, len(data), data), whole)
+            except _NotSent:
+                continue  # on another connection
+            except BaseException:
+                connection.close()
+                raise
 
     def write_soon(self, connection: _Connection) -> None:
         """Have a request written, together with some that are sent in the same iteration of the event loop.
@@ -218,18 +326,31 @@ class Connections:
         """Return a connection that waits for a request, if there is one."""
         now = time.monotonic()
         while self._idle:
-            connection = self._idle.pop()
-            if now - connection.used < _IDLE_SECONDS and not connection.lost:
+            idle = now - self._idle[0].used
+            if self._replies < _PROBATION and idle < _QUIET_SECONDS:
+                return None
+            connection = self._idle.popleft()
+            if idle < _IDLE_SECONDS and not connection.lost:
                 return connection
             connection.close()
         return None
 
     def give_back(self, connection: _Connection) -> None:
         """Keep a connection whose response has arrived."""
+        if self.strayed:
+            connection.close()
+            return
         connection.used = time.monotonic()
+        self._replies += self._replies < _PROBATION
         if self._idle and connection.used - self._idle[0].used > _IDLE_SECONDS:
-            self._idle.pop(0).close()
+            self._idle.popleft().close()
         self._idle.append(connection)
+
+    def stray(self) -> None:
+        """Note that the server has sent what nobody asked for: no connection is reused from now on."""
+        self.strayed = True
+        while self._idle:
+            self._idle.popleft().close()
 
     def forget(self, connection: _Connection) -> None:
         """Drop a connection that is gone."""
@@ -296,12 +417,15 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self.used = 0.0
-        """when its last response ended"""
+        """when its last response ended; 0 before the first"""
         self.lost = False
+        self.whole = False
+        """the response is wanted when all of it has arrived"""
         self._waiter: asyncio.Future[Response] | None = None
-        self._whole = False
         self._unwritten = b""
         """the request that is about to be written"""
+        self._paused = False
+        self._readable = select.poll()
         self._parser = HttpResponseParser(self)  # for all replies: after one that is not sound there is no other
         self._begin_reply()
 
@@ -317,25 +441,43 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._readable.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def send(self, request: bytes, whole: bool) -> asyncio.Future[Response]:
         """Send a request; the result is its response, once the head or all of it has arrived."""
         assert self._transport is not None
-        self._whole = whole
+        self.whole = whole
         self._waiter = waiter = self._pool.loop.create_future()
         if self.lost:
-            waiter.set_exception(ConnectionResetError("the server closed the connection"))
+            self._not_sent()
         else:
             self._unwritten = request
             self._pool.write_soon(self)
         return waiter
 
     def write(self) -> None:
-        """Write the request that was sent, unless the connection has been closed since."""
-        if not self.lost:
-            assert self._transport is not None
-            self._transport.write(self._unwritten)
-            self._unwritten = b""
+        """Write the request that was sent, unless the connection has been closed since.
+
+        If there is something to read before the request is written, it is not the reply. It is left to
+        `data_received` or `connection_lost`, and the request goes to another connection.
+        """
+        if self.lost or not self._unwritten:
+            return
+        assert self._transport is not None
+        if self._readable.poll(0):
+            self._not_sent()
+            self._pool.loop.call_later(1.0, self.close)  # it may be nothing that either of them would see
+            return
+        self._transport.write(self._unwritten)
+        self._unwritten = b""
+
+    def _not_sent(self) -> None:
+        """Report that the request was not written; that of a new connection has failed."""
+        self._unwritten = b""
+        if self._waiter is not None and not self._waiter.done():
+            new = BrokenReply("the server sent something, or closed the connection, before it was asked")
+            self._waiter.set_exception(_NotSent() if self.used else new)
+        self._waiter = None
 
     def close(self) -> None:
         """Close the connection, whatever it does."""
@@ -344,31 +486,70 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def pause(self) -> None:
+        """Have the server wait."""
+        if not self._paused and not self.lost:
+            assert self._transport is not None
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on after a pause; complete the response if all of it had arrived."""
+        if self._paused and not self.lost:
+            assert self._transport is not None
+            self._transport.resume_reading()
+        self._paused = False
+        if self._complete:
+            self._end()
+
+    def check_size(self, size: int) -> None:
+        """Raise TooLong if a reply may not have so many bytes."""
+        if size > self._pool.most_bytes:
+            raise TooLong(f"the reply has more than {self._pool.most_bytes:,} bytes")
+
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None:  # nothing was asked
-            self.close()
+        if self._waiter is None or self._unwritten:
+            self._take_stray(data)
             return
         self._read += len(data)
         failure: BrokenReply | None = None
         try:
             self._parser.feed_data(data)
-            if self._response is None and self._read > _LONGEST_HEAD:
-                failure = BrokenReply("the headers of the reply do not end")
+            if self._response is None:
+                if self._read > _LONGEST_HEAD:
+                    failure = BrokenReply("the headers of the reply do not end")
+            elif self._read > self._pool.most_bytes:  # in chunks of next to nothing, or after the end
+                self.check_size(self._read - _LONGEST_HEAD)
         except (HttpParserError, HttpParserUpgrade) as error:
             cause = error.__context__  # what a call of ours raised
             failure = cause if isinstance(cause, BrokenReply) else BrokenReply(f"the reply is not HTTP: {error}")
+        except TooLong as error:
+            failure = error
         if self._complete:
             self._surplus = self._surplus or failure is not None
             self._end()
         elif failure is not None:
-            self._fail(failure)
+            self.fail(failure)
+
+    def _take_stray(self, data: bytes) -> None:
+        """Close a connection on which something arrived that nobody asked for."""
+        if data.strip() and not data.startswith(_TIMED_OUT):
+            self._pool.stray()
+        self.close()
+        self._not_sent()
 
     def on_message_begin(self) -> None:
         self._surplus = self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._response is not None:
+            return  # after the body
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+        if key in self._headers:
+            text = f"{self._headers[key]}, {text}"
+            if len(text) > _LONGEST_HEADER:
+                raise BrokenReply("a header of the reply is too long")
+        self._headers[key] = text
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -377,7 +558,7 @@ class _Connection(asyncio.Protocol):
             return
         self._response = Response(status, self._headers, self)
         self._reusable = self._parser.should_keep_alive()
-        if not self._whole:
+        if not self.whole:
             self._answer(self._response)
 
     def on_body(self, data: bytes) -> None:
@@ -391,14 +572,20 @@ class _Connection(asyncio.Protocol):
         """Complete the response. The connection is free, unless the server sent more than it announced."""
         response = self._response
         assert response is not None and self._transport is not None
+        if response.inflating:
+            return  # `resume` follows when that is done
         # refused before all of the request was there
-        unsent = bool(self._unwritten) or self._transport.get_write_buffer_size() > 0
-        reusable = self._reusable and not self._surplus and not unsent
+        unsent = not self.lost and self._transport.get_write_buffer_size() > 0
+        reusable = self._reusable and not self._surplus and not unsent and not self.lost
+        if self._surplus:
+            self._pool.stray()
         response.end()
         self._answer(response)
         self._begin_reply()
         self._waiter = None
         if reusable:
+            if self._paused:
+                self.resume()
             self._pool.give_back(self)
         else:
             self.close()
@@ -407,7 +594,8 @@ class _Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(response)
 
-    def _fail(self, error: OSError) -> None:
+    def fail(self, error: OSError) -> None:
+        """End the response with a failure, and close the connection."""
         if self._response is not None:
             self._response.end(error)
         if self._waiter is not None and not self._waiter.done():
@@ -417,14 +605,17 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
-        if self._waiter is not None:
-            if exc is None and self._response is not None and self._response.ends_with_connection:
+        self._pool.forget(self)
+        if self._unwritten:
+            self._not_sent()
+        elif self._waiter is not None:
+            ends = exc is None and self._response is not None and self._response.ends_with_connection
+            if ends or self._complete:
+                self._complete = True
                 self._end()
                 return
             begun = "in the middle of its reply" if self._read else "without a reply"
-            failure = exc if isinstance(exc, OSError) else BrokenReply(f"the server closed the connection {begun}")
-            self._fail(failure)
-        self._pool.forget(self)
+            self.fail(exc if isinstance(exc, OSError) else BrokenReply(f"the server closed the connection {begun}"))
 
 
 def _target_of(url: str) -> str:

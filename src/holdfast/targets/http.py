@@ -91,6 +91,11 @@ class HttpWorkflow(Target):
     async def __aexit__(self, *_: object) -> None:
         await self._client.__aexit__()
 
+    @property
+    def final_notices(self) -> list[str]:
+        """Report a server that sent what nobody asked for."""
+        return self._client.notices
+
     async def reply(self, turn: Turn) -> Reply:
         """Ask the workflow."""
         fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}

@@ -369,7 +369,8 @@ class Model(Target):
     @property
     def final_notices(self) -> list[str]:
         """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
-        return [*_stop_notices(self.block.model, self._odd_stops), *self._prices.notices]
+        strays = [] if self._client is None else self._client.notices
+        return [*_stop_notices(self.block.model, self._odd_stops), *self._prices.notices, *strays]
 
     async def _streamed(self, body: dict[str, Any]) -> tuple[Answer, float | None]:
         """Return a streamed answer, and the seconds until its first token."""

@@ -185,8 +185,9 @@ class Proxy:
 
     @property
     def final_notices(self) -> list[str]:
-        """What requests were charged for and no price is known of."""
-        return [notice for prices in self._models.values() for notice in prices.notices]
+        """What requests were charged for and no price is known of, and servers that sent what nobody asked for."""
+        parts = (*self._models.values(), *self._clients.values())
+        return [notice for part in parts for notice in part.notices]
 
 
 class _Answer:

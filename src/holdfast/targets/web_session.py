@@ -1,6 +1,6 @@
-"""Requests that take more of HTTP than a direct connection: through a proxy, redirected, or with files.
+"""Requests that take more of HTTP than a direct connection: through a proxy, or with files.
 
-Failures are those of `connections.py`.
+Failures are those of `connections.py`. Redirects are the caller's affair.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import aiohttp
 from yarl import URL
 
-from holdfast.targets.connections import BrokenReply
+from holdfast.targets.asking import REPLY_BYTES
+from holdfast.targets.connections import BrokenReply, TooLong, inflater_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -24,20 +25,34 @@ _CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_r
 class WebResponse:
     """A response, whose body arrives piece by piece."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, most_bytes: int) -> None:
         self._response = response
+        self._most_bytes = most_bytes
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
 
     async def read(self) -> bytes:
-        """Return the whole body."""
+        """Return the whole body; raise TooLong if it has more bytes than a reply may have."""
         return b"".join([piece async for piece in self.pieces()])
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
+    async def pieces(self, *, endless: bool = False) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives; `endless`: it holds many replies, and may have any number of bytes."""
+        inflater, size = inflater_of({name.lower(): value for name, value in self.headers.items()}), 0
         try:
-            async for piece in self._response.content.iter_any():
-                yield piece
+            async for packed in self._response.content.iter_any():
+                if inflater is not None:
+                    inflater.feed(packed)
+                while inflater is None or inflater.busy:
+                    piece = packed if inflater is None else inflater.step()
+                    size += len(piece)
+                    if size > self._most_bytes and not endless:
+                        raise TooLong(f"the reply has more than {self._most_bytes:,} bytes")
+                    yield piece
+                    if inflater is None:
+                        break
+                    await asyncio.sleep(0)  # other requests have their turn
+            if inflater is not None and not inflater.whole:
+                raise BrokenReply("the compressed reply ended early")
         except aiohttp.ClientError as error:
             raise _failure(error) from error
         finally:
@@ -52,12 +67,14 @@ class WebSession:
     """A session of aiohttp."""
 
     def __init__(self, headers: Mapping[str, str], proxy: str | None) -> None:
+        self._most_bytes = REPLY_BYTES.get()
         # The engine sets time-outs and limits concurrency.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ttl_dns_cache=300),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers,
+            auto_decompress=False,  # which has no limit
+            headers={"Accept-Encoding": "gzip, deflate", **headers},
             proxy=proxy,
         )
 
@@ -65,21 +82,22 @@ class WebSession:
         """Make a request; return the response when its head has arrived."""
         try:
             sent = URL(url, encoded=headers is not None)  # a signature is for the URL as it is written
-            return WebResponse(await self._session.request(method, sent, data=data, headers=headers))
+            response = await self._session.request(method, sent, data=data, headers=headers, allow_redirects=False)
+            return WebResponse(response, self._most_bytes)
         except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
             raise _failure(error) from error
 
     @asynccontextmanager
     async def call(
         self, method: str, url: str, data: Any = None, content_type: str | None = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[WebResponse]:
         """Make a request whose body may be a file, and yield the response."""
         headers = {} if content_type is None else {"Content-Type": content_type}
         try:
             async with self._session.request(
-                method, url, data=data, headers=headers, timeout=_CALL_TIMEOUT
+                method, url, data=data, headers=headers, timeout=_CALL_TIMEOUT, allow_redirects=False
             ) as response:
-                yield response
+                yield WebResponse(response, self._most_bytes)
         except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
             raise _failure(error) from error
 
