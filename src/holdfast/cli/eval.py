@@ -16,6 +16,7 @@ from holdfast.cli.errors import show_note
 from holdfast.cli.flags import Concurrency, Duration, EvalFlags, ExporterName, Positive
 from holdfast.cli.runs import runs_dir_option
 from holdfast.display.choice import make_display
+from holdfast.display.terminal import echo
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
 
@@ -331,5 +332,5 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
 
         identity, rundir, plan = previews[0]
         for line in preview(identity, plan, rundir).lines():
-            click.echo(line)
+            echo(line)
     return 0

@@ -13,6 +13,7 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.errors import show_error, show_usage_error
+from holdfast.display.terminal import echo
 from holdfast.engine.signals import Signals
 from holdfast.errors import HoldfastError
 
@@ -41,6 +42,8 @@ _VERBS: Final = {
 }
 _SYNONYMS: Final = {"evaluate": "eval"}
 """names of verbs in other launchers, which help does not list"""
+_RESUMABLE: Final = ("eval", "evaluate", "grade", "resume", "work")
+"""verbs that ask models, and go on where they were interrupted; the others just begin again"""
 
 
 class _Verbs(click.Group):
@@ -109,8 +112,9 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt) as stopped:
         from holdfast.cli.runs import command_line
 
-        again = command_line()
-        click.echo(f"interrupted; everything that finished is on disk. Resume with:\n  {again}", err=True)
+        verb = sys.argv[1] if len(sys.argv) > 1 else ""
+        resume = f"; everything that finished is on disk. Resume with:\n  {command_line()}"
+        echo(f"interrupted{resume if verb in _RESUMABLE or '--judge' in sys.argv else ''}", err=True)
         code = 143 if isinstance(stopped.__cause__ or stopped, _Terminated) else 130
     except BrokenPipeError:
         code = 141
@@ -121,7 +125,7 @@ def main() -> None:
     except Exception:  # never exit code 1, which would say that a gate was not met
         import traceback
 
-        traceback.print_exc()
+        echo(traceback.format_exc(), err=True, nl=False)
         show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
         code = 3
     gc.freeze()  # the end frees everything anyhow; searching it for garbage first takes as long as starting

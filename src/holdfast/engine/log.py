@@ -6,6 +6,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from holdfast.display.terminal import printable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -26,7 +28,7 @@ class RunLog:
     def write(self, message: str) -> None:
         """Write a line, with the time in front."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = f"{stamp} {' '.join(message.split())}\n"
+        line = f"{stamp} {printable(' '.join(message.split()), '')}\n"
         if self._early is None:
             self._append(line)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, make_console
+from holdfast.display.terminal import echo_json
 from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting, with_hint
 from holdfast.report.breakdown_table import breakdown_tables
 from holdfast.report.example import failure_lines
@@ -218,7 +218,7 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
     if as_json:
         target, *baseline = [plan_as_json(*each) for each in planned]
         data = {**target, **({"baseline": baseline[0]} if baseline else {})}
-        sys.stdout.write(msgspec.json.encode(data).decode() + "\n")
+        echo_json(msgspec.json.encode(data))
         return
     from io import StringIO
 
