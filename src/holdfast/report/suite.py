@@ -303,6 +303,6 @@ def print_plan(name: str, planned: Sequence[tuple[Cell, RunIdentity, RunDir, Pla
         console.print(f"{cell.name}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
         for reason in plan.reasons:
             console.print(f"  {reason}", soft_wrap=True)
-    notices = (each for _, run, _, _ in planned for each in (*run.idle_notices, *run.spelling_notices))
+    notices = (each for _, run, _, _ in planned for each in run.plan_notices)
     for notice in dict.fromkeys(notices):
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)

@@ -232,7 +232,7 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
     for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):
         console.print(f"{what}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
         console.print(str(plan), soft_wrap=True)
-    for notice in (*planned[0][0].idle_notices, *planned[0][0].spelling_notices):
+    for notice in planned[0][0].plan_notices:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
@@ -254,7 +254,7 @@ def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str,
         **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
-        "notices": [*identity.idle_notices, *identity.spelling_notices],
+        "notices": identity.plan_notices,
         "preview": preview(identity, plan, rundir).as_dict(),
         "eval": without_secrets(identity.spec.document.data),
     }

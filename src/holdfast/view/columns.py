@@ -296,7 +296,7 @@ class Columns:
         notes = self._present_notes()
         plan = plan_report(self.view, notes.dataset)
         order = BuildOrder(str(self.rundir.path), str(self.folder), plan, msgspec.to_builtins(notes))
-        command = [sys.executable, "-m", "holdfast.view.building"]
+        command = [sys.executable, "-P", "-m", "holdfast.view.building"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None
             progress(0.0)

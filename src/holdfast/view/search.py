@@ -190,7 +190,7 @@ class TextSearch:
             data = msgspec.json.encode(job) + b"\n" + bytes(table["at"]) + bytes(table["length"])
             table.release()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.view.search"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-P", "-m", "holdfast.view.search"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._sender = Thread(target=_send, args=(self._process.stdin, data), daemon=True)
         self._sender.start()
