@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.display.terminal import echo
-from holdfast.errors import Fault, ManifestError, ResultsError, UsageError, VersionError
+from holdfast.errors import Fault, ManifestError, ResultsError, RunFileError, UsageError, VersionError
 
 if TYPE_CHECKING:
     from holdfast.store.index import Index
@@ -32,6 +32,8 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
     rundir = RunDir(_directory(run, runs_dir).resolve())
     try:
         problems, index = _verify(rundir) if dry_run else _repair(rundir)
+    except RunFileError:
+        raise
     except OSError as error:
         raise Fault(
             "disk",

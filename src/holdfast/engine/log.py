@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.display.terminal import printable
+from holdfast.store.run_files import open_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,5 +38,7 @@ class RunLog:
 
     def _append(self, text: str) -> None:
         if text:
-            with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            with suppress(OSError):
+                fd = open_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                with os.fdopen(fd, "ab", buffering=0) as file:
+                    file.write(text.encode())

@@ -24,6 +24,7 @@ from holdfast.spec.overrides import apply_override, parse_override
 from holdfast.spec.redact import without_secrets
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.run_files import UNREADABLE, read_file
 from holdfast.versions import check_version
 
 if TYPE_CHECKING:
@@ -68,10 +69,10 @@ class _File(_Version, kw_only=True):
 def read_entries(rundir: RunDir) -> dict[str, ExportEntry]:
     """Read `exports.json`, by destination; nothing where there is none or it cannot be read."""
     try:
-        data = _file(rundir).read_bytes()
+        data = read_file(_file(rundir))
         check_version(_file(rundir), msgspec.json.decode(data, type=_Version).schema_version, SCHEMA_VERSION)
         return msgspec.json.decode(data, type=_File).exports
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return {}
 
 
@@ -206,11 +207,11 @@ def _file(rundir: RunDir) -> Path:
 def _digest(rundir: RunDir) -> str:
     """Return a digest of the report, and of the gate's outcome, which exports state too."""
     try:
-        report = rundir.metrics.read_bytes()
+        report = read_file(rundir.metrics)
     except FileNotFoundError:
         return ""
     with suppress(FileNotFoundError):
-        report += rundir.gate.read_bytes()
+        report += read_file(rundir.gate)
     return digest_bytes(report).removeprefix("sha256:")
 
 

@@ -22,6 +22,7 @@ from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
 from holdfast.errors import RunHeld, UsageError
 from holdfast.store.processes import is_running, start_token
+from holdfast.store.run_files import UNREADABLE, read_file
 from holdfast.store.slurm_jobs import SlurmJob, this_slurm_job, which_ended
 
 if TYPE_CHECKING:
@@ -248,8 +249,8 @@ class RunLease:
     @property
     def holder(self) -> Holder | None:
         """The current holder, if it can be read."""
-        with suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(self._info.read_bytes(), type=Holder)
+        with suppress(OSError, *UNREADABLE):
+            return msgspec.json.decode(read_file(self._info), type=Holder)
         return None
 
     def describe(self) -> str:
@@ -311,9 +312,9 @@ def is_held(path: Path) -> bool:
     try:
         if time.time() - path.stat().st_mtime > LEASE_SECONDS:
             return False
-        holder = msgspec.json.decode(path.with_suffix(".holder").read_bytes(), type=Holder)
+        holder = msgspec.json.decode(read_file(path.with_suffix(".holder")), type=Holder)
     except FileNotFoundError:
         return path.exists()
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return True
     return not holder.is_dead
