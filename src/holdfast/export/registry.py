@@ -22,7 +22,7 @@ from holdfast.spec.export_schema import FileExport, PluginExport
 from holdfast.spec.load_exports import EXPORTERS, export_schema, read_export
 from holdfast.spec.overrides import apply_override, parse_override
 from holdfast.spec.redact import without_secrets
-from holdfast.store.durable import make_directory, replacing
+from holdfast.store.durable import make_directory, remove_leftovers, replacing
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.run_files import UNREADABLE, read_file
 from holdfast.versions import check_version
@@ -79,6 +79,7 @@ def read_entries(rundir: RunDir) -> dict[str, ExportEntry]:
 def export(view: RunView, block: ExportBlock) -> Exported:
     """Export a run, and record the result. Raises UsageError or ExportFailed."""
     rundir, options = view.rundir, _options(block)
+    remove_leftovers(rundir.path)
     try:
         exported = _exporter(block)(view)
     except Exception as error:  # libraries of others raise what they like
@@ -165,6 +166,7 @@ def _exporter(block: ExportBlock) -> Callable[[RunView], Exported]:
     def write(view: RunView) -> Exported:
         folder = Path(block.dir) if block.dir else view.rundir.path / "export" / block.to
         make_directory(folder)
+        remove_leftovers(folder)
         return Exported([str(place) for place in function(view, folder, **options)], [])
 
     return write

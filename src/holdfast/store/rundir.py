@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.errors import ManifestError, ResultsError, UsageError, VersionError
 from holdfast.store.damage import cut_damage
-from holdfast.store.durable import make_directory, replacing, sync_directory
+from holdfast.store.durable import make_directory, remove_leftovers, replacing, sync_directory
 from holdfast.store.index import KINDS, Index, IndexReader, load_index
 from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.records import SCHEMA_VERSION
@@ -111,6 +111,8 @@ class RunDir:
                 for leftover in self.path.glob(f"{place}.*.tmp"):
                     with suppress(OSError):
                         leftover.unlink()
+            for folder in self.path.glob("export/*/"):  # which needs no lease
+                remove_leftovers(folder)
         if self._is_large and not verify:
             return self._load_large(repair=repair)
         index = load_index(self.journals, repair=self.aside if repair else None, verify=verify)

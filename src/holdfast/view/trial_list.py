@@ -6,7 +6,6 @@ twice or left out while a run goes on; a page keeps the list that it began with 
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from bisect import bisect_left
@@ -20,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.errors import QueryError
+from holdfast.export.tables import write_rows
 from holdfast.store.metrics import TrialResult
 from holdfast.store.run_files import UNREADABLE, open_binary, read_lines
 from holdfast.view.columns import TrialRow, read_rows
@@ -367,5 +367,5 @@ def _csv_rows(columns: Columns, numbers: Iterable[int]) -> bytes:
 
 def _csv(lines: Iterable[list[Any]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text).writerows(lines)
+    write_rows(text, lines)
     return text.getvalue().encode("utf-8", "backslashreplace")
