@@ -91,8 +91,8 @@ def _typed_cell(value: Any) -> Any:
 def write_rows(file: TextIO, rows: Iterable[Iterable[Any]]) -> None:
     """Write rows as CSV, in which no text is a formula to a spreadsheet.
 
-    A spreadsheet computes cells that begin with `=`, `+`, `-` or `@`, and such a formula can send the sheet
-    elsewhere or start a program. They get an apostrophe in front, which spreadsheets take as the mark of a text. Numbers stay.
+    A spreadsheet computes cells that begin with `=`, `+`, `-` or `@`, and such a formula can send the sheet elsewhere
+    or start a program. They get an apostrophe in front, which marks a text to spreadsheets. Numbers stay numbers.
     """
     csv.writer(file).writerows([_not_a_formula(cell) for cell in row] for row in rows)
 
