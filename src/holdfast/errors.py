@@ -9,6 +9,7 @@ HoldfastError
 │   ├── ManifestError     a run directory whose manifest.json cannot be read
 │   ├── ResultsError      a run directory whose metrics.json or results.json cannot be read
 │   └── VersionError      a file of a version that this Holdfast does not read
+├── RunFileError          exit 3: a file of a run that is none, or too large to be one; also an OSError
 ├── RunHeld               exit 4: another process holds this run
 │   └── RunBeingFinished  all trials are finished, and that process writes the report
 ├── Interrupted           exit 130 or 143: stopped by a signal
@@ -117,6 +118,15 @@ class ResultsError(UsageError):
 
 class VersionError(UsageError):
     """A file of Holdfast has another major version, or no valid version."""
+
+
+class RunFileError(HoldfastError, OSError):
+    """A file of a run directory is a pipe, a device or the like, or larger than any file of a run.
+
+    It is an OSError as well: to whoever can do without the file, it is a file that cannot be read.
+    """
+
+    exit_code = 3
 
 
 class RunHeld(HoldfastError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.spec.env_file import find_env_file, read_env_file
+from holdfast.spec.env_file import find_env_file, read_env_file, take_env_file
 from tests.support.providers import Say, provider
 from tests.support.specs import command, write_spec
 
@@ -38,7 +38,8 @@ SECRET = "sk-very-secret-1234567"
 )
 def test_a_file_is_read_as_it_is_meant(tmp_path: Path, text: str, variables: dict[str, str]) -> None:
     (tmp_path / ".env").write_bytes(text.encode())
-    assert read_env_file(tmp_path / ".env") == variables
+    read = read_env_file(tmp_path / ".env")
+    assert {name: variable.value for name, variable in read.items()} == variables
 
 
 @pytest.mark.parametrize("line", [SECRET, f"1A={SECRET}", f"export {SECRET}"])
@@ -63,6 +64,55 @@ def test_the_nearest_file_of_the_project_counts(tmp_path: Path) -> None:
     (folder / ".env").unlink()
     (tmp_path / "project" / "evals" / ".git").mkdir()
     assert find_env_file(folder) is None  # a repository of its own
+
+
+REFUSED = [
+    *(
+        "PATH",
+        "LD_PRELOAD",
+        "DYLD_INSERT_LIBRARIES",
+        "PYTHONPATH",
+        "PYTHONSTARTUP",
+        "GIT_SSH_COMMAND",
+        "BASH_ENV",
+        "ENV",
+    ),
+    *("HTTPS_PROXY", "https_proxy", "All_Proxy", "NO_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("NODE_OPTIONS", "IFS", "HOLDFAST_HOME", "HOLDFAST_RUNS_DIR", "AWS_CONFIG_FILE", "PERL5OPT", "JAVA_TOOL_OPTIONS"),
+]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_decides_on_programs_and_connections_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / ".env").write_text(f"A=1\n{name}=./evil\n")
+    taken, refusals = take_env_file(tmp_path / ".env", {})
+    assert taken == {"A": "1"}
+    assert len(refusals) == 1 and refusals[0].startswith(f"{tmp_path / '.env'}:2: {name} is not taken")
+    assert f"export {name}=" in refusals[0] and "./evil" not in refusals[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["OPENAI_API_KEY", "GITHUB_TOKEN", "AWS_REGION", "NODE_ENV", "MY_PATH", "WANDB_PROJECT"]
+)
+def test_other_variables_are_taken(tmp_path: Path, name: str) -> None:
+    (tmp_path / ".env").write_text(f"{name}=x\n")
+    assert take_env_file(tmp_path / ".env", {"HF_TOKEN": "x"}) == ({name: "x"}, [])
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
+        ("AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY"),
+        ("HF_ENDPOINT", "HF_TOKEN"),
+        ("WANDB_BASE_URL", "WANDB_API_KEY"),
+    ],
+)
+def test_an_address_never_gets_a_key_from_elsewhere(tmp_path: Path, address: str, key: str) -> None:
+    (tmp_path / ".env").write_text(f"{address}=https://evil.example\n{key}=of-the-file\n")
+    assert take_env_file(tmp_path / ".env", {})[0] == {address: "https://evil.example", key: "of-the-file"}
+    taken, refusals = take_env_file(tmp_path / ".env", {key: "mine"})
+    assert taken == {} and f"{key} of your environment" in refusals[0]
 
 
 class TestCommands:
@@ -111,3 +161,9 @@ class TestCommands:
         done, server = run(code=2)
         assert ".env:1: not of the form NAME=value" in done.err and SECRET not in done.err
         assert not server.asked
+
+    def test_a_refused_variable_is_named_and_not_set(self, run: Any, tmp_path: Path) -> None:
+        (tmp_path / ".env").write_text(f"MY_KEY={SECRET}\nLD_PRELOAD=./evil.so\n")
+        done, _ = run()
+        assert "warning: .env:2: LD_PRELOAD is not taken from this file" in done.err
+        assert "note: MY_KEY from .env\n" in done.err and "LD_PRELOAD" not in os.environ

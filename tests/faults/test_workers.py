@@ -38,7 +38,7 @@ from tests.support.breaking import (
     worker,
 )
 from tests.support.running import Server, holdfast, lines, run_dir, start, wait_for, write_eval
-from tests.support.specs import output_of
+from tests.support.specs import output_of, write_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,14 +193,43 @@ def test_one_process_can_continue_where_workers_stopped(
     assert_same_numbers(run, calm)
 
 
-def test_a_killed_worker_is_reported(tmp_path: Path, provider: Server, eval_file: Path, calm: Path) -> None:
+def test_killed_workers_are_replaced(tmp_path: Path, provider: Server, eval_file: Path, calm: Path) -> None:
     provider.control(latency=0.1)
-    crew = start("eval", eval_file, "--workers", "2", cwd=tmp_path)
+    crew = start("eval", eval_file, "--workers", "4", cwd=tmp_path)
     wait_for(lambda: len(provider.stats()["answered"]) > CONCURRENCY, "some answers")
-    next(process for process in leftovers(tmp_path) if process.pid != crew.pid).kill()
-    _, err = crew.communicate()
-    assert crew.returncode == 0 and "a worker was killed (SIGKILL)" in err
+    for victim in [process for process in leftovers(tmp_path) if process.pid != crew.pid]:
+        victim.kill()
+        gone = {victim.pid, crew.pid}
+        wait_for(lambda gone=gone: len({each.pid for each in leftovers(tmp_path)} - gone) == 4, "another worker")
+    _, err = crew.communicate(timeout=300)
+    assert crew.returncode == 0, err
+    assert err.count("was killed (SIGKILL); its finished trials are saved, and another worker takes its place") == 4
     assert_same_numbers(run_dir(tmp_path), calm)
+
+
+CRASHES = """import os, signal
+def answer(prompt):
+    if "3" in prompt:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return prompt
+"""
+
+
+def test_a_trial_that_crashes_every_worker_stops_the_run_after_a_few(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(CRASHES)
+    rows = [{"id": f"r{number}", "question": f"q{number}"} for number in range(6)]
+    write_spec(
+        tmp_path,
+        name="crash",
+        samples=rows,
+        target={"python": "agent.py:answer"},
+        limits={"concurrency": 1},
+        graders=None,
+    )
+    ended = holdfast("eval", "eval.yaml", "--workers", "2", cwd=tmp_path, check=3)
+    assert ended.stderr.count("finished nothing 3 times in a row, and is not replaced again") == 2
+    assert "workers exited before all trials were done" in ended.stdout
+    assert len(list((tmp_path / "runs" / "crash").glob("*/workers/*/outputs.jsonl"))) >= 1
 
 
 def test_workers_end_with_the_command_that_started_them(tmp_path: Path, provider: Server, eval_file: Path) -> None:
@@ -365,14 +394,15 @@ def test_a_worker_exits_if_the_other_left_without_a_report(tmp_path: Path, provi
 def test_the_parent_process_writes_the_report_if_all_workers_die_doing_so(tmp_path: Path, provider: Server) -> None:
     crew = start("eval", held_while_finishing(tmp_path, provider), "--workers", "2", cwd=tmp_path)
     await_waiting(crew, wait_for(lambda: finisher(tmp_path), "the report to be begun"))
-    first = kill_finisher(tmp_path)
-    second = kill_finisher(tmp_path, first)
-    assert wait_for(lambda: finisher(tmp_path, first, second), "the report to be begun once more") == crew.pid
+    killed: list[int] = []
+    while wait_for(lambda: finisher(tmp_path, *killed), "the report to be begun once more") != crew.pid:
+        killed.append(kill_finisher(tmp_path, *killed))
+    assert len(killed) == 6, "each worker is replaced twice"
     (tmp_path / "hold").unlink()
     out, err = crew.communicate(timeout=300)
     assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
-    assert err.count("a worker was killed (SIGKILL)") == 2
-    assert err.count("stopped without a report; writing it here") == 1, "the second worker took over"
+    assert err.count("was killed (SIGKILL)") == 6
+    assert "stopped without a report; writing it here" in err, "another worker took over"
     assert provider.requests == 8
 
 

@@ -164,7 +164,7 @@ def _run_compiler(name: str, request: Mapping[str, Any], rows: Path, report: Cal
         environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.benchmarks.compiler"],
+            [sys.executable, "-P", "-m", "holdfast.benchmarks.compiler"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
+from holdfast.display.terminal import echo, printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 def _write(message: str) -> None:
-    sys.stderr.write(f"note: {message}\n")
+    echo(f"note: {message}", err=True)
 
 
 _writer: Final[ContextVar[Callable[[str], None]]] = ContextVar("writer", default=_write)
@@ -26,7 +28,7 @@ def note(message: str) -> None:
 def show_step(text: str) -> None:
     """Show the current step of the work on a terminal; an empty text clears the line."""
     if sys.stderr.isatty() and _writer.get() is _write:
-        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.write(f"\r\x1b[K{printable(text, '')}")
         sys.stderr.flush()
 
 

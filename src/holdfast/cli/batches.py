@@ -11,6 +11,7 @@ import click
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.display.format import duration
+from holdfast.display.terminal import echo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,9 +38,9 @@ def command(run: str, abandon: bool, runs_dir: Path | None) -> int:
         _abandon(rundir)
     batches = read_batches(rundir).values()
     for batch in batches:
-        click.echo(_line(batch))
+        echo(_line(batch))
     if not batches:
-        click.echo("no batches")
+        echo("no batches")
     return 0
 
 

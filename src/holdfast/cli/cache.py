@@ -11,6 +11,7 @@ import click
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.ls import run_filters, select_runs, show_runs
 from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.display.terminal import echo
 from holdfast.errors import RunHeld, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def command() -> None:
 @runs_dir_option
 def directory(runs_dir: Path | None) -> int:
     """Print the folder that holds the runs."""
-    click.echo(runs_directory(runs_dir).resolve())
+    echo(runs_directory(runs_dir).resolve())
     return 0
 
 
@@ -65,19 +66,19 @@ def remove(ids: tuple[str, ...], everything: bool, yes: bool, **options: Any) ->
     # A folder that only looks like a run, as somebody's `manifest.json` makes it, goes when it is named and not before.
     chosen = _by_id(select_runs(options), ids) if ids else [run for run in select_runs(options) if is_surely_ours(run)]
     if not chosen:
-        click.echo("no runs to remove")
+        echo("no runs to remove")
         return 0
     running = [run for run in chosen if run.status == "running"]
     if running:
         raise RunHeld(f"not removed, in use: {', '.join(run.path for run in running)}")
     for run in chosen:
-        click.echo(f"{run.id}  {run.path}  {run.status}  {run.progress}  {run.size_text}")
+        echo(f"{run.id}  {run.path}  {run.status}  {run.progress}  {run.size_text}")
     if not yes and not _confirmed(f"Remove {len(chosen)} {'run' if len(chosen) == 1 else 'runs'}?"):
-        click.echo("nothing was removed")
+        echo("nothing was removed")
         return 0
     for run in chosen:
         _remove(Path(run.path))
-    click.echo(f"removed {len(chosen)}")
+    echo(f"removed {len(chosen)}")
     return 0
 
 

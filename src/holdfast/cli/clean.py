@@ -12,6 +12,7 @@ import click
 
 from holdfast.cli.completion import complete_profiles
 from holdfast.display.format import byte_count
+from holdfast.display.terminal import echo
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def command(what: str, dry_run: bool) -> int:
             )
         transport = subject.transport
         base = read_files(transport, subject.directory).invocation.base if dry_run else remove_invocation(subject)
-        click.echo(f"{'would remove' if dry_run else 'removed'} {subject.directory}")
+        echo(f"{'would remove' if dry_run else 'removed'} {subject.directory}")
     else:
         transport, base = _connect(what)
     entries = find_unneeded(transport, base)
@@ -50,12 +51,12 @@ def command(what: str, dry_run: bool) -> int:
     for entry in entries:
         sizes[str(Path(entry.path).parent) if "secrets.env" not in entry.path else "secrets"] += entry.kilobytes
         if dry_run:
-            click.echo(f"would remove {base}/{entry.path}  {byte_count(entry.kilobytes * 1024)}")
+            echo(f"would remove {base}/{entry.path}  {byte_count(entry.kilobytes * 1024)}")
     for kind, kilobytes in sizes.items():
         if not dry_run:
-            click.echo(f"removed {byte_count(kilobytes * 1024)} of {kind}")
+            echo(f"removed {byte_count(kilobytes * 1024)} of {kind}")
     if not entries:
-        click.echo(f"{base}: nothing that no run needs")
+        echo(f"{base}: nothing that no run needs")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import click
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
+from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,14 +88,14 @@ def command(
 
         path = output or Path(f"compare-{'-'.join(run.metrics.run for run in scored)}.html")
         write_comparison(views, scored, path)
-        click.echo(path)
+        echo(path)
         return 0
     first, *others = scored
     comparisons = [compare_scores(first, other) for other in others]
     if as_json:
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode([_as_json(comparison) for comparison in comparisons]).decode() + "\n")
+        echo_json(msgspec.json.encode([_as_json(comparison) for comparison in comparisons]))
         return 0
     for comparison in comparisons:
         _print(comparison)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from holdfast.cli.completion import complete_profiles
+from holdfast.display.terminal import echo, echo_json
 
 
 @click.command("doctor")
@@ -25,9 +26,9 @@ def command(profile: str, no_job: bool, as_json: bool) -> int:
     for check in diagnose(profile, Path.cwd(), os.environ, job=not no_job):
         checks.append(check)
         if not as_json:
-            click.echo(str(check))
+            echo(str(check))
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(checks)).decode())
+        echo_json(msgspec.json.format(msgspec.json.encode(checks)))
     return 1 if any(check.state == "failed" for check in checks) else 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
 from holdfast.cli.errors import show_warning
 from holdfast.cli.runs import command_line, run_name
 from holdfast.display.choice import make_display
+from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tupl
     export_after_run(
         outcome.rundir,
         spec,
-        click.echo,
+        echo,
         show_warning,
         log_samples=options.log_samples,
         output_path=options.output_path,

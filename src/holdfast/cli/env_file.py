@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from holdfast.cli.errors import show_note
+from holdfast.cli.errors import show_note, show_warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +44,15 @@ def load_env_file(*folders: Path) -> None:
     choice = None if context is None else context.meta.get(_CHOICE)
     if choice is True:
         return
-    from holdfast.spec.env_file import find_env_file, read_env_file
+    from holdfast.spec.env_file import find_env_file, take_env_file
 
     path = choice or next((path for folder in folders if (path := find_env_file(folder)) is not None), None)
     if path is None:
         return
-    variables = {name: value for name, value in read_env_file(path).items() if name not in os.environ}
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    variables, refusals = take_env_file(shown, os.environ)
     os.environ.update(variables)
+    for refusal in refusals:
+        show_warning(refusal)
     if variables:
-        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
         show_note(f"{', '.join(sorted(variables))} from {shown}")

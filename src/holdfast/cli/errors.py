@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from holdfast.display.terminal import echo
 from holdfast.errors import ConfigError, HoldfastError, UsageError, with_hint
 
 
@@ -11,7 +12,7 @@ def show_error(error: HoldfastError | OSError | str) -> None:
     """Print an error on standard error, each of its problems on its own line, and then what to do about it."""
     message, hint = (error.message, error.remedy) if isinstance(error, HoldfastError) else (str(error), None)
     problems = error.problems if isinstance(error, ConfigError) else (message,)
-    click.echo(with_hint("\n".join(f"error: {problem}" for problem in problems), hint), err=True)
+    echo(with_hint("\n".join(f"error: {problem}" for problem in problems), hint), err=True)
 
 
 def show_usage_error(error: click.ClickException) -> None:
@@ -19,7 +20,7 @@ def show_usage_error(error: click.ClickException) -> None:
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = None
     if context is not None:
-        click.echo(context.get_usage(), err=True)
+        echo(context.get_usage(), err=True)
         what = "commands" if isinstance(context.command, click.Group) else "options"
         hint = f"{context.command_path} --help lists all {what}."
     show_error(UsageError(error.format_message(), remedy=hint))
@@ -27,9 +28,9 @@ def show_usage_error(error: click.ClickException) -> None:
 
 def show_warning(message: str) -> None:
     """Print a failure that does not end the command."""
-    click.echo(f"warning: {message}", err=True)
+    echo(f"warning: {message}", err=True)
 
 
 def show_note(message: str) -> None:
     """Print information that is not part of a command's output."""
-    click.echo(f"note: {message}", err=True)
+    echo(f"note: {message}", err=True)

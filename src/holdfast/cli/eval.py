@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,8 +17,10 @@ from holdfast.cli.errors import show_note
 from holdfast.cli.flags import Concurrency, Duration, EvalFlags, ExporterName, Positive
 from holdfast.cli.runs import runs_dir_option
 from holdfast.display.choice import make_display
+from holdfast.display.terminal import echo
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
+from holdfast.spec.learning import running_nothing
 
 if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
@@ -158,7 +161,9 @@ class _Grouped(click.Command):
     is_flag=True,
     help="Submit and collect batches, and exit with code 5 while they are under way, instead of waiting.",
 )
-@click.option("-d", "--dry-run", is_flag=True, help="Show the plan and the first prompt without running anything.")
+@click.option(
+    "-d", "--dry-run", is_flag=True, help="Show the plan and the first prompt. Nothing of the eval is run or imported."
+)
 @click.option("--json", is_flag=True, help="With --dry-run, print the plan as JSON.")
 @env_file_options
 @click.option(
@@ -187,11 +192,13 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
             "--fresh and --retry-failed exclude each other: a fresh run has no errors to retry",
             remedy="Use one of them.",
         )
-    if flags.display != "json":
-        return _eval(arguments, flags)
-    from holdfast.benchmarks.progress import notes_to
+    with ExitStack() as stack:
+        if flags.dry_run:
+            stack.enter_context(running_nothing())
+        if flags.display == "json":
+            from holdfast.benchmarks.progress import notes_to
 
-    with notes_to(make_display("json").notice):
+            stack.enter_context(notes_to(make_display("json").notice))
         return _eval(arguments, flags)
 
 
@@ -331,5 +338,5 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
 
         identity, rundir, plan = previews[0]
         for line in preview(identity, plan, rundir).lines():
-            click.echo(line)
+            echo(line)
     return 0

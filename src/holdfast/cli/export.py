@@ -10,6 +10,7 @@ from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_error, show_note, show_warning
 from holdfast.cli.flags import ExporterName
 from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
+from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.spec.load_exports import EXPORTERS
 
@@ -65,17 +66,17 @@ def command(
     code = 0
     for block in blocks:
         if if_changed and is_done(rundir, block, entries):
-            click.echo(f"{block.to}: already up to date")
+            echo(f"{block.to}: already up to date")
             continue
         try:
-            describe(block.to, export(view, block), click.echo)
+            describe(block.to, export(view, block), echo)
         except HoldfastError as error:
             if not failed:
                 raise
             show_error(error)
             code = max(code, error.exit_code)
     if not blocks:
-        click.echo("no export has failed")
+        echo("no export has failed")
     if view.missing_outputs:
         show_warning(
             f"{view.missing_outputs:,} outputs that metrics.json counts are missing; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import click
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_note
 from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
+from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -134,23 +134,23 @@ def _show(result: GateResult, shape: str) -> None:
     if shape == "json":
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode({"passed": result.passed, "checks": checks}).decode() + "\n")
+        echo_json(msgspec.json.encode({"passed": result.passed, "checks": checks}))
     elif shape == "markdown":
-        click.echo(_markdown(result))
+        echo(_markdown(result))
     elif shape == "github":
         for check in checks:
             if not check.passed or check.warning:
                 level = "warning" if check.passed else "error"
-                click.echo(f"::{level} title=holdfast gate::{_annotation(check.message)}")
-        click.echo(f"::notice title=holdfast gate::gate {word}, {count}")
+                echo(f"::{level} title=holdfast gate::{_annotation(check.message)}")
+        echo(f"::notice title=holdfast gate::gate {word}, {count}")
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             try:
                 with Path(summary).open("a", encoding="utf-8") as file:
                     file.write(_markdown(result) + "\n")
             except OSError as error:
-                click.echo(f"::warning title=holdfast gate::cannot write the step summary: {_annotation(str(error))}")
+                echo(f"::warning title=holdfast gate::cannot write the step summary: {_annotation(str(error))}")
     else:
-        click.echo(str(result))
+        echo(str(result))
 
 
 def _markdown(result: GateResult) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from holdfast.display.terminal import echo
 from holdfast.errors import UsageError
 from holdfast.spec.schema import SCHEMA_VERSION
 
@@ -50,8 +51,8 @@ def command(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
             file.write_text(text, encoding="utf-8")
-            click.echo(f"wrote {file}")
+            echo(f"wrote {file}")
     except OSError as error:
         raise UsageError(f"cannot write into {folder}: {error.strerror}") from error
-    click.echo(f"Run it with:  holdfast eval {path}")
+    echo(f"Run it with:  holdfast eval {path}")
     return 0

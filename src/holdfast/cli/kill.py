@@ -10,6 +10,7 @@ import click
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
+from holdfast.display.terminal import echo
 from holdfast.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -39,20 +40,20 @@ def _kill_jobs(subject: Subject) -> int:
     from holdfast.cluster.watch.kill import kill
     from holdfast.cluster.watch.status import read_files
 
-    ended, remain = kill(subject, f"{getpass.getuser()}@{os.uname().nodename}", say=click.echo)
+    ended, remain = kill(subject, f"{getpass.getuser()}@{os.uname().nodename}", say=echo)
     if remain:
         raise ClusterError(
             f"still stopping: {', '.join(remain)}",
             remedy=f"Slurm was asked to cancel them; check with: holdfast status {subject.name}",
         )
     jobs = "1 job" if len(ended) == 1 else f"{len(ended)} jobs"
-    click.echo(f"cancelled {jobs}" if ended else "no jobs were running")
+    echo(f"cancelled {jobs}" if ended else "no jobs were running")
     files = read_files(subject.transport, subject.directory)
     numbers = range(len(files.invocation.tasks)) if subject.task is None else [subject.task]
     if all(number in files.states and files.states[number].phase == "done" for number in numbers):
-        click.echo(f"{subject.name} is done")
+        echo(f"{subject.name} is done")
     else:
-        click.echo(f"Resume with: holdfast resume {subject.name}")
+        echo(f"Resume with: holdfast resume {subject.name}")
     return 0
 
 
@@ -62,7 +63,7 @@ def _kill_process(path: Path) -> int:
 
     held = holders(RunDir(path))
     if not held:
-        click.echo(f"no process holds {path}")
+        echo(f"no process holds {path}")
         return 0
     elsewhere = [holder for holder in held if not holder.is_here]
     try:
@@ -73,7 +74,7 @@ def _kill_process(path: Path) -> int:
             remedy="Ask the owner to stop it.",
         ) from None
     for holder in ended:
-        click.echo(f"stopped {holder}")
+        echo(f"stopped {holder}")
     if remain or elsewhere:
         raise ClusterError(
             f"still running: {', '.join(map(str, [*remain, *elsewhere]))}",
@@ -81,5 +82,5 @@ def _kill_process(path: Path) -> int:
             if elsewhere
             else "It is still stopping; check with `holdfast status`.",
         )
-    click.echo(f"Resume with: holdfast resume {path}")
+    echo(f"Resume with: holdfast resume {path}")
     return 0

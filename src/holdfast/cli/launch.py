@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 from msgspec.structs import replace
 
 from holdfast.cli.errors import show_note
 from holdfast.cli.suite import suite_of, with_models
 from holdfast.cluster.config.compose import find_config
+from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import ConfigError, UsageError
 from holdfast.formats import is_eval, is_suite
 from holdfast.spec.document import read_document
@@ -135,10 +135,10 @@ def _options(flags: EvalFlags) -> RunOptions:
 def _show(launch: Launch) -> None:
     from holdfast.cluster.config.render import TITLE, compiled_yaml
 
-    click.echo(TITLE)
-    click.echo("─" * len(TITLE))
-    click.echo(compiled_yaml(launch), nl=False)
-    click.echo()
+    echo(TITLE)
+    echo("─" * len(TITLE))
+    echo(compiled_yaml(launch), nl=False)
+    echo()
     for notice in launch.notices:
         show_note(notice)
 
@@ -170,17 +170,17 @@ def _preview(launch: Launch, flags: EvalFlags) -> int:
             }
         )
         if not flags.json:
-            click.echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
-            click.echo("".join(f"  {line}\n" for line in [*run.lines(), *bundle.lines()]), nl=False)
+            echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
+            echo("".join(f"  {line}\n" for line in [*run.lines(), *bundle.lines()]), nl=False)
             for name, text in scripts.items():
                 if text is not None:
-                    click.echo(f"  {name}:")
-                    click.echo("".join(f"    {line}\n" for line in text.splitlines()), nl=False)
+                    echo(f"  {name}:")
+                    echo("".join(f"    {line}\n" for line in text.splitlines()), nl=False)
             for name, line in servers.items():
-                click.echo(f"  {name}: {line}")
-            click.echo()
+                echo(f"  {name}: {line}")
+            echo()
     if flags.json:
-        click.echo(json.dumps({"notices": launch.notices, "config": launch.tree.data, "tasks": tasks}))
+        echo_json(json.dumps({"notices": launch.notices, "config": launch.tree.data, "tasks": tasks}))
     check_environment(launch.variables, os.environ)  # last, so that a missing variable hides nothing
     return 0
 
@@ -199,23 +199,23 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables):
         login = wandb_login(launch.variables, os.environ)
         if login.api_key:
-            click.echo(f"note: detected a W&B login, setting {WANDB_KEY} for {login.base_url}")
-    click.echo("Starting evaluation...")
-    invocation = submit(launch, os.environ, say=click.echo, force_squash=force_squash)
-    click.echo(f"✓ Evaluation submitted: {invocation.id}")
+            echo(f"note: detected a W&B login, setting {WANDB_KEY} for {login.base_url}")
+    echo("Starting evaluation...")
+    invocation = submit(launch, os.environ, say=echo, force_squash=force_squash)
+    echo(f"✓ Evaluation submitted: {invocation.id}")
     _show_commands(invocation)
     if detached:
         return 0
     try:
-        return follow(connect(invocation.host, invocation.user, invocation.identity), invocation, click.echo)
+        return follow(connect(invocation.host, invocation.user, invocation.identity), invocation, echo)
     except KeyboardInterrupt:
-        click.echo("\nDetached; the evaluation continues.", err=True)
+        echo("\nDetached; the evaluation continues.", err=True)
         _show_commands(invocation, err=True)
         return 130
 
 
 def _show_commands(invocation: Invocation, *, err: bool = False) -> None:
-    click.echo(f"  holdfast status {invocation.id}", err=err)
-    click.echo(f"  holdfast logs {invocation.id} -f", err=err)
-    click.echo(f"  holdfast kill {invocation.id}", err=err)
-    click.echo(f"  {invocation.host or 'this machine'}:{invocation.directory}", err=err)
+    echo(f"  holdfast status {invocation.id}", err=err)
+    echo(f"  holdfast logs {invocation.id} -f", err=err)
+    echo(f"  holdfast kill {invocation.id}", err=err)
+    echo(f"  {invocation.host or 'this machine'}:{invocation.directory}", err=err)

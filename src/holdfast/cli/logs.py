@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -9,6 +10,7 @@ import click
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_warning
 from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
+from holdfast.display.terminal import echo
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _LOOKS_PER_QUESTION: Final = 5
 """how often the logs are read for each time that Slurm is asked"""
+_COLOURS: Final = re.compile(r"\x1b\[[\d;]*m")
+"""which servers give their logs; spelled out they would hide the text"""
 
 
 @click.command("logs")
@@ -104,9 +108,9 @@ def _show(logs: Logs, prefixes: Mapping[str, str], is_over: Callable[[], bool] |
         looks += 1
         for folder, file, line in (*logs.read(), *(logs.end() if last else ())):
             if current not in ("", file) and len(prefixes) == 1:
-                click.echo(f"── {file}", err=True)
+                echo(f"── {file}", err=True)
             current = file
-            click.echo(prefixes[folder] + line)
+            echo(prefixes[folder] + _COLOURS.sub("", line))
         return last
 
     if is_over is None:

@@ -10,6 +10,7 @@ import click
 
 from holdfast.cli.flags import Positive
 from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ def show_runs(
     if as_json:
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode(runs).decode() + "\n")
+        echo_json(msgspec.json.encode(runs))
         return 0
     cells = _cells(runs, titles)
     if not sys.stdout.isatty():
-        click.echo("\n".join(["\t".join(row) for row in (titles, *cells)]))
+        echo("\n".join(["\t".join(row) for row in (titles, *cells)]))
         return 0
     from holdfast.display.grid import Column, make_console, print_list
 
@@ -96,7 +97,8 @@ def show_runs(
 
 def _cells(runs: Sequence[RunSummary], titles: Sequence[str]) -> list[list[str]]:
     """Return the cells of a table of runs, a list for each run."""
-    from holdfast.display.format import dollars, interval_text, printable
+    from holdfast.display.format import dollars, interval_text
+    from holdfast.display.terminal import printable
 
     special: dict[str, Callable[[RunSummary], str]] = {
         "done": lambda run: run.progress,

@@ -13,8 +13,9 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.errors import show_error, show_usage_error
+from holdfast.display.terminal import echo
 from holdfast.engine.signals import Signals
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UsageError
 
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",
@@ -41,6 +42,8 @@ _VERBS: Final = {
 }
 _SYNONYMS: Final = {"evaluate": "eval"}
 """names of verbs in other launchers, which help does not list"""
+_RESUMABLE: Final = ("eval", "evaluate", "grade", "resume", "work")
+_REPAIR: Final = "`holdfast repair --dry-run RUN` names it, and `holdfast repair RUN` sets it aside."
 
 
 class _Verbs(click.Group):
@@ -92,6 +95,11 @@ def _stop(number: int) -> None:
     raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
 
+def _is_resumable() -> bool:
+    """True for a command that asks models, and goes on where it was interrupted; others just begin again."""
+    return any(word in _RESUMABLE for word in sys.argv[1:2]) or "--judge" in sys.argv
+
+
 def main() -> None:
     """The entry point."""
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
@@ -109,8 +117,8 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt) as stopped:
         from holdfast.cli.runs import command_line
 
-        again = command_line()
-        click.echo(f"interrupted; everything that finished is on disk. Resume with:\n  {again}", err=True)
+        resume = f"; everything that finished is on disk. Resume with:\n  {command_line()}"
+        echo(f"interrupted{resume if _is_resumable() else ''}", err=True)
         code = 143 if isinstance(stopped.__cause__ or stopped, _Terminated) else 130
     except BrokenPipeError:
         code = 141
@@ -118,11 +126,17 @@ def main() -> None:
     except OSError as error:
         show_error(error)
         code = 3
-    except Exception:  # never exit code 1, which would say that a gate was not met
-        import traceback
+    except Exception as error:  # never exit code 1, which would say that a gate was not met
+        from holdfast.store.run_files import UNREADABLE
 
-        traceback.print_exc()
-        show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
+        if isinstance(error, UNREADABLE) and not _is_resumable():
+            # Readers name the file and the line; this is for records that only somebody else can have written.
+            show_error(UsageError(f"a record of the run cannot be read: {error}", remedy=_REPAIR))
+        else:
+            import traceback
+
+            echo(traceback.format_exc(), err=True, nl=False)
+            show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
         code = 3
     gc.freeze()  # the end frees everything anyhow; searching it for garbage first takes as long as starting
     sys.exit(code)

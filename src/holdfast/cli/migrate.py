@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.errors import show_error, show_warning
+from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import ConfigError, Fault, HoldfastError, UsageError
 from holdfast.spec.schema import SCHEMA_VERSION
 
@@ -44,7 +44,7 @@ def command(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> int:
     if as_json:
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode(entries).decode() + "\n")
+        echo_json(msgspec.json.encode(entries))
     return code
 
 
@@ -142,13 +142,13 @@ def _print(entry: dict[str, Any]) -> None:
         case "refused":
             pass  # the error was shown
         case "current":
-            click.echo(f"{entry['path']}: already version {entry['from']}: nothing to do")
+            echo(f"{entry['path']}: already version {entry['from']}: nothing to do")
         case "would migrate" if "diff" in entry:
-            click.echo(entry["diff"], nl=False)
+            echo(entry["diff"], nl=False)
         case "would migrate" | "migrated":
             for change in entry["changes"]:
-                click.echo(change)
+                echo(change)
             if "backup" in entry:
-                click.echo(f"{entry['path']}: version {entry['to']}; backup: {entry['backup']}")
+                echo(f"{entry['path']}: version {entry['to']}; backup: {entry['backup']}")
         case name:
-            click.echo(f"{entry['path']}: an eval file of {name}, which is read as it is: nothing to migrate")
+            echo(f"{entry['path']}: an eval file of {name}, which is read as it is: nothing to migrate")

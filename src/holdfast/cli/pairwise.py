@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from holdfast.cli.flags import lock_timeout
 from holdfast.cli.runs import command_line, fetch_run
 from holdfast.display.choice import make_display
+from holdfast.display.terminal import echo, echo_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +36,7 @@ def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: b
     if as_json:
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        echo_json(msgspec.json.encode(report))
     else:
         _print(report)
     return 0
@@ -64,10 +62,11 @@ def _report(comparison: Judgement) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 140)
+    from holdfast.display.grid import make_console
+
+    console = make_console(140)
     for pair in report["pairs"]:
         console.print(f"first:  {pair['first']}\nsecond: {pair['second']}", soft_wrap=True)
         table = Table()
@@ -93,4 +92,4 @@ def _print(report: dict[str, Any]) -> None:
     if report["coverage"] < 1:
         console.print(f"coverage {report['coverage']:.1%}: the other pairs could not be judged and are excluded")
     if report["verdicts"] is not None:
-        click.echo(f"verdicts: {report['verdicts']}")
+        echo(f"verdicts: {report['verdicts']}")

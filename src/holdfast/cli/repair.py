@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
-from holdfast.errors import Fault, ManifestError, ResultsError, UsageError, VersionError
+from holdfast.display.terminal import echo
+from holdfast.errors import Fault, ManifestError, ResultsError, RunFileError, UsageError, VersionError
 
 if TYPE_CHECKING:
     from holdfast.store.index import Index
@@ -31,6 +32,8 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
     rundir = RunDir(_directory(run, runs_dir).resolve())
     try:
         problems, index = _verify(rundir) if dry_run else _repair(rundir)
+    except RunFileError:
+        raise
     except OSError as error:
         raise Fault(
             "disk",
@@ -38,16 +41,16 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
             remedy="Repair the disk first: this command has to read and write it.",
         ) from error
     for problem in problems:
-        click.echo(problem)
+        echo(problem)
     for damage in index.damage:
-        click.echo(f"{damage.path.name}: {damage.what} at byte {damage.offset}, {damage.length} bytes")
+        echo(f"{damage.path.name}: {damage.what} at byte {damage.offset}, {damage.length} bytes")
     graded = sum(verdict.status != "error" for verdict in index.verdicts.values())
-    click.echo(f"{len(index.outputs):,} outputs and {graded:,} grades are sound")
+    echo(f"{len(index.outputs):,} outputs and {graded:,} grades are sound")
     if not index.damage and not problems:
-        click.echo("nothing to repair")
+        echo("nothing to repair")
         return 0
     if not dry_run and rundir.aside.exists():
-        click.echo(f"set aside in {rundir.aside}; `holdfast eval` does that work again")
+        echo(f"set aside in {rundir.aside}; `holdfast eval` does that work again")
     return 1 if dry_run else 0
 
 
@@ -113,7 +116,7 @@ def _repair(rundir: RunDir) -> tuple[list[str], Index]:
         missing = _missing(rundir, index) if not broken else []
         if (index.damage or broken or missing) and rundir.finished:
             rundir.reopen()
-            click.echo("removed metrics.json: the next `holdfast eval` completes the run and writes it again")
+            echo("removed metrics.json: the next `holdfast eval` completes the run and writes it again")
         return [*([broken] if broken else []), *missing], index
     finally:
         lease.release()

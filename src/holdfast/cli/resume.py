@@ -15,6 +15,7 @@ from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.errors import show_note
 from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.runs import find_runs_dir, find_subject, runs_dir_option, runs_directory
+from holdfast.display.terminal import echo
 from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.overrides import parse_override
 
@@ -124,7 +125,7 @@ def _resume_invocation(subject: Subject) -> int:
     if live and not unfinished:
         raise RunHeld(f"{subject.name} is already running", remedy=f"To stop it first: holdfast kill {subject.name}")
     if not unfinished:
-        click.echo(f"{subject.name}: already finished")
+        echo(f"{subject.name}: already finished")
         return 0
     folders = [TaskFolder(subject.directory, number).path for number in unfinished]
     remove_stops(subject.transport, [subject.directory, *folders])
@@ -133,8 +134,8 @@ def _resume_invocation(subject: Subject) -> int:
     if not started:  # another command was faster
         raise RunHeld(f"{subject.name} is already running", remedy=f"Follow it with: holdfast logs -f {subject.name}")
     for job in started:
-        click.echo(f"submitted {job.intent.name} (job {job.id})")
-    click.echo(f"Follow it with: holdfast logs -f {subject.name}")
+        echo(f"submitted {job.intent.name} (job {job.id})")
+    echo(f"Follow it with: holdfast logs -f {subject.name}")
     return 0
 
 

@@ -11,6 +11,7 @@ import click
 from holdfast.cli.completion import complete_runs, complete_samples
 from holdfast.cli.flags import Positive
 from holdfast.cli.runs import fetch_run, run_name, runs_dir_option, runs_directory
+from holdfast.display.terminal import echo_json
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ def _draw_run(view: RunView, chosen: Chosen, most: int | None, *, whole: bool) -
     """Draw the wanted trials; the `whole` run begins with its numbers, and has only the first few of them."""
     from rich.text import Text
 
-    from holdfast.display.format import printable
     from holdfast.display.grid import make_console
+    from holdfast.display.terminal import printable
     from holdfast.plan.changes import format_count
     from holdfast.report.timeline import trial_timeline
     from holdfast.report.transcript import Writer, draw_failure, draw_run
@@ -154,16 +155,15 @@ def _print_run_json(view: RunView, chosen: Chosen, most: int | None) -> int:
     metrics = None if view.metrics is None else view.metrics.to_dict()
     gate = view.rundir.read_gate()
     head = {"run": summarize_run(view.rundir), "counts": dict(chosen.counts), "metrics": metrics, "gate": gate}
-    sys.stdout.write(msgspec.json.encode(head)[:-1].decode() + ',"trials":[')
+    echo_json(msgspec.json.encode(head)[:-1] + b',"trials":[', nl=False)
     for number, trial in enumerate(chosen.trials(most)):
-        sys.stdout.write(",\n" if number else "\n")
-        sys.stdout.write(msgspec.json.encode(trial_timeline(view, trial)).decode())
-    sys.stdout.write("\n]}\n")
+        echo_json((b",\n" if number else b"\n") + msgspec.json.encode(trial_timeline(view, trial)), nl=False)
+    echo_json("\n]}")
     return 0
 
 
 def _print_json(timelines: list[Timeline]) -> int:
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(timelines).decode() + "\n")
+    echo_json(msgspec.json.encode(timelines))
     return 0

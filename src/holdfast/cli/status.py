@@ -14,6 +14,7 @@ from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.errors import show_note, show_warning
 from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
 from holdfast.display.format import duration
+from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import HoldfastError, RunHeld, UsageError
 
 if TYPE_CHECKING:
@@ -74,12 +75,12 @@ def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
 
     if not isinstance(subject, Subject):
         run = look_at_run(subject)
-        click.echo(_json(run) if as_json else "\n".join(_run_lines(run)))
+        echo_json(_json(run)) if as_json else echo("\n".join(_run_lines(run)))
         return 0
     from holdfast.cluster.watch.status import look
 
     picture = look(subject)
-    click.echo(_json(picture) if as_json else "\n".join(_lines(picture, subject.name)))
+    echo_json(_json(picture)) if as_json else echo("\n".join(_lines(picture, subject.name)))
     return UNREACHABLE if picture.unreachable else 0
 
 
@@ -94,9 +95,9 @@ def _list(as_json: bool) -> int:
     pictures = look_at_all()
     unreachable = [picture.unreachable for picture in pictures if picture.unreachable]
     if as_json:
-        click.echo(_json(pictures))
+        echo_json(_json(pictures))
     elif not pictures:
-        click.echo("no invocations; for a run, give its path: holdfast status RUN")
+        echo("no invocations; for a run, give its path: holdfast status RUN")
     else:
         rows = [
             (
@@ -108,7 +109,7 @@ def _list(as_json: bool) -> int:
             )
             for picture in pictures
         ]
-        click.echo("\n".join(_table(("id", "created", "where", "tasks", "status"), rows)))
+        echo("\n".join(_table(("id", "created", "where", "tasks", "status"), rows)))
         for why in dict.fromkeys(unreachable):
             show_warning(f"not reachable: {why}")
     return UNREACHABLE if unreachable else 0

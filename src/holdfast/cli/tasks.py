@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.errors import show_note
+from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import HoldfastError, UsageError
 
 if TYPE_CHECKING:
@@ -49,18 +50,18 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
         elif (benchmark := benchmark or find_in_lm_eval(name)) is not None:
             rows.append(_summary(benchmark))
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        echo_json(json.dumps(rows, indent=2))
         return 0
     cells = [_cells(row) for row in (_with_families(rows) if glob == "*" and not every else rows)]
     widths = [max((len(row[column]) for row in cells), default=0) for column in range(2)]
     for name, metric, details in cells:
-        click.echo(f"{name:<{widths[0]}}  {metric:<{widths[1]}}  {details}".rstrip())
+        echo(f"{name:<{widths[0]}}  {metric:<{widths[1]}}  {details}".rstrip())
     if not rows:
-        click.echo(f"no benchmark matches {glob!r}", err=True)
+        echo(f"no benchmark matches {glob!r}", err=True)
     if installed_version() is None:
-        click.echo(f"{len(rows):,} benchmarks; lm-eval, which adds its tasks, is not installed: {INSTALL}", err=True)
+        echo(f"{len(rows):,} benchmarks; lm-eval, which adds its tasks, is not installed: {INSTALL}", err=True)
     elif not every:
-        click.echo(f"{len(rows):,} benchmarks; --all lists lm-eval's tasks", err=True)
+        echo(f"{len(rows):,} benchmarks; --all lists lm-eval's tasks", err=True)
     return 0
 
 
@@ -141,10 +142,10 @@ def show_task(name: str, data: str | None, as_json: bool) -> int:
     except UsageError as error:
         described["missing"] = f"{error.message}{f': {error.remedy}' if error.remedy else ''}"
     if as_json:
-        click.echo(json.dumps(described, indent=2, ensure_ascii=False))
+        echo_json(json.dumps(described, indent=2, ensure_ascii=False))
         return 0
     for line in _lines(described):
-        click.echo(line)
+        echo(line)
     return 0
 
 
@@ -243,15 +244,15 @@ def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
         try:
             benchmark, block = _find(name, data)
             if benchmark.provider == "native":
-                click.echo(f"{name}: defined by Holdfast, with nothing to compile")
+                echo(f"{name}: defined by Holdfast, with nothing to compile")
                 continue
             chat = bool(wants_chat(benchmark, block, {}))
             compiled = compile_shown(benchmark, block, Path.cwd(), chat=chat, newest=True)
         except HoldfastError as error:
-            click.echo(f"{name}: {error.message}{f' ({error.remedy})' if error.remedy else ''}", err=True)
+            echo(f"{name}: {error.message}{f' ({error.remedy})' if error.remedy else ''}", err=True)
             failed += 1
             continue
-        click.echo(f"{name}: {compiled.count:,} rows in {cache_folder() / compiled.rows}")
+        echo(f"{name}: {compiled.count:,} rows in {cache_folder() / compiled.rows}")
         for notice in compiled.notices:
             show_note(notice)
     return 2 if failed else 0

@@ -17,6 +17,7 @@ import click
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_note, show_warning
 from holdfast.cli.runs import fetch_runs, runs_dir_option, runs_directory
+from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError
 
 if TYPE_CHECKING:
@@ -101,9 +102,9 @@ def command(
 
     def ready() -> None:
         address = _address(rules, host, page)
-        click.echo(f"Showing {', '.join(str(run.path) for run in named.values()) or root} at\n  {address}")
+        echo(f"Showing {', '.join(str(run.path) for run in named.values()) or root} at\n  {address}")
         for line in _forwarding(rules, socket_path, os.environ):
-            click.echo(line)
+            echo(line)
         if socket_path is None and not no_open and _can_open(os.environ):
             _open_browser(address, home)
 

@@ -14,6 +14,7 @@ from holdfast.cli.ending import export_results
 from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
+from holdfast.display.terminal import echo, echo_json
 from holdfast.engine.signals import Signals
 from holdfast.errors import Fault, Interrupted, UsageError
 
@@ -93,7 +94,7 @@ def command(
         ending = "exited without writing the report; see its log, then run this command again"
         if outcome.exit_code == 0:
             ending = "wrote the report" if rundir.finished else "left the outputs without grades, as requested"
-        click.echo(f"{worker}: no work left; {outcome.finisher} {ending}")
+        echo(f"{worker}: no work left; {outcome.finisher} {ending}")
     else:
         from holdfast.report.table import print_outcome
 
@@ -112,4 +113,4 @@ def _report_ending(reason: Reason | None) -> None:
 
     from holdfast.engine.ended import Ended
 
-    click.echo(msgspec.json.encode(Ended.of(reason)).decode())
+    echo_json(msgspec.json.encode(Ended.of(reason)))

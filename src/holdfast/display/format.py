@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from holdfast.plan.changes import format_count
 
@@ -153,21 +153,6 @@ def one_line(text: str, most: int = 200) -> str:
     """Put a message on one line, and cut it where it is very long."""
     flat = " ".join(text.split())
     return flat if len(flat) <= most else flat[: most - 1] + "…"
-
-
-_UNSAFE: Final = (
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
-"""control characters, marks that reorder or hide text, and halves of characters"""
-
-
-def printable(text: str, keep: str = "\n\t") -> str:
-    """Spell out characters that a terminal would obey, hide or choke on, such as `\\x1b`, except those in `keep`."""
-
-    def spell(match: re.Match[str]) -> str:
-        return match[0] if match[0] in keep else match[0].encode("unicode_escape").decode()
-
-    return text if text.isprintable() else re.sub(_UNSAFE, spell, text)
 
 
 def without_details(message: str) -> str:

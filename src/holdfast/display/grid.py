@@ -8,18 +8,24 @@ from __future__ import annotations
 import re
 import sys
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from rich.box import HEAVY_HEAD
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.display.terminal import printable
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from rich.console import ConsoleOptions, RenderableType
 
 Cell = str | Text
+C = TypeVar("C", str, Cell)
 _MIN_NAME_WIDTH: Final = 10
 """cells that a name gets before a column is left out for it"""
 _LONGEST_WORD: Final = 16
@@ -42,15 +48,53 @@ class Column(NamedTuple):
         return self.name or self.word
 
 
+class SafeConsole(Console):
+    """A console of rich that spells out control characters in texts. Those of rich's own are no text, and stay."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Spell out a text before it is laid out, and whatever else is drawn after it is."""
+        for segment in super().render(_spelled(renderable) if isinstance(renderable, Text) else renderable, options):
+            text = segment.text
+            if segment.control or text.isprintable() or text == "\n":
+                yield segment
+            else:
+                yield Segment(printable(text), segment.style)
+
+    def render_str(self, *arguments: Any, **options: Any) -> Text:
+        """Make a text of a string, spelled out."""
+        return _spelled(super().render_str(*arguments, **options))
+
+
+def _spelled(text: Text) -> Text:
+    """Spell out the control characters of a text, which keeps its styles."""
+    plain = text.plain
+    if plain.isprintable() or (safe := printable(plain)) == plain:
+        return text
+    if not text.spans:
+        spelled = text.copy()
+        spelled.plain = safe
+        return spelled
+    return text.blank_copy().join(_restyled(letter) for letter in text.divide(range(1, len(plain))))
+
+
+def _restyled(letter: Text) -> Text:
+    """Spell out one character, with the style that it has."""
+    safe = printable(letter.plain)
+    return letter if safe == letter.plain else Text(safe, letter.spans[0].style if letter.spans else letter.style)
+
+
 def make_console(piped_width: int = 120) -> Console:
     """Return the console of standard output; into a pipe it is as wide as a table may need."""
     piped = not sys.stdout.isatty()
     # Names and paths are the users': square brackets and colons in them mean themselves.
-    return Console(markup=False, emoji=False, highlight=False, soft_wrap=piped, width=piped_width if piped else None)
+    return SafeConsole(
+        markup=False, emoji=False, highlight=False, soft_wrap=piped, width=piped_width if piped else None
+    )
 
 
 def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, *, title: str = "") -> Table:
     """Return a table no wider than `width`."""
+    columns, rows = _safe_cells(columns, rows)
     widths = _fit(columns, rows, width, plain=False)
     table = Table(title=title or None, title_justify="left", title_style="bold", box=HEAVY_HEAD)
     for number in widths:
@@ -72,6 +116,7 @@ def print_list(
     console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Mapping[str, str]
 ) -> None:
     """Print a table without lines that fits the console. Cells of words get their style of `styles`."""
+    columns, rows = _safe_cells(columns, rows)
     widths = _fit(columns, rows, console.width, plain=True)
     styled = {}
     for number in widths:
@@ -85,6 +130,12 @@ def print_list(
     for row in rows:
         for line in _lines(shown, [row[number] for number in widths], places, styled):
             console.file.write(f"{line}\n")
+
+
+def _safe_cells(columns: Sequence[Column], rows: Sequence[Sequence[C]]) -> tuple[list[Column], list[list[C]]]:
+    """Spell out titles and cells before their widths are measured."""
+    cells = [[printable(cell, "\n") if isinstance(cell, str) else cell for cell in row] for row in rows]
+    return [column._replace(title=printable(column.title, "")) for column in columns], cells
 
 
 def _lines(

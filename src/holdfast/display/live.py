@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.display.format import in_flight, inside, pace, plan_lines, scores, spending, trouble
+from holdfast.display.grid import SafeConsole
 from holdfast.display.text import ErrorLines
 from holdfast.display.types import Display
 
@@ -29,7 +30,7 @@ class LiveDisplay(Display):
     """A display that is redrawn in place on a terminal."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = SafeConsole(stderr=True, highlight=False)
         self._live: Live | None = None
         self._errors = ErrorLines()
         self._cell: SuiteCell | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.display.format import inside, one_line, pace, plan_lines, scores, spending, trouble, without_details
+from holdfast.display.terminal import echo, printable_json
 from holdfast.display.types import Display
 from holdfast.store.records import SCHEMA_VERSION
 
@@ -45,7 +45,7 @@ class ErrorLines:
 def say(line: str) -> None:
     """Write a line to standard error. The run continues if that fails (a full disk, a closed pipe)."""
     with suppress(OSError, ValueError):
-        sys.stderr.write(line + "\n")
+        echo(line, err=True)
 
 
 class Quiet(Display):
@@ -171,4 +171,4 @@ class Events(Display):
 
     def _emit(self, event: str, **fields: Any) -> None:
         line = msgspec.json.encode({"event": event, "time": round(time.time(), 3), **fields})
-        say(line.decode())
+        say(printable_json(line.decode()))

@@ -1,7 +1,8 @@
 """Starts, monitors and stops worker processes on this machine.
 
 They are the same processes as on a cluster. Each reads its standard input and drains when that ends, so that no worker
-outlives this process, however it ends.
+outlives this process, however it ends. A worker that is killed is replaced by one with its name, which continues its
+work; after three in a row that recorded nothing, as when some trial crashes every worker, it no longer is.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.records import ErrorRecord
+from holdfast.store.shared import journal_size
 from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ WORKER: Final = "HOLDFAST_WORKER"
 """the variable by which a worker, and whatever it imports or starts, knows which one it is"""
 _LOOK_SECONDS: Final = 0.25
 _LAST_WORDS_SECONDS: Final = 5.0
+_MOST_IDLE_DEATHS: Final = 3
+"""workers of one name that may be killed in a row without having recorded anything"""
 _COUNT_SECONDS: Final = 2.0
 """how long workers may take to say how many requests they have in flight"""
 
@@ -79,8 +83,12 @@ class _LocalWorkers:
         """by worker that is asked to finish: requests that it waits for"""
         self._count_until: float | None = None
         """by the monotonic clock: when to say how many they are; None: there is nothing to say"""
+        self._given_up: set[str] = set()
+        """workers that are not replaced any more"""
         self._readers: list[threading.Thread] = []
-        self._workers = [self._start(f"w{number}") for number in range(1, count + 1)]
+        self._deaths = {f"w{number}": (0, self._recorded(f"w{number}")) for number in range(1, count + 1)}
+        """by worker: how many of that name were killed in a row without recording anything, and its bytes since then"""
+        self._workers = [self._start(worker) for worker in self._deaths]
 
     def _start(self, worker: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -98,6 +106,37 @@ class _LocalWorkers:
             self._readers.append(threading.Thread(target=reader, args=(worker, process), daemon=True))
             self._readers[-1].start()
         return process
+
+    def _recorded(self, worker: str) -> int:
+        """Return how many bytes of results a worker, and others of its name before it, have recorded."""
+        folders = [self._rundir.workers / worker, *self._rundir.workers.glob(f"{worker}+*")]
+        paths = [folder / f"{name}.jsonl" for folder in folders for name in ("outputs", "grades", "steps")]
+        return sum(map(journal_size, paths))
+
+    def _replace_killed(self) -> bool:
+        """Replace workers that were killed; return False once none is left.
+
+        Each one is asked: until then a worker that died is a zombie, and the others cannot take its lease over.
+        """
+        for number, worker in enumerate(self._deaths):
+            process = self._workers[number]
+            code = process.poll()
+            if code is None or code >= 0 or self._signal_sent is not None or worker in self._given_up:
+                continue
+            idle, before = self._deaths[worker]
+            recorded = self._recorded(worker)
+            idle = 1 if recorded > before else idle + 1
+            self._deaths[worker] = idle, recorded
+            killed = f"{worker} was killed ({signal.Signals(-code).name}); its finished trials are saved"
+            if idle < _MOST_IDLE_DEATHS:
+                self._display.warning(f"{killed}, and another worker takes its place")
+                assert process.stdin is not None
+                process.stdin.close()
+                self._workers[number] = self._start(worker)
+            else:
+                self._given_up.add(worker)
+                self._display.warning(f"{killed}. It finished nothing {idle} times in a row, and is not replaced again")
+        return None in [worker.poll() for worker in self._workers]
 
     def _relay_stderr(self, worker: str, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
@@ -136,8 +175,7 @@ class _LocalWorkers:
             exporter.start()
         cancelled = False
         with Signals(self._stop, self._finish_requests, leave=self._kill):
-            # Each one is asked: until then a worker that died is a zombie, and the others cannot take its lease over.
-            while None in [worker.poll() for worker in self._workers]:
+            while self._replace_killed():
                 if options.finishing.is_set() and self._signal_sent is None:
                     self._abandon_hint = options.abandon_hint
                     self._finish_requests(signal.SIGINT)
@@ -159,9 +197,6 @@ class _LocalWorkers:
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.close()
-            if worker.returncode < 0 and self._signal_sent is None:
-                name = signal.Signals(-worker.returncode).name
-                self._display.warning(f"a worker was killed ({name}); its finished trials are saved")
         for exporter in exporters:
             exporter.close()
         self._display.end()
@@ -244,7 +279,7 @@ class _LocalWorkers:
             reason = Fault(
                 "rejected",
                 f"workers exited before all trials were done (exit codes {', '.join(map(str, codes))})",
-                remedy="Their finished trials are saved.",
+                remedy=f"Their finished trials are saved. If a trial crashes workers, {rundir.workers} has their logs.",
             )
         index = rundir.load(repair=False)
         return Outcome(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from holdfast.display.terminal import printable
+from holdfast.store.run_files import open_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +30,7 @@ class RunLog:
     def write(self, message: str) -> None:
         """Write a line, with the time in front."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = f"{stamp} {' '.join(message.split())}\n"
+        line = f"{stamp} {printable(' '.join(message.split()), '')}\n"
         if self._early is None:
             self._append(line)
         else:
@@ -34,5 +38,7 @@ class RunLog:
 
     def _append(self, text: str) -> None:
         if text:
-            with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            with suppress(OSError):
+                fd = open_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                with os.fdopen(fd, "ab", buffering=0) as file:
+                    file.write(text.encode())

@@ -129,7 +129,8 @@ def _send(client: MlflowClient, run: str, view: RunView) -> None:
     for path in (rundir.manifest, rundir.results, rundir.metrics):
         if path.exists():
             client.log_artifact(run, str(path))
-    with tempfile.TemporaryDirectory() as folder:
+    # In the run, where the next export finds what a killed one has left.
+    with tempfile.TemporaryDirectory(dir=rundir.path, prefix=".mlflow-", suffix=".tmp") as folder:
         table = Path(folder) / "trials.json"
         with table.open("wb") as file:
             _write_table(view, file)

@@ -23,8 +23,9 @@ from holdfast.spec.export_schema import FileExport, PluginExport
 from holdfast.spec.load_exports import EXPORTERS, export_schema, read_export
 from holdfast.spec.overrides import apply_override, parse_override
 from holdfast.spec.redact import without_secrets
-from holdfast.store.durable import make_directory, replacing
+from holdfast.store.durable import make_directory, remove_leftovers, replacing
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.run_files import UNREADABLE, read_file
 from holdfast.versions import check_version
 
 if TYPE_CHECKING:
@@ -76,16 +77,17 @@ class _File(_Version, kw_only=True):
 def read_entries(rundir: RunDir) -> dict[str, ExportEntry]:
     """Read `exports.json`, by destination; nothing where there is none or it cannot be read."""
     try:
-        data = _file(rundir).read_bytes()
+        data = read_file(_file(rundir))
         check_version(_file(rundir), msgspec.json.decode(data, type=_Version).schema_version, SCHEMA_VERSION)
         return msgspec.json.decode(data, type=_File).exports
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return {}
 
 
 def export(view: RunView, block: ExportBlock) -> Exported:
     """Export a run, and record the result. Raises UsageError or ExportFailed."""
     rundir, options = view.rundir, _options(block)
+    remove_leftovers(rundir.path)
     try:
         exported = _exporter(block)(view)
     except Exception as error:  # libraries of others raise what they like
@@ -198,6 +200,7 @@ def _exporter(block: ExportBlock) -> Callable[[RunView], Exported]:
     def write(view: RunView) -> Exported:
         folder = Path(block.dir) if block.dir else view.rundir.path / "export" / block.to
         make_directory(folder)
+        remove_leftovers(folder)
         return Exported([str(place) for place in function(view, folder, **options)], [])
 
     return write
@@ -240,11 +243,11 @@ def _file(rundir: RunDir) -> Path:
 def _digest(rundir: RunDir) -> str:
     """Return a digest of the report, and of the gate's outcome, which exports state too."""
     try:
-        report = rundir.metrics.read_bytes()
+        report = read_file(rundir.metrics)
     except FileNotFoundError:
         return ""
     with suppress(FileNotFoundError):
-        report += rundir.gate.read_bytes()
+        report += read_file(rundir.gate)
     return digest_bytes(report).removeprefix("sha256:")
 
 

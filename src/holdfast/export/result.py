@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,6 +19,7 @@ from holdfast.export.tables import columns, rows
 from holdfast.report.compare import compare_scores, read_scores
 from holdfast.report.gate import Rules, gate_run, margin_of
 from holdfast.report.run_view import RunView
+from holdfast.store.run_files import read_file
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ class Run:
         `row` holds the sample's fields and `prompt` the first message to the target after any `history`; each of
         `grades` has `status`, `score` and `feedback`. Raises FileNotFoundError while the run is not finished.
         """
-        entries: list[dict[str, Any]] = msgspec.json.decode((self.path / "results.json").read_bytes())["trials"]
+        report = read_file(self.path / "results.json", sys.maxsize)
+        entries: list[dict[str, Any]] = msgspec.json.decode(report)["trials"]
         view = self.view()
         trials = {trial.output.key: trial for trial in view.trials()}
         rows: dict[str, dict[str, Any]] = {}

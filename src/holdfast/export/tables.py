@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
 
@@ -15,12 +16,15 @@ from holdfast.report.run_view import Pending
 from holdfast.store.durable import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from holdfast.report.run_view import RunView
 
 
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""what a formula begins with, or what spreadsheets skip before one"""
+_NUMBER: Final = r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?"
 _COLUMNS = (
     *("sample", "trial", "status", "score", "prompt", "output", "error", "answer", "stop"),
     *("input_tokens", "output_tokens", "requests", "cost", "seconds"),
@@ -84,14 +88,28 @@ def _typed_cell(value: Any) -> Any:
     return value if isinstance(value, int | float) else _cell(value)
 
 
+def write_rows(file: TextIO, rows: Iterable[Iterable[Any]]) -> None:
+    """Write rows as CSV, in which no text is a formula to a spreadsheet.
+
+    A spreadsheet computes cells that begin with `=`, `+`, `-` or `@`, and such a formula can send the sheet elsewhere
+    or start a program. They get an apostrophe in front, which marks a text to spreadsheets. Numbers stay numbers.
+    """
+    csv.writer(file).writerows([_not_a_formula(cell) for cell in row] for row in rows)
+
+
+def _not_a_formula(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA) or re.fullmatch(_NUMBER, cell):
+        return cell
+    return f"'{cell}"
+
+
 def write_csv(view: RunView, folder: Path) -> list[Path]:
     """Write `trials.csv`."""
     path = folder / "trials.csv"
     with replacing(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        writer = csv.DictWriter(text, columns(view))
-        writer.writeheader()
-        writer.writerows(rows(view))
+        write_rows(text, [columns(view)])
+        write_rows(text, (row.values() for row in rows(view)))
         text.detach()
     return [path]
 

@@ -5,7 +5,7 @@ are the modules that it imports: all functions see the same global variables. It
 that of a module it imports, has changed on disk.
 
 Fingerprints come from reading. Where reading does not show everything (`Scan.doubtful`), the file is loaded, and the
-files that it really imported are added.
+files that it really imported are added. A plan, which runs nothing, takes them from the last run (`spec.learning`).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from holdfast.spec.fingerprint import (
     scan,
     source_digest,
 )
+from holdfast.spec.learning import learn, may_run
 from holdfast.spec.target_schema import SESSION
 
 if TYPE_CHECKING:
@@ -91,12 +92,26 @@ def function_source(
         return name, read.digests
     if functions and reference in functions:
         return name, scan(path, folder, imported_files).digests
-    try:
+    loaded = read
+
+    def imports() -> list[str]:
+        nonlocal loaded
         loaded = _load(path.resolve(), folder, module).scan
-        note_files(loaded.files)
-        return name, loaded.digests
+        return sorted(map(str, loaded.files))
+
+    about = ["imports", str(path.resolve()), str(folder.resolve()), read.digests]
+    unknown = (
+        f"{where}: {path.name} changes sys.path, or imports modules by names that it computes. Which modules these are "
+        "is unknown until it runs, so the run may have another id, and more or less to do"
+    )
+    try:
+        files = learn(about, list[str], imports, unknown)
+        if files is not None and loaded is read:  # an earlier run has learned which files it imports
+            loaded = scan(path, folder, more=[*packages, *(Path(file) for file in files if is_file(Path(file)))])
     except Exception:  # of the user's file; `load_function` reports it
         return name, read.digests
+    note_files(loaded.files)
+    return name, loaded.digests
 
 
 def module_source(module: str, folder: Path) -> dict[str, str]:
@@ -105,6 +120,8 @@ def module_source(module: str, folder: Path) -> dict[str, str]:
         return {module: f"Python {sys.version_info.major}.{sys.version_info.minor}"}
     path = local_module(module)
     if path is None:
+        if not may_run() and local_module(module.partition(".")[0]) is not None:
+            return {}  # looking for a module imports the package around it
         spec = importlib.util.find_spec(module)
         path = Path(spec.origin) if spec is not None and spec.origin else None
         if path is None:
@@ -167,6 +184,8 @@ def parameters_of(reference: str, folder: Path, functions: Mapping[str, Any]) ->
 
 
 def _has_module(name: str) -> bool:
+    if not may_run():
+        name = name.partition(".")[0]  # looking for a module imports the packages around it
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:

@@ -13,7 +13,8 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from holdfast.display.format import difference_interval, dollars, duration, latency, printable, share
+from holdfast.display.format import difference_interval, dollars, duration, latency, share
+from holdfast.display.terminal import printable
 from holdfast.pages.prose import render_markdown
 from holdfast.report.overview import FEW
 from holdfast.store.answers import ANSWER_CLASSES

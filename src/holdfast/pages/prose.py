@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup, escape
 
-from holdfast.display.format import printable
+from holdfast.display.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

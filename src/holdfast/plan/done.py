@@ -25,6 +25,7 @@ from holdfast.data.numbers import code_for
 from holdfast.plan.keys import grade_key
 from holdfast.plan.plan import TO_GRADE, places_of
 from holdfast.plan.reuse import Inherited
+from holdfast.store.run_files import UNREADABLE, open_binary
 from holdfast.store.rundir import INDEX
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def read_done(identity: RunIdentity, rundir: RunDir, index: Index) -> bytes:
     """Return `Plan.done` for the records of the cached index that an index continues; empty if it is not known."""
     if not index.origin:
         return b""
-    with suppress(OSError, ValueError, msgspec.DecodeError), (rundir.path / INDEX / _NAME).open("rb") as file:
+    with suppress(OSError, ValueError, *UNREADABLE), open_binary(rundir.path / INDEX / _NAME) as file:
         header = _read(file)
         if header.basis == _basis(identity, index):
             return file.read(header.rows * header.trials)
@@ -107,7 +108,7 @@ def inherit_done(survey: Survey, work: Work, lender: RunDir, index: Index) -> In
     """
     if not index.origin or _may_stop(work):
         return None
-    with suppress(OSError, ValueError, EOFError, msgspec.DecodeError), (lender.path / INDEX / _NAME).open("rb") as file:
+    with suppress(OSError, ValueError, EOFError, *UNREADABLE), open_binary(lender.path / INDEX / _NAME) as file:
         header = _read(file)
         if (header.origin, header.work, header.trials) != (index.origin, work.digest, work.trials) or header.stops:
             return None

@@ -23,6 +23,7 @@ from holdfast.spec.named_inputs import TARGET
 from holdfast.store.catalog import brief_runs
 from holdfast.store.lines import scan
 from holdfast.store.manifest import Drift
+from holdfast.store.run_files import UNREADABLE
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _describe(changes: RowChanges, *, unfinished: bool) -> str:
 def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
     """Describe how the rows changed since the nearest run, by that run's keys, so that a new prompt does not matter."""
     decoder, earlier = msgspec.json.Decoder(_First), dict[str, _First]()
-    with suppress(OSError, msgspec.DecodeError):  # what cannot be read counts as missing below
+    with suppress(OSError, *UNREADABLE):  # what cannot be read counts as missing below
         for path in rundir.journals("outputs"):
             for line in scan(path):
                 if line.sound:

@@ -21,6 +21,7 @@ from holdfast.graders.build import grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Slot, Work
 from holdfast.spec.code_files import SESSION_FILE, noting_files
+from holdfast.spec.learning import take_unknown
 from holdfast.spec.load import target_name
 from holdfast.spec.named_inputs import TARGET
 from holdfast.spec.redact import without_secrets
@@ -65,6 +66,8 @@ class RunIdentity(msgspec.Struct, frozen=True, dict=True):
     accepts_drift: bool = False
     """outputs are kept although files that code reads have changed"""
     drift: Drift | None = None
+    unknown: tuple[str, ...] = ()
+    """notes of what only running would tell, in a plan"""
     run_path: Path | None = None
     """the run directory, if it is known: a run may have been moved"""
 
@@ -86,6 +89,11 @@ class RunIdentity(msgspec.Struct, frozen=True, dict=True):
         rows = "none of the selected rows" if selected else "no row"
         verb, whose = ("applies", "its") if len(names) == 1 else ("apply", "their")
         return [f"{name_graders(names)} {verb} to {rows}: check {whose} `where`"]
+
+    @property
+    def plan_notices(self) -> list[str]:
+        """Everything that a plan has to say of the eval."""
+        return [*self.idle_notices, *self.spelling_notices, *self.unknown]
 
     def directory(self, runs_dir: Path) -> RunDir:
         """Return the directory of this run."""
@@ -126,7 +134,16 @@ def identify(spec: Eval) -> RunIdentity:
         parts["checkpoints"] = [[checkpoint.after_turn, checkpoint.stops] for checkpoint in spec.checkpoints]
     identity = Identity(conversation=conversation, target=target, graders=identities, trials=spec.trials)
     return RunIdentity(
-        spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp, _relative_files(code, spec)
+        spec,
+        dataset,
+        survey,
+        work,
+        parts,
+        identity,
+        run_id(spec.name, parts),
+        stamp,
+        _relative_files(code, spec),
+        unknown=take_unknown(),
     )
 
 

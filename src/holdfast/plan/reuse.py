@@ -27,6 +27,7 @@ from holdfast.store.index import read_grade_head, read_output_head
 from holdfast.store.inputs import Input, append_inputs
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, is_sound, scan_raw, with_source
+from holdfast.store.run_files import open_file
 from holdfast.store.rundir import RunDir  # noqa: TC001 - msgspec reads it
 from holdfast.store.shared import (
     StaleJournalError,
@@ -402,7 +403,7 @@ def _copy(
         files: dict[Path, int] = {}
         for number, (key, (source, offset, length)) in enumerate(lines.items(), 1):
             if source not in files:
-                files[source] = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+                files[source] = open_file(source)
                 stack.callback(os.close, files[source])
             line = os.pread(files[source], length, offset)
             if is_sound(line):  # its owner may have repaired the file meanwhile, which moves lines

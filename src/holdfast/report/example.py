@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.display.format import one_line, printable
+from holdfast.display.format import one_line
+from holdfast.display.terminal import printable
 from holdfast.plan.changes import format_count
 from holdfast.store.lines import search
 from holdfast.store.records import Grade
@@ -36,7 +37,7 @@ class Example(NamedTuple):
         answer = one_line(self.answer)
         if not parts or len(answer) <= _SHORT:
             parts.append(f"answer: {answer}" if answer else "the answer is empty")
-        return printable(f"{self.sample} · {self.grader}: {one_line(' · '.join(parts))}")
+        return f"{printable(self.sample, '')} · {self.grader}: {one_line(' · '.join(parts))}"
 
 
 def failure_lines(outcome: Outcome, run: str) -> Iterator[str]:

@@ -8,7 +8,6 @@ samples are compared, and only evals that the suite names are averaged.
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, fits, make_console
+from holdfast.display.terminal import echo_json
 from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted, Waiting, with_hint
 from holdfast.plan.changes import format_count
 from holdfast.report.compare import changed_graders, compare_metric, read_scores, shared_clusters
@@ -282,7 +282,7 @@ def print_plan(name: str, planned: Sequence[tuple[Cell, RunIdentity, RunDir, Pla
         for cell, identity, rundir, plan in planned:
             described = plan_as_json(identity, rundir, plan)
             cells.append({"name": cell.eval, "target": cell.target, **described})
-        sys.stdout.write(msgspec.json.encode({"suite": name, "totals": totals, "cells": cells}).decode() + "\n")
+        echo_json(msgspec.json.encode({"suite": name, "totals": totals, "cells": cells}))
         return
     console = make_console()
     columns = [
@@ -303,6 +303,6 @@ def print_plan(name: str, planned: Sequence[tuple[Cell, RunIdentity, RunDir, Pla
         console.print(f"{cell.name}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
         for reason in plan.reasons:
             console.print(f"  {reason}", soft_wrap=True)
-    notices = (each for _, run, _, _ in planned for each in (*run.idle_notices, *run.spelling_notices))
+    notices = (each for _, run, _, _ in planned for each in run.plan_notices)
     for notice in dict.fromkeys(notices):
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)

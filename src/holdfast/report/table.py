@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, make_console
+from holdfast.display.terminal import echo_json
 from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting, with_hint
 from holdfast.report.breakdown_table import breakdown_tables
 from holdfast.report.example import failure_lines
@@ -224,7 +224,7 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
     if as_json:
         target, *baseline = [plan_as_json(*each) for each in planned]
         data = {**target, **({"baseline": baseline[0]} if baseline else {})}
-        sys.stdout.write(msgspec.json.encode(data).decode() + "\n")
+        echo_json(msgspec.json.encode(data))
         return
     from io import StringIO
 
@@ -238,7 +238,7 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
     for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):
         console.print(f"{what}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
         console.print(str(plan), soft_wrap=True)
-    for notice in (*planned[0][0].idle_notices, *planned[0][0].spelling_notices):
+    for notice in planned[0][0].plan_notices:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
@@ -260,7 +260,7 @@ def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str,
         **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
-        "notices": [*identity.idle_notices, *identity.spelling_notices],
+        "notices": identity.plan_notices,
         "preview": preview(identity, plan, rundir).as_dict(),
         "eval": without_secrets(identity.spec.document.data),
     }

@@ -50,6 +50,7 @@
 `row_fields`     the fields of a row that a target and a grader see
 `fingerprint`    fingerprints of code, from reading it
 `code_files`     collects the files that fingerprints are made of
+`learning`       what only running tells, asked in runs and remembered for plans
 `redact`         removes secrets before an eval is shown or stored
 `legacy`         versions of the file, and earlier spellings
 `rewrite`        changes a file and preserves the rest of its text

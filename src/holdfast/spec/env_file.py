@@ -2,16 +2,22 @@
 
 The form is that of python-dotenv: comments, `export`, single quotes for a text as it is, double quotes with `\n`, `\"`
 and line breaks. Values of other variables are not inserted.
+
+The file may be a stranger's, like the eval beside it, and is read even by commands that run nothing of the eval. So it
+cannot decide which programs and libraries are loaded, through which proxy requests go, or to which server a key is
+sent that does not come from the file, too.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import ConfigError, Problem
+from holdfast.spec.redact import looks_secret
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 NAME: Final = ".env"
@@ -21,6 +27,15 @@ _LINE: Final = r"""[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][\w.-]*)[ \t]*=[ \t]
     (?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<bare>[^\n]*?))
     [ \t]*(?:(?:^|(?<=\s))\#[^\n]*)?(?:\r?\n|\Z)"""
 _EMPTY: Final = r"[ \t]*(?:\#[^\n]*)?(?:\r?\n|\Z)"
+_REFUSED: Final = (
+    r"(LD|DYLD|GIT|BASH|SSH|XDG|SSL_CERT|OPENSSL|NPM_CONFIG|HOLDFAST)_.*|PYTHON.*|PERL5.*|.*_PROXY"
+    r"|PATH|ENV|IFS|SHELL|HOME|TMPDIR|EDITOR|VISUAL|PAGER|LESSOPEN|LESSCLOSE|BROWSER|NODE_(OPTIONS|PATH|EXTRA_CA_CERTS)"
+    r"|RUBY(OPT|LIB)|_?JAVA(_TOOL)?_OPTIONS|SSLKEYLOGFILE|(REQUESTS|CURL)_CA_BUNDLE"
+    r"|AWS_(CONFIG|SHARED_CREDENTIALS)_FILE|GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES"
+)
+"""variables that decide what is run or loaded, where files are, or whom connections trust"""
+_ADDRESS: Final = r"(\w+?)_(API_)?(BASE|BASE_URL|ENDPOINT|ENDPOINT_URL\w*|URL|URI|HOST)"
+"""a variable with the address of a service"""
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -35,7 +50,43 @@ def find_env_file(folder: Path) -> Path | None:
     return next((each / NAME for each in above[: root + 1] if (each / NAME).is_file()), None)
 
 
-def read_env_file(path: Path) -> dict[str, str]:
+class Variable(NamedTuple):
+    """A variable of a file."""
+
+    value: str
+    line: int
+
+
+def take_env_file(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables of a file that are not set and may be, and why others may not. Raises as `read_env_file`."""
+    taken, refusals = {}, []
+    for name, variable in read_env_file(path).items():
+        if name in environ:
+            continue
+        reason = _reason_against(name, environ)
+        if reason is None:
+            taken[name] = variable.value
+        else:
+            refusals.append(
+                f"{path}:{variable.line}: {name} is not taken from this file: {reason}. "
+                f"If you want that, set it yourself: export {name}=…"
+            )
+    return taken, refusals
+
+
+def _reason_against(name: str, environ: Mapping[str, str]) -> str | None:
+    """Return why a file may not set a variable; None if it may."""
+    if re.fullmatch(_REFUSED, name, re.IGNORECASE):
+        return "it decides what is run or loaded, where files are, or whom connections trust"
+    if (address := re.fullmatch(_ADDRESS, name, re.IGNORECASE)) is not None:
+        service = address[1].upper()
+        own = next((each for each in environ if each.upper().startswith(f"{service}_") and looks_secret(each)), None)
+        if own is not None:
+            return f"{own} of your environment would be sent to the address"
+    return None
+
+
+def read_env_file(path: Path) -> dict[str, Variable]:
     """Return the variables of a file. Raises ConfigError where the file or one of its lines cannot be read."""
     try:
         text = path.read_text("utf-8-sig")
@@ -43,18 +94,17 @@ def read_env_file(path: Path) -> dict[str, str]:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
     # compiled here, since most projects have no such file
     empty_line, variable = re.compile(_EMPTY), re.compile(_LINE, re.VERBOSE | re.DOTALL)
-    variables: dict[str, str] = {}
+    variables: dict[str, Variable] = {}
     position = 0
     while position < len(text):
         if empty := empty_line.match(text, position):
             position = empty.end()
             continue
-        line = variable.match(text, position)
+        line, number = variable.match(text, position), text.count("\n", 0, position) + 1
         if line is None:
-            number = text.count("\n", 0, position) + 1
             problem = Problem(f"{path}:{number}", "not of the form NAME=value")  # never the line: it may be a secret
             raise ConfigError([problem], remedy="Correct the line, or use --no-env-file.")
-        variables[line["name"]] = _value(line)
+        variables[line["name"]] = Variable(_value(line), number)
         position = line.end()
     return variables
 

@@ -8,6 +8,7 @@
 `gate`       gate.json as structs
 `journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
+`run_files`  opens the files of a run: regular files of a sane size
 `spool`      bytes that are set aside in a temporary file
 `index`      the content of the journals, read once when a run is opened
 `damage`     damaged bytes of journals

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,6 +25,7 @@ import msgspec
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, scan, seal
 from holdfast.store.records import to_milliseconds
+from holdfast.store.run_files import UNREADABLE, open_binary, read_lines
 from holdfast.store.rundir import LEDGER
 
 if TYPE_CHECKING:
@@ -182,7 +184,8 @@ class BatchStore:
                 break  # its writer is writing it, or died over it
             self._read[path] = line.offset + len(line.data) + 1
             if line.sound:
-                yield _decoder.decode(line.data)
+                with suppress(*UNREADABLE):  # sound, but not a step that we wrote
+                    yield _decoder.decode(line.data)
 
     async def write(self, *steps: BatchStep) -> None:
         """Append steps to this process's ledger; return once they are on the medium."""
@@ -200,7 +203,7 @@ class BatchStore:
     def _ends_torn(self) -> bool:
         """True if a process died while it wrote the last line."""
         try:
-            with self._own.open("rb") as file:
+            with open_binary(self._own) as file:
                 size = file.seek(0, 2)
                 file.seek(max(0, size - 1))
                 return size > 0 and file.read(1) != b"\n"
@@ -224,8 +227,8 @@ class BatchStore:
 def result_lines(path: Path) -> Iterator[tuple[LineRef, bytes]]:
     """Yield the lines of a file of results, with their places."""
     offset = 0
-    with path.open("rb", buffering=1 << 20) as file:
-        for raw in file:
+    with open_binary(path, buffering=1 << 20) as file:
+        for raw in read_lines(file, path):
             line = raw.rstrip(b"\r\n")
             if line:
                 yield LineRef(path, offset, len(line)), line

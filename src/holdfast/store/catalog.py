@@ -15,6 +15,7 @@ from holdfast.errors import NoSuchRun, ResultsError, UsageError, VersionError
 from holdfast.store.catalog_cache import CatalogCache, stamp_of
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan, scan_raw
+from holdfast.store.run_files import open_binary
 from holdfast.store.rundir import ARCHIVE, RunDir
 from holdfast.store.shared import unwanted_keys
 
@@ -371,7 +372,7 @@ def _count_outputs(rundir: RunDir) -> int:
 
 def _count_lines(path: Path) -> int:
     count = 0
-    with suppress(OSError), path.open("rb", buffering=0) as file:
+    with suppress(OSError), open_binary(path, buffering=0) as file:
         while chunk := file.read(1 << 20):
             count += chunk.count(b"\n")
     return count

@@ -26,6 +26,7 @@ from holdfast.errors import Fault, UsageError
 from holdfast.store.durable import make_directory, replacing, sync_directory
 from holdfast.store.lease import RunLease
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.run_files import UNREADABLE, read_file
 from holdfast.store.run_lock import worker_lease
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:
     if not folders:
         return None
     try:
-        return folders[0], msgspec.json.decode((folders[0] / "plan.json").read_bytes(), type=Round)
-    except (OSError, msgspec.DecodeError) as error:
+        return folders[0], msgspec.json.decode(read_file(folders[0] / "plan.json"), type=Round)
+    except (OSError, *UNREADABLE) as error:
         raise UsageError(
             f"{folders[0] / 'plan.json'}: cannot be read ({error})",
             remedy="Divide the work again: holdfast eval FILE --workers N",

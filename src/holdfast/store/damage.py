@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.store.durable import make_directory, replacing
+from holdfast.store.run_files import open_file
 from holdfast.store.shared import lender_of, unseal
 
 if TYPE_CHECKING:
@@ -57,11 +58,12 @@ def cut_damage(index: Index, aside: Path, *, tails_only: bool = False) -> bool:
 def _cut_out(path: Path, damage: list[Damage], aside: Path) -> None:
     make_directory(aside)
     unseal(path)
-    with path.open("r+b") as file:
+    with os.fdopen(open_file(path, os.O_RDWR), "r+b") as file:
         with (aside / path.name).open("ab") as backup:
             for spot in damage:
                 file.seek(spot.offset)
-                backup.write(file.read(spot.length).rstrip(b"\n") + b"\n")
+                _copy(file.read, backup.write, spot.length - 1)
+                backup.write(file.read(1).rstrip(b"\n") + b"\n")
             backup.flush()
             os.fsync(backup.fileno())
         if all(spot.torn for spot in damage):

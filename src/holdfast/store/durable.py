@@ -9,12 +9,17 @@ import secrets
 import stat
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+_SILENT_FILE: Final = 60.0
+_SILENT_FOLDER: Final = 3600.0
+"""seconds after which temporary files and folders of a process that seems to be gone are removed"""
 
 if sys.platform == "darwin":
     import fcntl
@@ -91,6 +96,38 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files that killed processes have left in a folder to which several may write.
+
+    A file goes if no process of its number runs here and nobody has written to it for a minute: in a container, or on
+    another machine, the process may be alive. Temporary folders go after an hour.
+    """
+    for leftover in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            age = time.time() - leftover.stat().st_mtime
+            if leftover.is_dir() and not leftover.is_symlink():
+                if age > _SILENT_FOLDER:
+                    import shutil  # imports all kinds of compression
+
+                    shutil.rmtree(leftover, ignore_errors=True)
+            elif age > _SILENT_FILE and not _is_alive(leftover.name):
+                leftover.unlink()
+
+
+def _is_alive(name: str) -> bool:
+    """Tell whether a process with the number in the name of a temporary file runs on this machine."""
+    match = re.search(r"\.([1-9]\d{0,8})-\d+-[0-9a-f]+\.tmp$", name)
+    if match is None:
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is another user's
+    return True
 
 
 def keep_backup(path: Path) -> Path:

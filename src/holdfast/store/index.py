@@ -18,8 +18,9 @@ from holdfast.store.answers import KIND_CODES, AnswerClass, answer_kind
 from holdfast.store.damage import Damage, cut_damage
 from holdfast.store.index_table import OutputTable, VerdictTable
 from holdfast.store.lines import LineRef, is_sound, read_blocks, scan
-from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Together, Usage
+from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Mark, Output, Step, Timing, Together, Usage
 from holdfast.store.refs import OutputRef, VerdictRef, moments
+from holdfast.store.run_files import UNREADABLE
 from holdfast.store.shared import journal_size, lender_of, run_of, settle, unwanted_keys
 from holdfast.store.step_places import StepPlaces
 
@@ -220,7 +221,7 @@ def read_output_head(line: bytes) -> OutputHead | None:
     """Decode the head of an output line; None if the line is not an output."""
     try:
         return _decoder(OutputHead).decode(line)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 
@@ -228,7 +229,7 @@ def read_grade_head(line: bytes) -> GradeHead | None:
     """Decode the head of a grade line; None if the line is not a grade."""
     try:
         return _decoder(GradeHead).decode(line)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 
@@ -236,14 +237,23 @@ def read_error_head(line: bytes) -> ErrorHead | None:
     """Decode the head of an error line; None if the line is not an error."""
     try:
         return _decoder(ErrorHead).decode(line)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 
 def read_output(ref: OutputRef) -> Output:
     """Read the whole record of a reference."""
-    output, lender = _decoder(Output).decode(check_line(ref.line, ref.line.read())), lender_of(ref.line.path)
+    output, lender = decode_line(Output, ref.line), lender_of(ref.line.path)
     return output if lender is None or output.source else msgspec.structs.replace(output, source=lender)
+
+
+def decode_line(kind: type[T], line: LineRef) -> T:
+    """Read a sound line as a record; raise Fault if it is damaged, or not such a record."""
+    data = check_line(line, line.read())
+    try:
+        return _decoder(kind).decode(data)
+    except UNREADABLE as error:
+        raise _damaged(line, f"not a record of Holdfast ({error})") from error
 
 
 def check_line(line: LineRef, data: bytes) -> bytes:
@@ -253,9 +263,13 @@ def check_line(line: LineRef, data: bytes) -> bytes:
     """
     if is_sound(data):
         return data
-    raise Fault(
+    raise _damaged(line, "a damaged line")
+
+
+def _damaged(line: LineRef, reason: str) -> Fault:
+    return Fault(
         "disk",
-        f"{line.path}: a damaged line at byte {line.offset}",
+        f"{line.path}: {reason} at byte {line.offset}",
         remedy=f"Set it aside with `holdfast repair {run_of(line.path)}`; the same command then does its work again.",
     )
 
@@ -285,7 +299,7 @@ def read_steps(lines: Iterable[LineRef]) -> list[Step]:
     """
     by_file: dict[Path, list[Step]] = {}
     for line in lines:
-        by_file.setdefault(line.path, []).append(_decoder(Step).decode(check_line(line, line.read())))
+        by_file.setdefault(line.path, []).append(decode_line(Step, line))
     steps: list[Step] = []
     for step in merge(*by_file.values(), key=lambda step: step.time):
         if step.kind == "restart":
@@ -311,19 +325,26 @@ def cut_off_calls(steps: Iterable[Step]) -> list[Step]:
     ]
 
 
-def load_index(files: Callable[[str], Iterable[Path]], *, repair: Path | None, tails_only: bool = False) -> Index:
+def load_index(
+    files: Callable[[str], Iterable[Path]],
+    *,
+    repair: Path | None,
+    tails_only: bool = False,
+    verify: bool = False,
+) -> Index:
     """Read all journals of a run.
 
     `files` returns the journal files of a kind. If `repair` is a folder, damaged bytes are moved there and cut out of
     the journals; this needs the run's lease. If it is None, they are skipped. With `tails_only`, only unfinished last
-    lines are cut off, so that no line moves.
+    lines are cut off, so that no line moves. With `verify`, a line has to be a whole record, not only in the fields
+    that the index uses.
     """
-    reader = IndexReader()
+    reader = IndexReader(verify=verify)
     reader.read(files, durable=repair is not None)
     index = reader.take_steps()
     if repair is not None and cut_damage(index, repair, tails_only=tails_only):
         damage = index.damage
-        index = load_index(files, repair=repair)
+        index = load_index(files, repair=repair, verify=verify)
         index.damage = [*damage, *index.damage]
     return index
 
@@ -343,8 +364,10 @@ class AmbiguousOrderError(Exception):
 class IndexReader:
     """Reads journals into an index, from their beginning or behind what the index already holds."""
 
-    def __init__(self, index: Index | None = None) -> None:
+    def __init__(self, index: Index | None = None, *, verify: bool = False) -> None:
         self.index = Index() if index is None else index
+        self._verify = verify
+        """decode whole records, to see whether they can be"""
         self.extents: dict[Path, Extent] = {}
         """how far each journal was read"""
         self.steps: list[Entry] = []
@@ -396,8 +419,10 @@ class IndexReader:
                     offset = block.offset + start
                     if all_sound or is_sound(data):
                         try:
+                            if self._verify:
+                                _decoder(kind.record).decode(data)
                             head = decode(data)
-                        except msgspec.DecodeError:
+                        except UNREADABLE:
                             pass  # sound, but not a record of Holdfast
                         else:
                             if head is None or (add is not None and add(offset, len(data), head)):
@@ -435,6 +460,8 @@ class Kind(NamedTuple):
     name: str
     head: type[OutputHead | GradeHead | ErrorHead | StepHead]
     """the fields of its lines that the index uses"""
+    record: type[Output | Grade | ErrorRecord | Step]
+    """its lines"""
     take: Callable[[Index, Entry], bool]
     """adds a line to an index; returns False if the index had an output or verdict with its key"""
     adder: Callable[[Index, Path], Callable[[int, int, Any], bool] | None] = lambda _, __: None
@@ -564,8 +591,8 @@ def _take_error(index: Index, entry: Entry) -> bool:
 
 
 KINDS: Final = (  # calls last: outputs tell which of them are needed
-    Kind("outputs", OutputHead, _take_output, _output_adder),
-    Kind("grades", GradeHead, _take_grade, _grade_adder),
-    Kind("errors", ErrorHead, _take_error),
-    Kind("steps", StepHead, _take_step),
+    Kind("outputs", OutputHead, Output, _take_output, _output_adder),
+    Kind("grades", GradeHead, Grade, _take_grade, _grade_adder),
+    Kind("errors", ErrorHead, ErrorRecord, _take_error),
+    Kind("steps", StepHead, Step, _take_step),
 )

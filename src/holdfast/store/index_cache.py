@@ -28,6 +28,7 @@ from holdfast.store.cache_file import read_header, write_cache
 from holdfast.store.index import KINDS, AmbiguousOrderError, Entry, Extent, Index, IndexReader, Spent, StepHead
 from holdfast.store.index_table import RareOutput, RareVerdict
 from holdfast.store.lines import LineRef, count_lines, last_line
+from holdfast.store.run_files import UNREADABLE, open_binary
 from holdfast.store.rundir import INDEX
 from holdfast.store.shared import journal_size, unwanted_keys
 
@@ -117,18 +118,18 @@ class IndexCache:
         `durable` is that of `IndexReader.read`.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_binary(self._path) as file:
                 header, digest = _read(file)
                 reader = self._restore(header, file) if not header.lent else self._restore_lent(header)
             reader.read(self._rundir.journals, durable=durable)
-        except (OSError, AmbiguousOrderError, msgspec.DecodeError, ValueError, EOFError):
+        except (OSError, AmbiguousOrderError, *UNREADABLE, ValueError, EOFError):
             return None
         self.origin = "" if reader.replaced else digest
         return reader
 
     def covers(self) -> int:
         """Return how many bytes of the journals the cache covers; 0 if there is none. They may have changed since."""
-        with suppress(OSError, ValueError, msgspec.DecodeError), self._path.open("rb") as file:
+        with suppress(OSError, ValueError, *UNREADABLE), open_binary(self._path) as file:
             return sum(mark.end for mark in _read(file)[0].marks)
         return 0
 
@@ -160,7 +161,7 @@ class IndexCache:
 
     def _restore_lent(self, header: _Header) -> IndexReader:
         """Restore an index whose tables are those of a lender, less the outputs that are not of this run."""
-        with self._path.with_name(_LENT).open("rb") as file:
+        with open_binary(self._path.with_name(_LENT)) as file:
             lent, digest = _read(file)
             if digest != header.lent:
                 raise Stale
@@ -179,7 +180,7 @@ class IndexCache:
         `places` are those of the journals here, by those there. Where the cache cannot be shared, there is none.
         """
         path = IndexCache(lender)._path
-        with suppress(OSError, ValueError, msgspec.DecodeError), path.open("rb") as file:
+        with suppress(OSError, ValueError, *UNREADABLE), open_binary(path) as file:
             header, digest = _read(file)
             files = [places.get(lender.path / name) for name in header.files]
             if digest != origin or None in files:

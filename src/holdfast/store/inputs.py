@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import scan, seal
+from holdfast.store.run_files import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,7 +53,7 @@ def read_inputs(rundir: RunDir) -> list[Input]:
 
 def _read(path: Path) -> Iterator[Input]:
     for line in scan(path):
-        with suppress(msgspec.DecodeError):
+        with suppress(*UNREADABLE):
             if line.sound:
                 yield _decoder.decode(line.data)
 

@@ -31,6 +31,7 @@ import msgspec
 from holdfast.errors import Fault
 from holdfast.store.durable import advice_for, make_directory, sync, sync_directory
 from holdfast.store.lines import LineRef
+from holdfast.store.run_files import open_file
 from holdfast.store.shared import unseal
 from holdfast.store.step_places import StepPlaces
 
@@ -74,7 +75,7 @@ class _Segment(msgspec.Struct):
     @classmethod
     def open(cls, path: Path) -> _Segment:
         unseal(path)
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         sync_directory(path.parent)
         return cls(path, fd, os.fstat(fd).st_size)
 

@@ -17,6 +17,7 @@ from msgspec import Raw
 from msgspec.json import decode, encode
 from xxhash import xxh3_64_hexdigest
 
+from holdfast.store.run_files import LONGEST_LINE, open_binary, open_file, read_lines, too_long
 from holdfast.store.shared import end_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class LineRef(NamedTuple):
 
     def read(self) -> bytes:
         """Read the line, without its newline."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_file(self.path)
         try:
             return os.pread(fd, self.length, self.offset)
         finally:
@@ -111,13 +112,13 @@ class LineBlock(NamedTuple):
 
 def read_blocks(path: Path, start: int, stop: int) -> Iterator[LineBlock]:
     """Yield the whole lines of a journal file that begin between two offsets, many at once."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_file(path)
     try:
         if (end := end_of(path)) is not None:
             stop = min(stop, end)
         offset = max(0, start - 1)  # a line begins at `start` only if a newline is before it
         skip = start > 0
-        while offset < stop and (data := _read_block(fd, offset)):
+        while offset < stop and (data := _read_block(fd, offset, path)):
             ends, place = [], data.find(b"\n")
             while place >= 0:
                 ends.append(place)
@@ -134,10 +135,12 @@ def read_blocks(path: Path, start: int, stop: int) -> Iterator[LineBlock]:
         os.close(fd)
 
 
-def _read_block(fd: int, offset: int) -> bytes:
+def _read_block(fd: int, offset: int, path: Path) -> bytes:
     """Read a block, or as many as it takes to come to the end of a line."""
     pieces = [os.pread(fd, _BLOCK, offset)]
     while len(pieces[-1]) == _BLOCK and b"\n" not in pieces[-1]:
+        if len(pieces) * _BLOCK > LONGEST_LINE:
+            raise too_long(path, offset)
         pieces.append(os.pread(fd, _BLOCK, offset + len(pieces) * _BLOCK))
     return b"".join(pieces)
 
@@ -232,11 +235,14 @@ class _Content:
     truncate a journal: a run that repairs it.
     """
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, path: Path) -> None:
         self._fd = fd
+        self._path = path
         self.size = size
 
     def read(self, start: int, stop: int) -> bytes:
+        if stop - start > LONGEST_LINE:
+            raise too_long(self._path, start)
         return os.pread(self._fd, stop - start, start)
 
     def find(self, words: bytes, start: int, stop: int) -> int:
@@ -266,26 +272,26 @@ class _Content:
 def _opened(path: Path) -> Iterator[_Content]:
     """Open a file; a missing one has no bytes."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_file(path)
     except FileNotFoundError:
-        yield _Content(-1, 0)
+        yield _Content(-1, 0, path)
         return
     try:
         size, end = os.fstat(fd).st_size, end_of(path)
-        yield _Content(fd, size if end is None else min(size, end))
+        yield _Content(fd, size if end is None else min(size, end), path)
     finally:
         os.close(fd)
 
 
 def _raw(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
     try:
-        file = path.open("rb", buffering=1 << 20)
+        file = open_binary(path, buffering=1 << 20)
     except FileNotFoundError:
         return
     offset, end = start, end_of(path)
     with file:
         file.seek(start)
-        for raw in file:
+        for raw in read_lines(file, path):
             if end is not None and offset >= end:
                 return
             yield offset, raw

@@ -12,10 +12,11 @@ import msgspec
 
 from holdfast.errors import ManifestError, ResultsError, UsageError, VersionError
 from holdfast.store.damage import cut_damage
-from holdfast.store.durable import make_directory, replacing, sync_directory
+from holdfast.store.durable import make_directory, remove_leftovers, replacing, sync_directory
 from holdfast.store.index import KINDS, Index, IndexReader, load_index
 from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.run_files import LARGEST, LONGEST_LINE, UNREADABLE, open_binary, read_file, read_lines
 from holdfast.store.shared import FOLDER, journal_size
 from holdfast.versions import check_version, parse_version
 
@@ -110,9 +111,11 @@ class RunDir:
                 for leftover in self.path.glob(f"{place}.*.tmp"):
                     with suppress(OSError):
                         leftover.unlink()
+            for folder in self.path.glob("export/*/"):  # which needs no lease
+                remove_leftovers(folder)
         if self._is_large and not verify:
             return self._load_large(repair=repair)
-        index = load_index(self.journals, repair=self.aside if repair else None)
+        index = load_index(self.journals, repair=self.aside if repair else None, verify=verify)
         if repair and index.damage:  # the cache may refer to damaged lines of shared files, which stay as they are
             from shutil import rmtree  # imports all kinds of compression
 
@@ -189,7 +192,7 @@ class RunDir:
     def read_manifest(self) -> Manifest | None:
         """Read the manifest; None if there is none yet."""
         try:
-            data = self.manifest.read_bytes()
+            data = read_file(self.manifest)
         except FileNotFoundError:
             return None
         try:
@@ -198,7 +201,7 @@ class RunDir:
                 parse_version(version)
                 self._check(self.manifest, version)
             manifest = decode_manifest(data)
-        except (msgspec.DecodeError, ValueError, AttributeError) as error:
+        except (*UNREADABLE, ValueError, AttributeError) as error:
             raise ManifestError(
                 f"{self.manifest}: not a manifest ({error})",
                 remedy=f"Set it aside with: holdfast repair {self.path}",
@@ -215,7 +218,7 @@ class RunDir:
 
         try:
             return Metrics.from_dict(data)
-        except msgspec.ValidationError as error:
+        except UNREADABLE as error:
             raise self._damaged(self.metrics, error) from error
 
     def read_gate(self) -> GateOutcome | None:
@@ -239,12 +242,7 @@ class RunDir:
 
     def read_results(self) -> list[TrialResult]:
         """Read every trial with its verdicts. Raises ResultsError if they are missing or damaged."""
-        from holdfast.store.metrics import Results
-
-        results = self._read(self.results, Results)
-        if results is None:
-            raise self._damaged(self.results, "there is no such file")
-        return results.trials
+        return list(self.iterate_results())
 
     def iterate_results(self) -> Iterator[TrialResult]:
         """Yield every trial with its verdicts, without holding all of them."""
@@ -253,17 +251,24 @@ class RunDir:
         from holdfast.store.metrics import TrialResult
 
         decoder = msgspec.json.Decoder(TrialResult)
-        with self.results.open("rb") as file:
-            head = file.readline()
+        with open_binary(self.results) as file:
+            lines = read_lines(file, self.results)
+            head = next(lines, b"")
             if not head.endswith(b'"trials":[\n'):  # not as we write it: a trial per line
-                yield from self.read_results()
+                from holdfast.store.metrics import Results
+
+                results = self._read(self.results, Results)
+                yield from () if results is None else results.trials
                 return
             try:
                 self._check(self.results, msgspec.json.decode(head[:-1] + b"]}", type=_Version).schema_version)
-                for line in file:
+                line = b""
+                for line in lines:
                     if not line.startswith(b"]"):
                         yield decoder.decode(line.rstrip(b",\n"))
-            except msgspec.DecodeError as error:
+                if not line.startswith(b"]"):
+                    raise self._damaged(self.results, "its end is missing")
+            except UNREADABLE as error:
                 raise self._damaged(self.results, error) from error
 
     def newer(self, manifest: Manifest) -> str | None:
@@ -272,14 +277,14 @@ class RunDir:
 
     def _read(self, path: Path, kind: type[T]) -> T | None:
         try:
-            data = path.read_bytes()
+            data = read_file(path, LONGEST_LINE if path == self.results else LARGEST)
         except FileNotFoundError:
             return None
         try:
             version = msgspec.json.decode(data, type=_Version).schema_version
             self._check(path, version)
             return msgspec.json.decode(data, type=kind)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise self._damaged(path, error) from error
 
     def _damaged(self, path: Path, reason: object) -> ResultsError:

@@ -27,6 +27,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from holdfast.store.durable import drop_cache, make_directory, replacing, sync, sync_directory
+from holdfast.store.run_files import open_binary, open_file, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +80,7 @@ def unwanted_keys(path: Path) -> frozenset[str]:
     if end_of(path) is None:
         return frozenset()
     try:
-        return frozenset(msgspec.json.decode((path.parent / _UNWANTED).read_bytes(), type=list[str]))
+        return frozenset(msgspec.json.decode(read_file(path.parent / _UNWANTED), type=list[str]))
     except FileNotFoundError:
         return frozenset()
 
@@ -107,7 +108,7 @@ def share(journal: Path, length: int, kind: str, number: int, folder: Path) -> P
     with suppress(FileNotFoundError):
         place.unlink()  # left by a process that was killed before it had shared everything
     if not _clone(journal, place) and not link_sealed(journal, place):
-        with journal.open("rb") as source, replacing(place) as copy:
+        with open_binary(journal) as source, replacing(place) as copy:
             while (left := length - copy.tell()) and (data := source.read(min(left, _CHUNK))):
                 copy.write(data)
     settle(place)
@@ -166,7 +167,7 @@ def unseal(path: Path) -> None:
 def settle(path: Path) -> None:
     """Sync what a killed process left in the page cache, then drop the cache, so that reads come from the medium."""
     with suppress(FileNotFoundError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_file(path, os.O_RDONLY)
         try:
             sync(fd)
             drop_cache(fd)

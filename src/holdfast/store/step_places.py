@@ -18,6 +18,7 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from holdfast.store.lines import LineRef, scan, seal
+from holdfast.store.run_files import UNREADABLE
 from holdfast.store.shared import journal_size, run_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _sound_stretches(journal: Path) -> Iterator[tuple[_Extent, bytes]]:
         inode = journal.stat().st_ino
         for line in scan(_cache_of(journal)):
             if line.sound:
-                with suppress(msgspec.DecodeError, OSError):
+                with suppress(*UNREADABLE, OSError):
                     extent = _extent.decode(line.data)
                     last = LineRef(journal, extent.end - _LINE_END, _LINE_END)
                     if extent.inode == inode and xxh3_64_hexdigest(last.read()) == extent.end_digest:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from holdfast.store.index import KINDS, Entry, Kind
 from holdfast.store.lines import LineRef, scan
+from holdfast.store.run_files import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +57,7 @@ class Follower:
                 if line.sound:
                     try:
                         head = decode(line.data)
-                    except msgspec.DecodeError:
+                    except UNREADABLE:
                         continue
                     if head is not None:
                         yield Entry(LineRef(path, line.offset, len(line.data)), head)

@@ -15,6 +15,7 @@ from holdfast.store.index import check_line
 from holdfast.store.index_table import lines_of
 from holdfast.store.lines import LineBlock, LineRef
 from holdfast.store.output_rows import OutputNumbers
+from holdfast.store.run_files import open_file
 from holdfast.store.shared import lender_of
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class TextReader:
     def _open(self, file: int) -> int:
         fd = self._fds.get(file)
         if fd is None:
-            fd = self._fds[file] = os.open(self._outputs.files[file], os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._fds[file] = open_file(self._outputs.files[file])
         return fd
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ import msgspec
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128_digest
 
 from holdfast.store.lines import LineRef
+from holdfast.store.run_files import UNREADABLE, open_binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -373,9 +374,9 @@ class TrialTable:
     def load(cls, folder: Path) -> TrialTable | None:
         """Open the table in a folder; None if the file is missing, torn, damaged or of another version."""
         try:
-            with (folder / TABLE).open("rb") as file:
+            with open_binary(folder / TABLE) as file:
                 return cls._load(file)
-        except (OSError, ValueError, msgspec.DecodeError):
+        except (OSError, ValueError, *UNREADABLE):
             return None
 
     @classmethod

@@ -16,6 +16,7 @@ from holdfast.store.durable import overwrite
 from holdfast.store.lease import RunLease
 from holdfast.store.manifest import decode_manifest
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.run_files import LONGEST_LINE, UNREADABLE, read_file
 from holdfast.versions import check_version, parse_version
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ def find_outdated(rundir: RunDir) -> dict[Path, str | None]:
             continue
         try:
             if path == rundir.manifest:
-                decode_manifest(path.read_bytes())
-            written = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("schemaVersion")
+                decode_manifest(read_file(path, LONGEST_LINE))
+            written = msgspec.json.decode(read_file(path, LONGEST_LINE), type=dict[str, Any]).get("schemaVersion")
             version = parse_version("0.0" if written is None else written)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (*UNREADABLE, ValueError) as error:
             remedy = (
                 f"Set it aside with: holdfast repair {rundir.path}"
                 if path == rundir.manifest
@@ -70,7 +71,7 @@ def upgrade(rundir: RunDir) -> dict[Path, str | None]:
     try:
         versions = find_outdated(rundir)
         for path in versions:
-            overwrite(path, _with_version(path.read_bytes()), like=path)
+            overwrite(path, _with_version(read_file(path, LONGEST_LINE)), like=path)
         return versions
     finally:
         lease.release()

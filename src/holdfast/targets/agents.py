@@ -8,15 +8,18 @@ are on record are answered from there.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from holdfast.errors import ConfigError, Fault, Problem
 from holdfast.spec.code_target_schema import AgentTarget, CommandTarget
 from holdfast.spec.fingerprint import check_program
+from holdfast.spec.learning import learn
 from holdfast.targets.command import Command
 from holdfast.targets.matching import Volatile
 from holdfast.targets.types import Target
@@ -116,7 +119,7 @@ class AgentProgram(Target):
     @classmethod
     def identity(cls, block: AgentTarget, origin: Origin) -> dict[str, Any]:
         """Return the agent with its version, the model, and the arguments."""
-        version = block.version or _installed(block, origin)
+        version = block.version or _installed(block, origin)  # None in a plan, if it is not known yet
         return {"agent": block.agent, "version": version, "model": block.model, "args": block.args}
 
     async def __aenter__(self) -> Self:
@@ -155,19 +158,26 @@ def _program(block: AgentTarget) -> str:
     return block.program or RECIPES[block.agent].program
 
 
-def _installed(block: AgentTarget, origin: Origin) -> str:
-    """Return the version of the installed program."""
+def _installed(block: AgentTarget, origin: Origin) -> str | None:
+    """Return the version of the installed program; None in a plan, which starts no program, if no run has asked yet."""
     program, where = _program(block), origin.where("agent")
     try:
         check_program(program, origin.folder, where)
     except ConfigError as error:
         remedy = f"npm install --global {RECIPES[block.agent].package}, or name the program as target.program."
         raise ConfigError(error.problems, remedy=remedy) from error
-    path = str(origin.folder / program) if "/" in program else program
-    version = _version_of(path)
-    if version is None:
-        raise ConfigError([Problem(where, f"{program} --version prints no version")])
-    return version
+    path = str(origin.folder / program) if "/" in program else shutil.which(program) or program
+
+    def ask() -> str:
+        version = _version_of(path)
+        if version is None:
+            raise ConfigError([Problem(where, f"{program} --version prints no version")])
+        return version
+
+    look = Path(path).stat()
+    about = ["version", os.path.realpath(path), look.st_ino, look.st_size, look.st_mtime_ns]
+    unknown = f"{where}: the version of {program} is unknown until it runs, and all trials count as not done"
+    return learn(about, str, ask, unknown)
 
 
 @cache

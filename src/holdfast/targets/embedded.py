@@ -49,7 +49,7 @@ class _Shared:
         self._base_url: str | None = None
         arguments = [str(_weights(model)), str(PARALLEL), str(thread_count())]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.targets.embedded_server", *arguments],
+            [sys.executable, "-P", "-m", "holdfast.targets.embedded_server", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -163,7 +163,7 @@ class _Helper:
     """A process that writes parts to a file, each behind its length."""
 
     def __init__(self, plan: ChunkPlan, claims: int) -> None:
-        command = [sys.executable, "-m", "holdfast.view.chunks", str(claims)]
+        command = [sys.executable, "-P", "-m", "holdfast.view.chunks", str(claims)]
         self._file = TemporaryFile()
         self._place = 0
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=self._file, pass_fds=[claims])

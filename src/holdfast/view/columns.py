@@ -29,6 +29,7 @@ from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError
 from holdfast.report.run_view import RunView
 from holdfast.store.index import read_error_head
+from holdfast.store.run_files import UNREADABLE, open_binary
 from holdfast.store.rundir import INDEX
 from holdfast.store.trial_notes import TableNotes, journals_of, stamp_journals, stamp_report
 from holdfast.store.trial_table import STATUSES, TABLE, RowStatus, TrialTable, field_column, score_column, status_column
@@ -296,7 +297,7 @@ class Columns:
         notes = self._present_notes()
         plan = plan_report(self.view, notes.dataset)
         order = BuildOrder(str(self.rundir.path), str(self.folder), plan, msgspec.to_builtins(notes))
-        command = [sys.executable, "-m", "holdfast.view.building"]
+        command = [sys.executable, "-P", "-m", "holdfast.view.building"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None
             progress(0.0)
@@ -407,7 +408,7 @@ def _read_row(columns: Columns, row: int) -> TrialRow:
 def _preview(line: LineRef) -> str:
     try:
         return _answer.decode(line.read()).output[:_PREVIEW]
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return ""  # the journal has been repaired, which the next look at it notices
 
 
@@ -419,7 +420,7 @@ def _read_error(columns: Columns, place: int) -> str:
     if not place:
         return ""
     file, offset = columns.table.file_and_offset(place)
-    with (columns.rundir.path / file).open("rb") as journal:
+    with open_binary(columns.rundir.path / file) as journal:
         journal.seek(offset)
         head = read_error_head(journal.readline())
     if head is None:

@@ -104,7 +104,7 @@ def _count_many(columns: Columns) -> Overview | None:
     """Return the stored overview of a run, which a helper process makes if need be; None if that is impossible."""
     overview = _load(columns)
     if overview is None:
-        command = [sys.executable, "-m", "holdfast.view.counting", str(columns.rundir.path), str(columns.folder)]
+        command = [sys.executable, "-P", "-m", "holdfast.view.counting", str(columns.rundir.path), str(columns.folder)]
         subprocess.run(command, check=False)
         overview = _load(columns)
     return overview

@@ -19,6 +19,7 @@ from holdfast.store.output_rows import (
     renumber,
     text_numbers,
 )
+from holdfast.store.run_files import UNREADABLE
 from holdfast.store.shared import lender_of
 from holdfast.store.trial_table import join_place, many_key_bytes
 
@@ -104,7 +105,7 @@ def _read_block(
     try:
         data = memoryview(block.data)[block.starts[0] : block.ends[-1]]
         every = _output.decode_lines(data) if block.all_sound() else None
-    except msgspec.DecodeError:
+    except UNREADABLE:
         every = None
     if every is None:
         lines = zip(bounds, block.lines(), strict=True)
@@ -120,5 +121,5 @@ def _read_block(
 def _decode(line: bytes) -> _Output | None:
     try:
         return _output.decode(line)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None  # sound, but not an output

@@ -22,6 +22,7 @@ from holdfast.errors import HoldfastError
 from holdfast.report.trial_facts import LastFailures, output_facts, set_missing, set_output, set_verdicts
 from holdfast.store.index import Entry, GradeHead, Index, keep_output, keep_verdict, read_error_head
 from holdfast.store.lines import LineRef, is_sound, scan, scan_raw
+from holdfast.store.run_files import UNREADABLE
 from holdfast.store.shared import journal_size, lender_of, unwanted_keys
 from holdfast.store.trial_table import CODES, TrialTable, key_bytes, key_text, status_column
 
@@ -240,7 +241,7 @@ class JournalReader:
             yield line
 
     def _take(self, kind: str, path: Path, file: str, line: Line) -> None:
-        with suppress(msgspec.DecodeError):  # sound, but not a record of Holdfast
+        with suppress(*UNREADABLE):  # sound, but not a record of Holdfast
             if kind == "outputs":
                 self._take_output(path, file, line)
             elif kind == "grades":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from holdfast.store.run_files import UNREADABLE, open_binary
 from holdfast.store.trial_table import CODES, NAN, TrialTable, field_column, score_column, status_column
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def find_chunks(path: Path, names: list[str], step: int) -> list[tuple[int, int]
     """
     if any(map(_NOT_IN_STRUCTS.search, names)):
         return None
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         if not file.readline().endswith(b'"trials":[\n'):
             return None
         bounds = [file.tell()]
@@ -69,7 +70,7 @@ def read_results(
     try:
         for lines in _lists(Path(root, "results.json"), start, stop):
             _add(table, len(graders), fields, decode(lines), errors)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError("unexpected results") from error
     columns = {name: table[name].tobytes() for name in _columns(graders, fields)}
     return columns, {field_column(name): table.values[field_column(name)] for name in fields}, errors
@@ -121,7 +122,7 @@ def _lists(path: Path, start: int, stop: int) -> Iterator[memoryview]:
     opening bracket, and the comma behind the last one becomes the closing bracket. So nothing is copied.
     """
     buffer, place = bytearray(_BLOCK), start - 1
-    with path.open("rb", buffering=0) as file:
+    with open_binary(path, buffering=0) as file:
         while place < stop - 1:
             file.seek(place)
             size = file.readinto(memoryview(buffer)[: stop - place])

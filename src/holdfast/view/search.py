@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
+from holdfast.store.run_files import UNREADABLE, open_file
 from holdfast.store.trial_table import split_place
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def contains_text(line: bytes, folded: str) -> bool:
     """Return True if what was said in a transcript contains a text that is already folded."""
     try:
         transcript = _transcript.decode(line)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return False  # cut off meanwhile, or another line is there now
     replies = [transcript.output, *(mark.output for mark in transcript.marks)]
     parts = replies, transcript.messages, transcript.state, transcript.calls, transcript.trace
@@ -190,7 +191,7 @@ class TextSearch:
             data = msgspec.json.encode(job) + b"\n" + bytes(table["at"]) + bytes(table["length"])
             table.release()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.view.search"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-P", "-m", "holdfast.view.search"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._sender = Thread(target=_send, args=(self._process.stdin, data), daemon=True)
         self._sender.start()
@@ -285,7 +286,7 @@ def main() -> None:
     at, length = array("Q"), array("I")
     at.frombytes(sys.stdin.buffer.read(job.rows * 8))
     length.frombytes(sys.stdin.buffer.read(job.rows * 4))
-    files = [os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in job.files]
+    files = [open_file(file) for file in job.files]
 
     def read(file: int, offset: int, size: int) -> bytes:
         return os.pread(files[file], size, offset)  # a mapped file must not be truncated while it is read

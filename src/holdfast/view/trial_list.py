@@ -6,7 +6,6 @@ twice or left out while a run goes on; a page keeps the list that it began with 
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from bisect import bisect_left
@@ -20,7 +19,9 @@ import msgspec
 from aiohttp import web
 
 from holdfast.errors import QueryError
+from holdfast.export.tables import write_rows
 from holdfast.store.metrics import TrialResult
+from holdfast.store.run_files import UNREADABLE, open_binary, read_lines
 from holdfast.view.columns import TrialRow, read_rows
 from holdfast.view.live import look_at
 from holdfast.view.query import parse_query
@@ -185,13 +186,14 @@ def _first_rows(view: RunView) -> tuple[list[TrialRow], list[str]]:
     """Return the first rows of a finished run, in whose report each trial is a line, and the names of its graders."""
     rows: list[TrialRow] = []
     try:
-        with view.rundir.results.open("rb") as file:
-            if file.readline().endswith(b'"trials":[\n'):
-                lines = (line.rstrip(b",\n") for line in islice(file, _PAGE))
+        with open_binary(view.rundir.results) as file:
+            reported = read_lines(file, view.rundir.results)
+            if next(reported, b"").endswith(b'"trials":[\n'):
+                lines = (line.rstrip(b",\n") for line in islice(reported, _PAGE))
                 rows = [
                     _reported_row(number, _result.decode(line)) for number, line in enumerate(lines) if line != b"]}"
                 ]
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return [], []
     return rows, view.graders
 
@@ -365,5 +367,5 @@ def _csv_rows(columns: Columns, numbers: Iterable[int]) -> bytes:
 
 def _csv(lines: Iterable[list[Any]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text).writerows(lines)
+    write_rows(text, lines)
     return text.getvalue().encode("utf-8", "backslashreplace")

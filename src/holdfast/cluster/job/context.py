@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import Executor, find_executor
 from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.transport import Here
+from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError
 from holdfast.spec.redact import looks_secret
 
@@ -158,8 +158,7 @@ class JobContext:
 
 def say(message: str) -> None:
     """Write a line with the time to the job's log."""
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {message}\n")
-    sys.stderr.flush()
+    echo(f"{time.strftime('%H:%M:%S')} {message}", err=True)
 
 
 def run_hook(job: JobContext, command: str | None, name: str) -> None:

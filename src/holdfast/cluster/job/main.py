@@ -39,6 +39,7 @@ from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import job_command
 from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared, Worked
 from holdfast.cluster.remote.transport import Here
+from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, with_hint
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
@@ -361,7 +362,7 @@ class JobRun:
         if prepared.report:
             if not self._rounds:
                 say("this run is already finished; nothing was run. Use --fresh to start from scratch.")
-            sys.stderr.write(prepared.report)
+            echo(prepared.report, err=True, nl=False)
         ungraded = f"not graded, as asked: `holdfast grade {prepared.run_dir}` grades it"
         say(f"finished: {metrics}" if metrics.exists() else ungraded)
         gates = [f"gate not met: {'; '.join(prepared.missed)}"] if prepared.missed else []

@@ -249,7 +249,7 @@ def _write_config(view: RunView, block: NatOutput, folder: Path) -> list[Path]:
 def _write_profile(view: RunView, form: RowForm, folder: Path) -> list[Path]:
     """Write the profiler's files, made from the recorded steps of all trials."""
     traces = [form.steps(trial.output, view.steps(trial.output.key), all_types=True) for trial in view.trials()]
-    with TemporaryDirectory(dir=folder, prefix=".profiler-") as temporary:
+    with TemporaryDirectory(dir=folder, prefix=".profiler-", suffix=".tmp") as temporary:
         profiled = Path(temporary)
         try:
             profile(form.block.profiler or {}, traces, profiled)

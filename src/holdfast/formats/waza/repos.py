@@ -2,26 +2,35 @@
 
 waza checks out a worktree. Here the commit's files become part of the row, so that the key depends on their contents
 and a run that has begun no longer needs the repository. There is no `.git` in the workspace.
+
+The repository may be a stranger's, and the configuration of a repository can name programs that git runs: to fetch
+missing objects, as a hook, as a monitor of files. So git reads the objects and refs of the repository through a folder
+with a configuration of ours, in which there is none of that.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.formats.waza.files import LARGEST, content
 from holdfast.formats.waza.findings import at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document, Location
 
 _PLAIN: Final = ("100644", "100664")
 _EXECUTABLE: Final = "100755"
+_SECONDS: Final = 120.0
+"""after which git is stopped: an object may be a file that never ends"""
 
 
 def read_repos(findings: WazaFindings, task: Document) -> dict[str, Any]:
@@ -54,16 +63,18 @@ def _files(findings: WazaFindings, task: Document, place: Location) -> dict[str,
         findings.wrong(task, (*place, "source"), findings.nowhere(source))
         return {}
     try:
-        head = _git(repository, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}").decode().strip()
-        lines = _git(repository, "ls-tree", "-rlz", "--full-tree", head).split(b"\0")
-        entries = [_entry(line) for line in lines if line]
-        files = [entry for entry in entries if entry.mode in (*_PLAIN, _EXECUTABLE)]
-        if sum(file.size for file in files) > LARGEST:
-            most = f"{LARGEST >> 20} MB, which is the most that is kept"
-            findings.wrong(task, place, f"{source} is larger than {most}; let a hook check it out")
-            return {}
-        contents = _contents(repository, files)
-    except (subprocess.CalledProcessError, OSError) as error:
+        with _opened(repository) as git_folder:
+            resolve = ("rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
+            head = _git(git_folder, *resolve).decode().strip()
+            lines = _git(git_folder, "ls-tree", "-rlz", "--full-tree", head).split(b"\0")
+            entries = [_entry(line) for line in lines if line]
+            files = [entry for entry in entries if entry.mode in (*_PLAIN, _EXECUTABLE)]
+            if sum(file.size for file in files) > LARGEST:
+                most = f"{LARGEST >> 20} MB, which is the most that is kept"
+                findings.wrong(task, place, f"{source} is larger than {most}; let a hook check it out")
+                return {}
+            contents = _contents(git_folder, files)
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
         message = (getattr(error, "stderr", b"") or str(error).encode()).decode("utf-8", "replace").strip()
         findings.wrong(task, place, f"{source} at {commit} cannot be read: {message}")
         return {}
@@ -83,10 +94,39 @@ def is_below(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not name.startswith(("\\", "~"))
 
 
+@contextmanager
+def _opened(repository: Path) -> Iterator[Path]:
+    """Make a git folder with the refs and objects of a repository, and with nothing of its configuration."""
+    # This looks at no object and runs no program of the repository. It refuses repositories of other users.
+    where = ("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir", "--show-object-format")
+    quiet = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+    answer = os.fsdecode(_run("git", "-C", str(repository), *quiet, *where))
+    own, common, form = answer.rstrip("\n").split("\n")
+    with TemporaryDirectory(prefix="holdfast-git-") as name:
+        folder = Path(name)
+        shutil.copyfile(Path(own) / "HEAD", folder / "HEAD")
+        for part in ("refs", "packed-refs", "objects", "reftable"):
+            if (Path(common) / part).exists():
+                (folder / part).symlink_to(Path(common) / part)
+        refs = "\trefStorage = reftable\n" if (folder / "reftable").exists() else ""
+        settings = "[core]\n\trepositoryFormatVersion = 1\n\tbare = true\n[extensions]\n"
+        (folder / "config").write_text(f"{settings}\tobjectFormat = {form}\n{refs}")
+        yield folder
+
+
 def _git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    """Run git in a folder that `_opened` made."""
+    return _run(
+        "git", f"--git-dir={folder}", *arguments, stdin=stdin, GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_GLOBAL=os.devnull
+    )
+
+
+def _run(*command: str, stdin: bytes = b"", **variables: str) -> bytes:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, input=stdin, env=environment).stdout
+    environment |= {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_TERMINAL_PROMPT": "0", **variables}
+    return subprocess.run(
+        command, check=True, capture_output=True, input=stdin, env=environment, timeout=_SECONDS
+    ).stdout
 
 
 class _Entry(NamedTuple):
@@ -111,6 +151,8 @@ def _contents(repository: Path, files: Sequence[_Entry]) -> dict[str, Any]:
     contents: dict[str, Any] = {}
     for file in files:
         start = answer.index(b"\n", position) + 1
+        if answer[position : start - 1].split()[1:] != [b"blob", b"%d" % file.size]:
+            raise ValueError(f"{file.path} is not in the repository, which may be a partial clone; fetch it first")
         position = start + file.size + 1
         value: Any = content(answer[start : start + file.size])
         if file.mode == _EXECUTABLE:

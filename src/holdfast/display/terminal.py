@@ -1,0 +1,51 @@
+"""The way to the terminal: everything that commands print goes through here, or through `display.grid`'s console.
+
+Names, messages and answers come from datasets, servers, models and other people's runs. A terminal would obey control
+characters in them: clear the screen, set the clipboard, print a line over another. They are spelled out, such as
+`\\x1b`, whoever wrote the text; only our own styles reach the terminal as control characters.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final
+
+_UNSAFE: Final = (
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+"""control characters, marks that reorder or hide text, and halves of characters"""
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Spell out characters that a terminal would obey, hide or choke on, such as `\\x1b`, except those in `keep`."""
+
+    def spell(match: re.Match[str]) -> str:
+        return match[0] if match[0] in keep else match[0].encode("unicode_escape").decode()
+
+    return text if text.isprintable() else re.sub(_UNSAFE, spell, text)
+
+
+def printable_json(text: str) -> str:
+    """Escape these characters in JSON as JSON does, which changes no value."""
+    if text.isprintable():
+        return text
+    # Those between tokens, line breaks and the like, are not part of a value, and stay.
+    return re.sub(_UNSAFE, lambda match: match[0] if match[0] in "\n\r\t" else f"\\u{ord(match[0]):04x}", text)
+
+
+def echo(message: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a message on standard output, or on standard error."""
+    _write(printable(str(message)) + ("\n" if nl else ""), err=err)
+
+
+def echo_json(text: str | bytes, *, nl: bool = True) -> None:
+    """Print JSON on standard output."""
+    text = text.decode() if isinstance(text, bytes) else text
+    _write(printable_json(text) + ("\n" if nl else ""), err=False)
+
+
+def _write(text: str, *, err: bool) -> None:
+    stream = sys.stderr if err else sys.stdout
+    stream.write(text)
+    stream.flush()
