@@ -19,7 +19,7 @@ import pytest
 from tests.containment.test_program import BECOME
 from tests.support.breaking import assert_same_numbers, kept, leftovers
 from tests.support.refusing import UNSHARE
-from tests.support.running import ROOT, environment, holdfast, run_dir, wait_for
+from tests.support.running import ROOT, ask_to_stop, environment, holdfast, run_dir, wait_for
 from tests.support.specs import write_spec
 
 if TYPE_CHECKING:
@@ -171,8 +171,8 @@ def test_nothing_is_left_when_a_run_is_interrupted_for_good(case: Case, how: sig
     case.write()
     with case.start() as process:
         case.lives(1)
-        process.send_signal(how)
-        wait_for(lambda: "in flight" in (process.stderr.readline() if process.stderr else ""), "the first answer")
+        if how == signal.SIGINT:
+            ask_to_stop(process)
         process.send_signal(how)
         process.communicate()
     assert process.returncode == 128 + how
