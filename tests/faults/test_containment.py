@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -75,18 +76,22 @@ class Case:
         }
         write_spec(self.folder, **(defaults | keys))
 
-    def start(self) -> subprocess.Popen[str]:
-        """Start Holdfast in this place."""
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen[str]]:
+        """Start Holdfast in this place; it ends with the block at the latest."""
         refusing = ["tests.support.refusing"] if self.refused else []
         argv = [*self.python, "-m", *refusing, "holdfast", "eval", "eval.yaml"]
         env = environment(TMPDIR=str(self.folder), PYTHONPATH=str(ROOT), **self.variables)
-        return subprocess.Popen(
-            argv, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(argv, cwd=self.folder, env=env, **streams) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def run(self) -> tuple[Path, str]:
         """Run the eval to its end; return its run, and what it said."""
-        with self.start() as process:
+        with self.started() as process:
             out, err = process.communicate()
         assert process.returncode == 0, err
         return run_dir(self.folder), out + err
@@ -136,10 +141,10 @@ def test_an_agent_killed_during_a_command_in_its_own_session_resumes_as_if_it_ne
     calm.open_gate(1)
     uninterrupted, _ = calm.run()
     case.write()
-    with case.start() as process:
+    with case.started() as process:
         case.lives(1)
         process.kill()
-    with case.start() as process:
+    with case.started() as process:
         case.lives(2)
         case.let_the_dead_write()
         case.open_gate(2)
@@ -157,7 +162,7 @@ def test_a_time_out_ends_what_the_attempt_has_detached(case: Case) -> None:
     (case.gates / "hang").touch()
     for life in (2, 3, 4):
         case.open_gate(life)  # on a slow machine the first of them may run out of time, too
-    with case.start() as process:
+    with case.started() as process:
         case.lives(2)
         case.let_the_dead_write()
         _, err = process.communicate()
@@ -169,7 +174,7 @@ def test_a_time_out_ends_what_the_attempt_has_detached(case: Case) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_when_a_run_is_interrupted_for_good(case: Case, how: signal.Signals) -> None:
     case.write()
-    with case.start() as process:
+    with case.started() as process:
         case.lives(1)
         if how == signal.SIGINT:
             ask_to_stop(process)
@@ -199,7 +204,7 @@ def test_hooks_leave_nothing_behind(case: Case) -> None:
 def test_a_hook_ends_with_holdfast(case: Case) -> None:
     (case.folder / "hook.sh").write_text(f"{DAEMON}\ntouch {case.folder}/up\nsleep 600\n")
     case.write(hooks={"before_run": [{"command": f"bash {case.folder}/hook.sh"}]})
-    with case.start() as process:
+    with case.started() as process:
         wait_for((case.folder / "up").exists, "the hook")
         assert len(leftovers(case.folder)) >= 3
         process.kill()
@@ -257,11 +262,11 @@ def test_what_python_code_has_started_is_ended_before_its_workspace_is_restored(
     """Nothing contains it: it is found by its working directory, and named."""
     (case.folder / "agent.py").write_text(PYTHON_AGENT.replace("NAME", case.name))
     case.write(target={"python": "agent.py:reply"})
-    with case.start() as process:
+    with case.started() as process:
         case.lives(1)
         process.kill()
     assert processes(f"{case.name}-1"), "it survives"
-    with case.start() as process:
+    with case.started() as process:
         case.lives(2)
         assert not processes(f"{case.name}-1")
         case.open_gate(2)

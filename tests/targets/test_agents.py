@@ -101,9 +101,7 @@ graders: [{{type: text, contains: done}}, {{type: tool_calls, required_tools: [{
     with provider(api, move) as server:
         env = {"ANTHROPIC_BASE_URL": server.url.removesuffix("/v1"), "OPENAI_BASE_URL": server.url}
         env |= {"ANTHROPIC_API_KEY": "sk-of-the-test", "OPENAI_API_KEY": "sk-of-the-test"}
-        env["HOME"] = str(
-            tmp_path
-        )  # else login shells run the user's profile, and die in it
+        env["HOME"] = str(tmp_path)  # else login shells run the user's profile, and die in it
         process = start("eval", "e.yaml", cwd=tmp_path, env=env)
         assert in_flight.wait(120)
         process.kill()
@@ -155,9 +153,7 @@ graders: [{{type: text, contains: done}}, {{type: file, must_exist: [notes.txt]}
     with provider(api, move) as server:
         env = {"ANTHROPIC_BASE_URL": server.url.removesuffix("/v1"), "OPENAI_BASE_URL": server.url}
         env |= {"ANTHROPIC_API_KEY": "sk-of-the-test", "OPENAI_API_KEY": "sk-of-the-test"}
-        env["HOME"] = str(
-            tmp_path
-        )  # else login shells run the user's profile, and die in it
+        env["HOME"] = str(tmp_path)  # else login shells run the user's profile, and die in it
         process = start("eval", "e.yaml", cwd=tmp_path, env=env)
         wait_for((gates / "lives").exists, "the command")
         assert any(os.getsid(shell.pid) != process.pid for shell in shells())
