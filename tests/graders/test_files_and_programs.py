@@ -20,6 +20,7 @@ import psutil
 import pytest
 import uvloop
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from holdfast import evaluate
 from holdfast.engine.grading import Grading
@@ -385,7 +386,7 @@ class TestNamespaces:
         verdict_of(tmp_path, shell(script))
         assert kept.stat().st_ctime_ns == before.st_ctime_ns
 
-    @needs_processes
+    @pytest.mark.parametrize("namespace", [pytest.param(True, marks=needs_processes), False], ids=["pid", "reaper"])
     @pytest.mark.parametrize(
         ("then", "message"),
         [
@@ -396,7 +397,11 @@ class TestNamespaces:
         ],
         ids=str,
     )
-    def test_a_daemon_ends_with_the_grader(self, tmp_path: Path, then: str, message: str) -> None:
+    def test_a_daemon_ends_with_the_grader(
+        self, tmp_path: Path, then: str, message: str, namespace: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        able = replace(isolation(), processes=namespace)
+        monkeypatch.setattr(sandbox, "isolation", lambda: able)
         name = str(uuid.uuid4())
         verdict = verdict_of(tmp_path, daemon(name, then, timeout=2 if "pause" in then else 30))
         remaining = _processes(name)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from holdfast import evaluate
 from holdfast.errors import ConfigError
 from tests.support.breaking import kept
 from tests.support.providers import Call, Say, provider
-from tests.support.running import holdfast, run_dir, start
+from tests.support.running import holdfast, run_dir, start, wait_for
 
 if TYPE_CHECKING:
     from holdfast.spec.schema import Api
@@ -99,6 +101,7 @@ graders: [{{type: text, contains: done}}, {{type: tool_calls, required_tools: [{
     with provider(api, move) as server:
         env = {"ANTHROPIC_BASE_URL": server.url.removesuffix("/v1"), "OPENAI_BASE_URL": server.url}
         env |= {"ANTHROPIC_API_KEY": "sk-of-the-test", "OPENAI_API_KEY": "sk-of-the-test"}
+        env["HOME"] = str(tmp_path)  # else login shells run the user's profile, and die in it
         process = start("eval", "e.yaml", cwd=tmp_path, env=env)
         assert in_flight.wait(120)
         process.kill()
@@ -109,3 +112,57 @@ graders: [{{type: text, contains: done}}, {{type: tool_calls, required_tools: [{
     assert output["output"] == "all done" and output["usage"]["requests"] == 6
     calls = [call for message in output["messages"] for call in message.get("tool_calls") or ()]
     assert [call["function"]["name"] for call in calls] == [tool] * 5
+
+
+@needs_agents
+@pytest.mark.faults
+@pytest.mark.parametrize(("agent", "model", "api", "tool", "argument"), AGENTS)
+def test_the_command_that_a_killed_agent_ran_has_no_part_in_the_next_attempt(
+    agent: str, model: str, api: Api, tool: str, argument: str, tmp_path: Path
+) -> None:
+    """Both agents run commands in sessions of their own, and name files in full."""
+    gates = tmp_path / f"gates-{uuid.uuid4()}"
+    gates.mkdir()
+    command = (
+        f"echo >> {gates}/lives; life=$(wc -l < {gates}/lives); until [ -e {gates}/go-$life ]; do sleep 0.05; done; "
+        "echo built >> $PWD/notes.txt; cat $PWD/notes.txt"
+    )
+
+    def move(asked: Asked) -> Move:
+        if str(asked.body.get("messages", asked.body.get("input"))).count("cat $PWD/notes.txt"):
+            return Say("all done")
+        words = {argument: command, "description": "build"} if api == "messages" else {argument: command}
+        return Say("", (Call(tool, words),))
+
+    def shells() -> list[psutil.Process]:
+        listing = psutil.process_iter(["cmdline"])
+        return [one for one in listing if any(str(gates) in word for word in one.info["cmdline"] or ())]
+
+    assert INSTALLED is not None
+    program = Path(INSTALLED, "node_modules", ".bin", agent.partition("-")[0])
+    (tmp_path / "e.yaml").write_text(
+        f"""schemaVersion: "1.4"
+name: killed
+samples: [{{id: a}}]
+target: {{agent: {agent}, model: {model}, program: {program}}}
+workspace: {{}}
+prompt: Build it.
+graders: [{{type: text, contains: done}}, {{type: file, must_exist: [notes.txt]}}]
+"""
+    )
+    with provider(api, move) as server:
+        env = {"ANTHROPIC_BASE_URL": server.url.removesuffix("/v1"), "OPENAI_BASE_URL": server.url}
+        env |= {"ANTHROPIC_API_KEY": "sk-of-the-test", "OPENAI_API_KEY": "sk-of-the-test"}
+        env["HOME"] = str(tmp_path)  # else login shells run the user's profile, and die in it
+        process = start("eval", "e.yaml", cwd=tmp_path, env=env)
+        wait_for((gates / "lives").exists, "the command")
+        assert any(os.getsid(shell.pid) != process.pid for shell in shells())
+        process.kill()
+        process.communicate()
+        (gates / "go-2").touch()
+        holdfast("eval", "e.yaml", cwd=tmp_path, env=env)
+    (gates / "go-1").touch()
+    assert shells() == []
+    [output] = kept(run_dir(tmp_path, "killed"))
+    [result] = [message["content"] for message in output["messages"] if message["role"] == "tool"]
+    assert output["output"] == "all done" and str(result).count("built") == 1

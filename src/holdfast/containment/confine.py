@@ -65,7 +65,7 @@ def probe(folder: str) -> dict[str, Any]:
 
 
 def start_in_namespace(*, own_proc: bool = False) -> None:
-    """Start a process in a PID namespace of its own; raise NotAllowed if that is not allowed, nor a /proc of its own."""
+    """Start a process in a PID namespace; raise NotAllowed if that, or a /proc of its own, is not allowed."""
     enter_namespaces(processes=True)
     if not works(lambda: mount_proc(required=own_proc)):
         raise NotAllowed("no process can be started")

@@ -69,6 +69,10 @@ def _serve() -> NoReturn:
     with suppress(PermissionError):
         os.setsid()
     os.chdir("/")
+    for handle in map(int, os.listdir("/dev/fd")):  # noqa: PTH208
+        if handle > 2:
+            with suppress(OSError):
+                os.close(handle)  # inherited from whoever started Holdfast
     control = socket.socket(fileno=os.dup(0))
     _close_streams()
     holdfast = _Death(parent)

@@ -9,6 +9,7 @@ whatever the size of Holdfast. `contained` returns a command for libraries that 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import errno
 import json
 import os
@@ -276,6 +277,7 @@ class _Keeper:
             streams += [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (1, 2)]
             # Not `subprocess`, which expects this process to wait for its end.
             self._pid = os.posix_spawn(_COMMAND[0], [*_COMMAND, "serve"], environment, file_actions=streams)
+        atexit.register(self.close)
 
     def take(self, handles: Sequence[int]) -> None:
         """Hand over the channel and the streams of a program."""
@@ -297,12 +299,11 @@ def _keep(handles: Sequence[int]) -> None:
     """Hand a program over to this process's keeper, and start that if there is none, or if it was killed."""
     global _keeper
     with _one_at_a_time:
-        if _keeper is not None and _keeper.owner == os.getpid():
-            try:
-                _keeper.take(handles)
-            except (BrokenPipeError, ConnectionResetError):
-                _keeper.close()
-            else:
-                return
+        if _keeper is not None:
+            if _keeper.owner == os.getpid():
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    _keeper.take(handles)
+                    return
+            _keeper.close()
         _keeper = _Keeper()
         _keeper.take(handles)
