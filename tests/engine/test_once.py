@@ -17,7 +17,8 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab
-from tests.support.running import ROOT, Server, lines, module_server, run_dir, spawn
+from tests.support.running import ROOT, Server, lines, module_server, run_dir, spawn, wait_for
+from tests.support.viewing import viewer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,8 +105,8 @@ def test_a_call_that_was_cut_off_is_not_made_again_and_is_named(lab: Lab) -> Non
         assert "1 trial is uncertain:" in done.out
         assert 'a/1: order({"thing":"tea 1"}) (call ' in done.out
         assert f"(call {call_ids(lab)[1][:12]})" in done.out
-        for decision in ("happened:RESULT", "again", "restart"):
-            assert re.search(rf"^  holdfast resume \S+ --settle a/1={decision}  # ", done.out, re.MULTILINE), done.out
+        for decision in ("'a/1=happened:\"RESULT\"'", "a/1=again", "a/1=restart"):
+            assert re.search(rf"^  holdfast resume \S+ --settle {decision}  # ", done.out, re.MULTILINE), done.out
         assert "--accept-errors to finish" not in done.out
     errors = lines(run_dir(lab.folder) / "errors.jsonl")
     assert {(error["kind"], error["final"]) for error in errors} == {("uncertain", True)}
@@ -537,6 +538,16 @@ def test_commands_that_look_at_a_run_say_that_a_trial_is_uncertain(lab: Lab) -> 
     run = lab.eval(check=3).run
     shown = lab.do("show", run, "a").out
     assert "uncertain" in shown and 'order({"thing":"tea 1"})' in shown
-    assert json.loads(lab.do("show", run, "a", "--json").out)["status"] == "uncertain"
-    assert "1 uncertain" in lab.do("ls").out
-    assert "uncertain" in lab.do("show", run).out
+    (timeline,) = json.loads(lab.do("show", run, "a", "--json").out)
+    assert timeline["facts"]["status"] == "uncertain"
+    assert "1 ? uncertain" in lab.do("show", run).out and "a" in lab.do("show", run, "--errors").out
+    assert "1/2 (1 uncertain)" in lab.do("ls").out
+    status = json.loads(lab.do("status", run, "--json").out)
+    assert (status["uncertain"], status["errors"]) == (1, 0)
+    assert "1 uncertain" in lab.do("status", run).out
+    with viewer(lab.folder) as shown:
+        name = run.name.rpartition("-")[2]
+        wait_for(lambda: shown.json(f"/run/{name}/trials.json")["building"] is None, "the columns")
+        assert [row["sample"] for row in shown.json(f"/run/{name}/trials.json?q=uncertain")["rows"]] == ["a"]
+    settle(lab, "a/1=restart")
+    assert "uncertain" not in lab.do("ls").out + lab.do("show", run).out

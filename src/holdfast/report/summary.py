@@ -106,7 +106,7 @@ def uncertain(failures: Failures | None, run: str) -> Iterator[str]:
     yield "Find out what happened, and settle each of them with one of these:"
     name = f"{trials[0].sample}/{trials[0].trial}"
     for decision, meaning in (
-        ("happened:RESULT", "the call was made; RESULT is what it returned, as JSON"),
+        ('happened:"RESULT"', "the call was made, and returned this (any JSON)"),
         ("again", "the call was not made; make it"),
         ("restart", "begin the trial again, and make all its calls again"),
     ):

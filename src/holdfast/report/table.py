@@ -257,7 +257,7 @@ def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str,
     return {
         "run": str(rundir.path),
         "already_finished": rundir.finished,
-        **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
+        **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run", "uncertain")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
         "notices": [*identity.idle_notices, *identity.spelling_notices],

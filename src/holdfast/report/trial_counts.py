@@ -145,7 +145,7 @@ class ManyTrials(NamedTuple):
 def count_trial(tally: TrialsTally, places: Sequence[GraderPlace], trial: GradedTrial | Pending) -> None:
     """Count a trial as a run is read back."""
     if isinstance(trial, Pending):
-        tally.add_missing("error" if trial.error else "pending")
+        tally.add_missing(trial.status)
     else:
         tally.add(trial_numbers(places, trial))
 

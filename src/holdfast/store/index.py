@@ -107,6 +107,8 @@ class Index(msgspec.Struct):
     """failed attempts of graders by generation key and the grader's name"""
     steps: dict[str, list[LineRef]] = {}
     """calls of conversations that have no output yet, by generation key"""
+    intents: set[str] = set()
+    """keys of those with calls that must not be made twice"""
     spent: Spent = msgspec.field(default_factory=Spent)
     damage: list[Damage] = []
     origin: str = ""
@@ -309,6 +311,12 @@ def cut_off_calls(steps: Iterable[Step]) -> list[Step]:
     return [
         step for step in recorded if step.kind == "intent" and step.turn not in ended and _call_of(step) not in results
     ]
+
+
+def count_uncertain(index: Index) -> int:
+    """Count the trials without an output in which a call that must not be made twice was cut off."""
+    begun = [index.steps[key] for key in index.intents if key in index.steps and key not in index.outputs]
+    return sum(bool(cut_off_calls(read_steps(lines))) for lines in begun)
 
 
 def load_index(files: Callable[[str], Iterable[Path]], *, repair: Path | None, tails_only: bool = False) -> Index:
@@ -516,6 +524,8 @@ def keep_step(index: Index, entry: Entry) -> None:
     """Add a call, unless its conversation has an output that no checkpoint cut short."""
     if index.needs_step(entry.head.key):
         index.steps.setdefault(entry.head.key, []).append(entry.line)
+        if entry.head.kind == "intent":
+            index.intents.add(entry.head.key)
 
 
 def _take_grade(index: Index, entry: Entry) -> bool:

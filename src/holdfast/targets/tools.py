@@ -178,7 +178,7 @@ def limit_text(text: str, most: int) -> str:
     """Return a text of at most so many bytes: of a longer one the beginning and the end, and how much is left out."""
     if len(text) <= most // 4:  # no character has more than four bytes
         return text
-    data = text.encode()
+    data = text.encode(errors="replace")
     if len(data) <= most:
         return text
     half = (most - _LONGEST_MARK) // 2
