@@ -545,9 +545,9 @@ def test_commands_that_look_at_a_run_say_that_a_trial_is_uncertain(lab: Lab) -> 
     status = json.loads(lab.do("status", run, "--json").out)
     assert (status["uncertain"], status["errors"]) == (1, 0)
     assert "1 uncertain" in lab.do("status", run).out
-    with viewer(lab.folder) as shown:
+    with viewer(lab.folder) as page:
         name = run.name.rpartition("-")[2]
-        wait_for(lambda: shown.json(f"/run/{name}/trials.json")["building"] is None, "the columns")
-        assert [row["sample"] for row in shown.json(f"/run/{name}/trials.json?q=uncertain")["rows"]] == ["a"]
+        wait_for(lambda: page.json(f"/run/{name}/trials.json")["building"] is None, "the columns")
+        assert [row["sample"] for row in page.json(f"/run/{name}/trials.json?q=uncertain")["rows"]] == ["a"]
     settle(lab, "a/1=restart")
     assert "uncertain" not in lab.do("ls").out + lab.do("show", run).out

@@ -376,7 +376,7 @@ class TrialsTally:
 
 
 def _decided(verdicts: Iterable[PlaceVerdict]) -> list[tuple[GradeStatus, float | None]]:
-    return [(status, score) for status, score in verdicts if status != "pending"]
+    return [(status, score) for status, score in verdicts if status != "pending" and status != "uncertain"]
 
 
 def _error_times(rundir: RunDir) -> Iterator[tuple[float, str]]:
