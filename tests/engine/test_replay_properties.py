@@ -90,7 +90,7 @@ class Process:
         return counted
 
     def settle(self) -> None:
-        """Write what a person says who looks at the world, as `engine.settle` does."""
+        """Write what a person says who looks at the world, as `engine.settlement` does."""
         for intent in cut_off_calls(self.since_restart()):
             response = {**intent.response, "result": "settled", "settled": "happened"}
             happened = call_id(*call_of(intent)) in self.world

@@ -75,8 +75,8 @@ def command(
             )
         timelines = list(_timelines(view, sample))
         return _print_json(timelines) if as_json else _print_timelines(timelines)
-    wanted = (("failed", failed), ("error", errors), ("uncertain", errors))
-    statuses = tuple(status for status, chosen in wanted if chosen)
+    options = (("failed", failed), ("error", errors), ("uncertain", errors))
+    statuses = tuple(status for status, chosen in options if chosen)
     graders = find_graders(view, grader) if grader is not None else ()
     every = ("passed", "failed", "skipped", "error", "ungraded") if answer and not graders else Criteria.statuses
     chosen = Chosen(view, Criteria(statuses or every, graders, answer))

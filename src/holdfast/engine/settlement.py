@@ -22,7 +22,7 @@ from holdfast.store.durable import advice_for
 from holdfast.store.index import count_uncertain, cut_off_calls, read_steps
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, search
-from holdfast.store.records import NO_USAGE, Intent, Step, ToolResponse, call_id, to_line, to_milliseconds
+from holdfast.store.records import NO_USAGE, CallIntent, Step, ToolResponse, call_id, to_line, to_milliseconds
 from holdfast.targets.tools import as_text
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _changes(decision: _Decision, intent: Step) -> dict[str, Any]:
     """Return how the record of a decision differs from the intent."""
     if decision.verb == "again":
         return {"kind": "settle", "response": {"decision": "again"}}
-    call = msgspec.convert(intent.response, Intent)
+    call = msgspec.convert(intent.response, CallIntent)
     result = as_text(decision.result) if isinstance(call.function, UnsetType) else decision.result
     response = ToolResponse(call.tool, call.arguments, result, settled="happened")
     return {"kind": "tool", "response": msgspec.to_builtins(response)}
