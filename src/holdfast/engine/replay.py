@@ -14,8 +14,8 @@ Invariants:
 5. Before a call with `replay: never` starts, its intent is on disk.
 6. An intent without a result means that the call may or may not have happened: the process was killed, or the attempt
    failed during the call. The call is not made again. Its tool's `on_cut_off` decides: the trial stops as uncertain
-   until a person settles the call (`engine.settlement`), the call gets an error as its result, or the trial restarts, which
-   it does only if that makes no call again whose tool does not allow it.
+   until a person settles the call (`engine.settlement`), the call gets an error as its result, or the trial restarts,
+   which it does only if that makes no call again whose tool does not allow it.
 7. A call that failed has no record, and keeps its number: when it is repeated, it is the same call.
 8. Once a whole turn is on record, the calls inside it are not asked for again.
 9. An attempt that is over records nothing, although its threads may still be running.

@@ -19,7 +19,7 @@ from holdfast.display.format import one_line
 from holdfast.engine.replay import describe_call
 from holdfast.errors import Fault, UsageError
 from holdfast.store.durable import advice_for
-from holdfast.store.index import count_uncertain, cut_off_calls, read_steps
+from holdfast.store.index import count_uncertain, cut_off_calls, is_decision, read_steps
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, search
 from holdfast.store.records import NO_USAGE, CallIntent, Step, ToolResponse, call_id, to_line, to_milliseconds
@@ -145,10 +145,7 @@ def _was_settled(run: Session, sample: str, trial: int) -> bool:
     key = run.identity.work.key(row.asked, trial)
     words = b'{"key":%b,' % msgspec.json.encode(key)
     lines = [line.data for path in run.rundir.journals("steps") for line in search(path, words)]
-    steps = [msgspec.json.decode(line, type=Step) for line in lines]
-    return any(
-        step.kind in ("settle", "restart") or (step.kind == "tool" and step.response.get("settled")) for step in steps
-    )
+    return any(is_decision(msgspec.json.decode(line, type=Step)) for line in lines)
 
 
 def _check_once(decisions: Sequence[_Decision]) -> None:

@@ -303,6 +303,11 @@ def _call_of(step: Step) -> tuple[int, str, int]:
     return step.turn, step.request, step.nth
 
 
+def is_decision(step: Step) -> bool:
+    """Return True for a record of what became of calls that were cut off."""
+    return step.kind in ("settle", "restart") or (step.kind == "tool" and bool(step.response.get("settled")))
+
+
 def cut_off_calls(steps: Iterable[Step]) -> list[Step]:
     """Return the intents of calls without a result, in turns that have not ended: they may or may not have happened."""
     recorded = list(steps)

@@ -139,7 +139,7 @@ class Toolbox:
 
 def with_rules(tool: Tool, block: ToolBlock) -> Tool:
     """Return a tool with the rules that its block has for all tools."""
-    return replace(tool, on_cut_off=block.on_cut_off or "stop", max_result=block.max_result)
+    return replace(tool, replay=block.replay, on_cut_off=block.on_cut_off or "stop", max_result=block.max_result)
 
 
 async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> str:
