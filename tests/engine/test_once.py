@@ -480,6 +480,39 @@ def test_a_side_effect_that_the_agent_does_not_ask_for_again_is_mentioned(lab: L
     assert 'order({"thing":"tea"})' in done.err and "has not asked for it again" in done.err
 
 
+MIXED = """
+import shop
+
+count = 0
+
+def tick():
+    global count
+    count += 1
+    return count
+
+def write(thing, context):
+    (context.workspace / f"{thing}.txt").write_text(thing)
+    return shop.order(thing, context)
+
+def reply(prompt, context):
+    before = context.tool(tick, replay="again")
+    for thing in ("lamp", "desk"):
+        context.tool(write, {"thing": thing}, replay="never")
+    return f"{before} {context.tool(tick, replay='again')}"
+"""
+
+
+def test_a_settled_trial_has_its_state_and_the_files_of_its_finished_calls(lab: Lab) -> None:
+    agent(lab, MIXED)
+    lab.spec["workspace"] = {}
+    lab.eval(env={"DIE_AT": "desk"}, check=-9)
+    done = settle(lab, 'a/1=happened:"bought desk"')
+    assert ordered(lab) == ["lamp", "desk"]
+    (output,) = kept(done.run)
+    assert output["output"] == "1 2", "the state was built once more, and no call of it was lost"
+    assert sorted(output["files"]) == ["lamp.txt"], "what the call wrote went with its process"
+
+
 LOST = """
 import os, signal
 from pathlib import Path
