@@ -420,6 +420,7 @@ class RecordedCalls:
 
     async def _make(self, key: Key, live: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
         """Make a call and record its result."""
+        self._check_not_over()  # a thread may have waited for the disk, or to be admitted
         call = self._replay.begin_call(key)
         self._in_flight += 1
         outside = _INSIDE_CALL.set(True)

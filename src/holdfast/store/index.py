@@ -103,6 +103,8 @@ class Index(msgspec.Struct):
     """by grade key"""
     attempts: dict[str, int] = {}
     """failed attempts of the target by generation key"""
+    uncertain: set[str] = set()
+    """keys of trials whose last attempt stopped because a person has to settle a call"""
     grader_attempts: dict[tuple[str, str], int] = {}
     """failed attempts of graders by generation key and the grader's name"""
     steps: dict[str, list[LineRef]] = {}
@@ -125,6 +127,13 @@ class Index(msgspec.Struct):
         """Make room for the outputs of so many trials, each with verdicts of so many graders."""
         self.outputs.reserve(trials)
         self.verdicts.reserve(trials * graders)
+
+    def note_failure(self, key: str, kind: str) -> None:
+        """Note why the last attempt at a trial failed."""
+        if kind == "uncertain":
+            self.uncertain.add(key)
+        else:
+            self.uncertain.discard(key)
 
     def needs_step(self, key: str) -> bool:
         """Return True if recorded calls of a conversation may be needed: no output holds them and is final."""
@@ -572,6 +581,7 @@ def _take_error(index: Index, entry: Entry) -> bool:
         index.spent.add(head.usage)
     if head.where == "target":
         index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
+        index.note_failure(head.key, head.kind)
     else:
         pair = head.key, head.where
         index.grader_attempts[pair] = index.grader_attempts.get(pair, 0) + 1

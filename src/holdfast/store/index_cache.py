@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = "journals"
 _LENT: Final = "lent"
-_MAGIC: Final = b"holdfast index 4\n"
+_MAGIC: Final = b"holdfast index 5\n"
 _HEAD: Final = 4096
 """bytes at the beginning of a journal that are compared"""
 
@@ -89,6 +89,7 @@ class _Header(msgspec.Struct, array_like=True):
     outputs: _Table
     verdicts: _Table
     attempts: dict[str, int]
+    uncertain: list[str]
     grader_attempts: list[tuple[str, str, int]]
     steps: list[_Step]
     spent: tuple[int, int, float, int, int]
@@ -197,6 +198,7 @@ class IndexCache:
                 outputs=_Table(0, 0, 0, {}, {}),
                 verdicts=_Table(0, 0, 0, {}, {}),
                 attempts={},
+                uncertain=[],
                 grader_attempts=[],
                 steps=[],
                 spent=(0, 0, 0.0, 0, 0),
@@ -219,6 +221,7 @@ class IndexCache:
         ):
             _fill(table, notes, msgspec.convert(notes.rare, rare), file)
         index.attempts = header.attempts
+        index.uncertain = {*header.uncertain}
         index.grader_attempts = {(key, where): count for key, where, count in header.grader_attempts}
         index.spent = Spent(*header.spent)
         for period in header.periods:
@@ -265,6 +268,7 @@ class IndexCache:
             outputs=_notes(index.outputs),
             verdicts=_notes(index.verdicts),
             attempts=index.attempts,
+            uncertain=sorted(index.uncertain),
             grader_attempts=[(key, where, count) for (key, where), count in index.grader_attempts.items()],
             steps=[
                 _Step(str(line.path.relative_to(root)), line.offset, line.length, head) for line, head in reader.steps
