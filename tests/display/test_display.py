@@ -493,7 +493,7 @@ def test_json_ends_with_how_it_ended(failing: Any, more: Any, reason: str, code:
     done = run_command("eval", failing, "--display", "json", *more, cwd=failing.parent, check=code)
     *_, last = [json.loads(line) for line in done.stderr.splitlines()]
     assert (last["event"], last["reason"], last["exit_code"]) == ("end", reason, code)
-    assert last["left"] == {"to_run": 2, "to_grade": 1}
+    assert last["left"] == {"to_run": 2, "to_grade": 1, "uncertain": 0}
     (manifest,) = (failing.parent / "runs").glob("*/*/manifest.json")
     assert failing.parent / last["run"] == manifest.parent
     finished = json.loads((manifest.parent / "metrics.json").read_text()) if code != 3 else None

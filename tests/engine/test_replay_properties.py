@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.engine.replay import Replay
-from holdfast.errors import RestartTrial
-from holdfast.store.records import NO_USAGE, Usage
+from holdfast.errors import RestartTrial, Uncertain
+from holdfast.store.index import cut_off_calls
+from holdfast.store.records import NO_USAGE, Usage, call_id
 from holdfast.targets.types import Reading
 
 if TYPE_CHECKING:
@@ -23,12 +25,20 @@ if TYPE_CHECKING:
 PENDING: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
 
 
+RULES: list[tuple[Literal["record", "never"], Literal["stop", "error_result", "restart"]]] = [
+    ("record", "stop"),
+    ("never", "stop"),
+    ("never", "error_result"),
+    ("never", "restart"),
+]
+"""policies of the tools, by their numbers"""
+
+
 class Call(NamedTuple):
     """A call that the scripted agent makes."""
 
     kind: Literal["model", "tool"]
     request: int
-    policy: Literal["record", "never"] = "record"
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -54,9 +64,13 @@ class Killed(BaseException):
 class Process:
     """One process of a trial: makes the calls of the conversation, and may be killed at one of its records."""
 
-    def __init__(self, conversation: list[Turn], disk: list[Step], kill: Kill | None) -> None:
+    def __init__(
+        self, conversation: list[Turn], disk: list[Step], kill: Kill | None, world: set[str] | None = None
+    ) -> None:
         self.conversation = conversation
         self.disk = disk
+        self.world = set() if world is None else world
+        """ids of the calls that happened and must not happen again"""
         self.kill = kill
         self.written = 0
         self.executed: Counter[tuple[int, str, str]] = Counter()
@@ -65,8 +79,22 @@ class Process:
 
     def since_restart(self) -> list[Step]:
         """The records that count, as `store.index` reads them."""
-        restarts = [number for number, step in enumerate(self.disk) if step.kind == "restart"]
-        return self.disk[restarts[-1] + 1 :] if restarts else self.disk[:]
+        counted: list[Step] = []
+        for step in self.disk:
+            if step.kind == "restart":
+                counted.clear()
+            elif step.kind == "settle":
+                counted = [each for each in counted if each.kind != "intent" or call_of(each) != call_of(step)]
+            else:
+                counted.append(step)
+        return counted
+
+    def settle(self) -> None:
+        """Write what a person says who looks at the world, as `engine.settlement` does."""
+        for intent in cut_off_calls(self.since_restart()):
+            response = {**intent.response, "result": "settled", "settled": "happened"}
+            happened = call_id(*call_of(intent)) in self.world
+            self.disk.append(replace(intent, kind="tool" if happened else "settle", response=response))
 
     def calls_on_disk(self) -> Counter[tuple[int, str, str]]:
         return Counter((step.turn, step.kind, step.request) for step in self.since_restart())
@@ -82,11 +110,14 @@ class Process:
         self.written += 1
         self.disk.append(record)
 
-    async def run(self) -> list[Any]:
-        """Have the conversation as `engine.trial` does; return its replies."""
+    async def run(self) -> list[Any] | None:
+        """Have the conversation as `engine.trial` does; return its replies, or None if it is uncertain."""
         while True:
             try:
                 return [await self.ask(number, turn) for number, turn in enumerate(self.conversation, 1)]
+            except Uncertain:
+                self.settle()
+                return None
             except RestartTrial:
                 await self.replay.restart()
                 self.executed.clear()
@@ -115,21 +146,26 @@ class Process:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def make(self, calls: RecordedCalls, turn: int, call: Call) -> Any:
-        async def live() -> str:
+        policy, on_cut_off = RULES[call.request] if call.kind == "tool" else RULES[0]
+
+        async def live(identity_of_call: str) -> str:
+            if policy == "never" and on_cut_off != "restart":
+                assert identity_of_call not in self.world, "happened twice"
+                self.world.add(identity_of_call)
             identity = (turn, *call.identity)
             self.executed[identity] += 1
             in_script = sum(each.identity == call.identity for group in self.conversation[turn - 1] for each in group)
             assert self.executed[identity] + self.on_disk_at_start[identity] <= in_script, "made again"
-            if call.policy == "never":
+            if policy == "never":
                 intents = self.on_disk_at_start[turn, "intent", call.identity[1]]
                 assert self.executed[identity] + intents <= in_script, "made again after it was cut off"
             await asyncio.sleep(0)
             return f"{call.request} {len(self.disk)} {self.executed[identity]}"
 
         if call.kind == "model":
-            result = await calls.model({"ask": call.request}, live, Reading(usage=lambda _: Usage()))
+            result = await calls.model({"ask": call.request}, lambda: live(""), Reading(usage=lambda _: Usage()))
         else:
-            result = await calls.tool(f"tool{call.request}", {}, live, call.policy)
+            result = await calls.tool(f"tool{call.request}", {}, live, policy, on_cut_off=on_cut_off)
         responses = [
             step.response if call.kind == "model" else step.response["result"]
             for step in self.since_restart()
@@ -139,9 +175,15 @@ class Process:
         return result
 
 
-def run_process(conversation: list[Turn], disk: list[Step], kill: Kill | None = None) -> tuple[list[Any] | None, int]:
-    """Run a process until it ends or is killed; return its replies, and how many calls it made."""
-    process = Process(conversation, disk, kill)
+def call_of(step: Step) -> tuple[str, int, str, int]:
+    return step.key, step.turn, step.request, step.nth
+
+
+def run_process(
+    conversation: list[Turn], disk: list[Step], kill: Kill | None = None, world: set[str] | None = None
+) -> tuple[list[Any] | None, int]:
+    """Run a process until it ends, stops or is killed; return its replies, and how many calls it made."""
+    process = Process(conversation, disk, kill, world)
     try:
         replies = asyncio.run(process.run())
     except Killed:
@@ -151,7 +193,7 @@ def run_process(conversation: list[Turn], disk: list[Step], kill: Kill | None = 
 
 calls = st.one_of(
     st.builds(Call, st.just("model"), st.integers(0, 2)),
-    st.builds(Call, st.just("tool"), st.integers(0, 1), st.sampled_from(("record", "never"))),
+    st.builds(Call, st.just("tool"), st.integers(0, 3)),
 )
 conversations = st.lists(st.lists(st.lists(calls, min_size=1, max_size=3), max_size=3), min_size=1, max_size=3)
 kills = st.lists(st.builds(Kill, st.integers(0, 12), st.booleans()), max_size=4)
@@ -159,20 +201,26 @@ kills = st.lists(st.builds(Kill, st.integers(0, 12), st.booleans()), max_size=4)
 
 @given(conversations, kills)
 def test_a_recorded_call_is_never_made_again_and_keeps_its_result(conversation: list[Turn], kills: list[Kill]) -> None:
-    disk: list[Step] = []
-    for kill in kills:
-        run_process(conversation, disk, kill)
-    replies, _ = run_process(conversation, disk)
+    disk, world = killed(conversation, kills)
+    replies, _ = run_process(conversation, disk, None, world)
     assert replies is not None
-    assert run_process(conversation, disk) == (replies, 0)
+    assert run_process(conversation, disk, None, world) == (replies, 0)
+
+
+def killed(conversation: list[Turn], kills: list[Kill]) -> tuple[list[Step], set[str]]:
+    """Kill a process at each of these moments, and settle what is uncertain after the last."""
+    disk: list[Step] = []
+    world: set[str] = set()
+    for kill in kills:
+        run_process(conversation, disk, kill, world)
+    Process(conversation, disk, None, world).settle()
+    return disk, world
 
 
 @given(conversations, kills)
 def test_the_record_is_in_the_order_of_the_conversation(conversation: list[Turn], kills: list[Kill]) -> None:
-    disk: list[Step] = []
-    for kill in kills:
-        run_process(conversation, disk, kill)
-    run_process(conversation, disk)
+    disk, world = killed(conversation, kills)
+    run_process(conversation, disk, None, world)
     steps = [step for step in Process(conversation, disk, None).since_restart() if step.kind != "intent"]
     for number, turn in enumerate(conversation, 1):
         for group in turn:

@@ -21,6 +21,8 @@ class MCPServer:
     def __init__(self, name: str, **_: Any) -> None:
         self._name = name
         self._tools: dict[str, Function] = {}
+        self.meta: dict[str, Any] = {}
+        """`_meta` of the call that is being answered"""
 
     def tool(self) -> Callable[[Function], Function]:
         """Decorate a function that is a tool."""
@@ -45,6 +47,7 @@ class MCPServer:
             case "tools/list":
                 return {"result": {"tools": [_describe(function) for function in self._tools.values()]}}
             case "tools/call":
+                self.meta = parameters.get("_meta", {})
                 return {"result": self._call(parameters["name"], parameters["arguments"])}
             case "ping":
                 return {"result": {}}

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import re
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast import evaluate
 from holdfast.dialects.chat import StreamedCalls
 from holdfast.errors import ConfigError
-from holdfast.targets.tools import ToolContext, function_tool
+from holdfast.targets.tools import ToolContext, function_tool, limit_text
 from tests.support.breaking import kept
 from tests.support.lab import Lab
-from tests.support.running import Server, lines, module_server
+from tests.support.running import ROOT, Server, lines, module_server
 from tests.support.specs import command, write_spec
 
 if TYPE_CHECKING:
@@ -251,6 +256,48 @@ def test_calls_that_work_have_no_traceback(lab: Lab) -> None:
     assert [set(step["response"]) for step in steps if step["kind"] == "tool"] == 2 * [{"tool", "arguments", "result"}]
 
 
+@given(st.text(max_size=2000), st.integers(256, 1500))
+def test_a_limited_text_fits_and_says_what_is_left_out(text: str, most: int) -> None:
+    limited, size = limit_text(text, most), len(text.encode())
+    if size <= most:
+        assert limited == text
+        return
+    assert len(limited.encode()) <= most
+    parts = re.fullmatch(r"(.*)\n\[… ([\d,]+) of ([\d,]+) bytes left out …\]\n(.*)", limited, re.DOTALL)
+    assert parts is not None
+    start, left_out, whole, end = parts.groups()
+    assert text.startswith(start) and text.endswith(end)
+    assert int(whole.replace(",", "")) == size
+    assert int(left_out.replace(",", "")) == size - len((start + end).encode())
+
+
+@pytest.mark.parametrize("kind", ["python", "raised", "scripted", "mcp"])
+def test_long_results_of_tools_are_cut_for_the_model_and_on_disk(kind: str, lab: Lab) -> None:
+    size = 6_000_000
+    raised = f"raise ValueError('x' * {size})" if kind == "raised" else f"return 'ab' * {size // 2}"
+    use(lab, f"def tool():\n    {raised}\n")
+    if kind == "scripted":
+        scripted = {"name": "tool", "responses": [{"result": "ab" * (size // 2)}]}
+        lab.spec["target"]["tools"] = [{"scripted": scripted}]
+    if kind == "mcp":
+        pytest.importorskip("mcp")
+        shutil.copy(ROOT / "tests/support/plain_mcp.py", lab.folder)
+        (lab.folder / "server.py").write_text(
+            "from plain_mcp import MCPServer\n"
+            "server = MCPServer('long')\n"
+            "@server.tool()\n"
+            f"def tool() -> str:\n    {raised}\n"
+            "server.run()\n"
+        )
+        lab.spec["target"]["tools"] = [{"mcp": {"command": [sys.executable, "server.py"]}}]
+    run = lab.eval("target.max_steps=2").run
+    for result in results(run):
+        assert 60_000 < len(result.encode()) <= 65_536 and " bytes left out …]" in result
+    assert all(path.stat().st_size < 300_000 for path in run.rglob("*.jsonl"))
+    shorter = lab.eval("target.max_steps=2", "target.tools.0.max_result=1000").run
+    assert shorter != run and max(len(result.encode()) for result in results(shorter)) <= 1000
+
+
 def test_max_steps_ends_a_turn_and_says_so(lab: Lab, provider: Server) -> None:
     use(lab, "def tool(word: str):\n    return word\n", max_steps=3)
     provider.control(tool_calls=100)
@@ -359,6 +406,8 @@ def test_a_tools_code_and_max_steps_are_in_the_key_and_how_it_is_replayed_is_not
     lab.eval()
     lab.spec["target"]["tools"][0] |= {"replay": "again", "per": "run"}
     assert lab.plan()["to_run"] == 0
+    lab.spec["target"]["tools"][0] |= {"replay": "never", "on_cut_off": "error_result"}
+    assert lab.plan()["to_run"] == 0
 
     lab.edit("helper.py", "upper", "lower")
     changed = lab.plan()
@@ -370,6 +419,9 @@ def test_a_tools_code_and_max_steps_are_in_the_key_and_how_it_is_replayed_is_not
     changed = lab.plan()
     assert changed["to_run"] == 1 and changed["reasons"] == ["target.max_steps 20 → 5"]
     del lab.spec["target"]["max_steps"]
+    lab.spec["target"]["tools"][0]["max_result"] = 1000  # which changes what the model sees
+    assert lab.plan()["to_run"] == 1
+    del lab.spec["target"]["tools"][0]["max_result"]
     lab.spec["target"]["tools"][0]["version"] = "2"
     assert lab.plan()["to_run"] == 1
 

@@ -32,7 +32,7 @@ _SHOWN = 5
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("sample", required=False, metavar="[SAMPLE[/TRIAL]]", shell_complete=complete_samples)
 @click.option("--failed", is_flag=True, help="Show all trials that failed.")
-@click.option("--errors", is_flag=True, help="Show all trials that have errors.")
+@click.option("--errors", is_flag=True, help="Show all trials that have errors or are uncertain.")
 @click.option(
     "--answer",
     type=click.Choice(["whole", "cut", "filtered", "refused", "empty", "paused", "limited", "exited"]),
@@ -76,9 +76,10 @@ def command(
             )
         timelines = list(_timelines(view, sample))
         return _print_json(timelines) if as_json else _print_timelines(timelines)
-    statuses = tuple(status for status, chosen in (("failed", failed), ("error", errors)) if chosen)
+    options = (("failed", failed), ("error", errors), ("uncertain", errors))
+    statuses = tuple(status for status, chosen in options if chosen)
     graders = find_graders(view, grader) if grader is not None else ()
-    every = ("passed", "failed", "skipped", "error", "ungraded") if answer and not graders else ("failed", "error")
+    every = ("passed", "failed", "skipped", "error", "ungraded") if answer and not graders else Criteria.statuses
     chosen = Chosen(view, Criteria(statuses or every, graders, answer))
     everything = bool(statuses or graders or answer)
     if as_json:

@@ -41,9 +41,11 @@ class RunPicture(msgspec.Struct, frozen=True):
     """trials that have an output"""
     total: int
     errors: int
-    """trials without an output that were tried"""
+    """trials without an output that were tried, except uncertain ones"""
     score: float | None
     coverage: float | None
+    uncertain: int = 0
+    """trials that wait for `holdfast resume --settle`"""
     held_by: tuple[str, ...] = ()
     batches: tuple[str, ...] = ()
     """batches that are under way, in words"""
@@ -225,7 +227,7 @@ def look_at_run(path: Path) -> RunPicture:
     errors = 0
     if listed.status in ("running", "unfinished"):
         index = rundir.load(repair=False)
-        errors = sum(key not in index.outputs for key in index.attempts)
+        errors = sum(key not in index.outputs for key in index.attempts) - listed.uncertain
     return RunPicture(
         id=listed.id,
         name=listed.name,
@@ -235,6 +237,7 @@ def look_at_run(path: Path) -> RunPicture:
         done=listed.done,
         total=listed.total,
         errors=errors,
+        uncertain=listed.uncertain,
         score=listed.score,
         coverage=listed.coverage,
         held_by=held_by,
@@ -249,6 +252,8 @@ def _run_lines(run: RunPicture) -> Iterator[str]:
     yield from run.collected
     yield from (f"waiting for {batch}" for batch in run.batches)
     errors = f", {run.errors:,} trials have errors" if run.errors else ""
+    if run.uncertain:
+        errors += f", {run.uncertain:,} uncertain (resume it to see how to settle them)"
     if run.status == "running":
         yield f"running: {run.done:,} of {run.total:,} trials have an output{errors}"
         yield from (f"  {holder}" for holder in run.held_by)

@@ -133,8 +133,10 @@ def trouble(progress: Progress) -> list[str]:
         parts.append(f"retried: {kinds}" + (f" ({others:,} waiting)" if others > 0 else ""))
     if partial := progress.kinds.total() - progress.kinds["whole"]:
         parts.append(f"not whole: {format_count(partial, 'answer')}")
-    if progress.given_up:
-        parts.append(f"failed: {format_count(progress.given_up, 'trial')}")
+    if failed := progress.given_up - progress.uncertain:
+        parts.append(f"failed: {format_count(failed, 'trial')}")
+    if progress.uncertain:
+        parts.append(f"uncertain: {format_count(progress.uncertain, 'trial')}")
     if progress.failed_grades:
         graders = ", ".join(f"{name} {count:,}" for name, count in progress.failed_grades.most_common())
         parts.append(f"failed grades: {graders}")

@@ -9,6 +9,7 @@
 `trial`          the life of one trial: asked with retries, recorded, graded
 `replay`         the recorded calls of a trial, answered from the record after a crash
 `replay_again`   calls that run again where the state that they built is lost
+`settlement`     decisions of a person about calls that were cut off
 `workspace`      the folder of a trial, saved after each turn
 `retry`          time-outs, retries, and failures that stop the run
 `grading`        runs the graders as soon as an output is on disk

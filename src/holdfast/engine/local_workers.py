@@ -212,6 +212,7 @@ class _LocalWorkers:
         elif name == "errors":
             if head.where == "target":
                 progress.given_up += 1
+                progress.uncertain += head.kind == "uncertain"
             else:
                 progress.failed_grades[head.where] += 1
             self._display.error(

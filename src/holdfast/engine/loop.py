@@ -382,8 +382,9 @@ class Loop:
             try:
                 try:
                     await self._trials.run(pending)
-                except AttemptError:
+                except AttemptError as error:
                     self.progress.given_up += 1  # the failure is recorded, and the trial stays pending
+                    self.progress.uncertain += error.kind == "uncertain"
                 self._source.ended(pending)
             except Fault as fault:
                 self.brake.pull(fault)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -42,9 +41,9 @@ def conclude(run: Session, remaining: Plan, reason: Reason | None, started: floa
     `started` is when the work began, on the clock of `time.monotonic()`.
     """
     options = run.options
-    failures = gather_failures(run.rundir, run.identity, run.index, reason, all_of_them=options.accept_errors)
+    failures = gather_failures(run.rundir, run.identity, run.index, reason)
     # Errors can be accepted. A call that may have happened has to be settled.
-    settled = failures is not None and not failures.uncertain
+    settled = all(key in run.index.outputs for key in run.index.uncertain)
     finished = remaining.complete or (options.accept_errors and reason is None and settled)
     if not finished or (options.skip_graders and run.identity.work.slots and remaining.to_grade):
         return Outcome(
@@ -136,13 +135,9 @@ def _is_current(metrics: Metrics, spec: Eval) -> bool:
     )
 
 
-def gather_failures(
-    rundir: RunDir, identity: RunIdentity, index: Index, reason: Reason | None, *, all_of_them: bool = False
-) -> Failures | None:
+def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason: Reason | None) -> Failures | None:
     """Read what failed from the run's records; after an interruption only if that is quick."""
     limit = {"most_bytes": _QUICK_BYTES} if isinstance(reason, Interrupted) else {}
-    if all_of_them and not limit:
-        limit = {"most_bytes": sys.maxsize}
     try:
         return read_failures(rundir, identity, index, **limit)
     except OSError:

@@ -143,6 +143,7 @@ class Recorder:
         """Record a failed attempt without waiting for the disk."""
         if record.where == "target":
             self._index.attempts[record.key] = record.attempt
+            self._index.note_failure(record.key, record.kind)
         else:
             self._index.grader_attempts[record.key, record.where] = record.attempt
         if record.usage is not None:

@@ -14,8 +14,8 @@ Invariants:
 5. Before a call with `replay: never` starts, its intent is on disk.
 6. An intent without a result means that the call may or may not have happened: the process was killed, or the attempt
    failed during the call. The call is not made again. Its tool's `on_cut_off` decides: the trial stops as uncertain
-   until a person settles the call (`engine.settle`), the call gets an error as its result, or the trial restarts, which
-   it does only if that makes no call again whose tool does not allow it.
+   until a person settles the call (`engine.settlement`), the call gets an error as its result, or the trial restarts,
+   which it does only if that makes no call again whose tool does not allow it.
 7. A call that failed has no record, and keeps its number: when it is repeated, it is the same call.
 8. Once a whole turn is on record, the calls inside it are not asked for again.
 9. An attempt that is over records nothing, although its threads may still be running.
@@ -46,7 +46,7 @@ from holdfast.errors import AttemptError, Fault, RestartTrial, Uncertain
 from holdfast.store.index import cut_off_calls
 from holdfast.store.records import (
     NO_USAGE,
-    Intent,
+    CallIntent,
     Step,
     ToolCall,
     ToolResponse,
@@ -196,9 +196,9 @@ class Replay:
         self._last_live_turn = turn
         return RecordedCalls(self, turn, first=continues_live)
 
-    def _cut_off(self) -> list[tuple[Step, Intent]]:
+    def _cut_off(self) -> list[tuple[Step, CallIntent]]:
         steps = cut_off_calls((self._unused | self._turn_calls).values())
-        return [(step, msgspec.convert(step.response, Intent)) for step in steps]
+        return [(step, msgspec.convert(step.response, CallIntent)) for step in steps]
 
     async def _settle_cut_off(self) -> None:
         """Do with calls that were cut off what their tools say."""
@@ -227,7 +227,7 @@ class Replay:
 
     def _may_restart(self) -> bool:
         """Return True if no call is on record whose tool forbids that the trial makes it again."""
-        intents = [msgspec.convert(step.response, Intent) for step in self._intents.values()]
+        intents = [msgspec.convert(step.response, CallIntent) for step in self._intents.values()]
         return all(intent.on_cut_off == "restart" for intent in intents)
 
     def _restarted(self, why: str) -> RestartTrial:
@@ -292,7 +292,7 @@ class Replay:
         for key in inside:
             del self._unused[key]
 
-    async def record_intent(self, key: Key, intent: Intent) -> None:
+    async def record_intent(self, key: Key, intent: CallIntent) -> None:
         """Record that a call is about to be made that must not be made twice; raise AttemptError if it has begun."""
         if key in self._turn_calls:  # it failed, and the target repeats it: the next attempt says what happens now
             raise AttemptError("agent", f"{describe_call(self._turn_calls[key])} was cut off, and is not made again")
@@ -483,6 +483,7 @@ class RecordedCalls:
 
     async def _make(self, key: Key, live: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
         """Make a call and record its result."""
+        self._check_not_over()  # a thread may have waited for the disk, or to be admitted
         call = self._replay.begin_call(key)
         self._in_flight += 1
         if key[1] == "model":
@@ -584,7 +585,7 @@ class RecordedCalls:
         if admitted and not self._replay.has(key):
             await self._admit("tool")  # before the intent, which would say that the call may have happened
             await self._replay.record_intent(
-                (turn, "intent", request, nth), Intent(name, arguments, function, on_cut_off)
+                (turn, "intent", request, nth), CallIntent(name, arguments, function, on_cut_off)
             )
         try:
             response = msgspec.convert(await self._call(key, run, admitted=admitted), ToolResponse)

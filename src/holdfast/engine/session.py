@@ -195,7 +195,7 @@ class Session(msgspec.Struct):
         """Finish a run that this process has to itself, as far as possible, and write the report if it is finished."""
         started = time.monotonic()
         if self.options.settle:
-            from holdfast.engine.settle import settle  # which few commands need
+            from holdfast.engine.settlement import settle  # which few commands need
 
             settle(self)
         if self.rundir.finished:

@@ -12,6 +12,7 @@ from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import format_count
 from holdfast.plan.keys import generation_key, grade_key
 from holdfast.plan.votes import combine_votes
+from holdfast.store.index import count_uncertain
 from holdfast.store.records import apply_threshold
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ class Plan(msgspec.Struct, frozen=True):
     """what changed against the nearest earlier run"""
     begun: int = 0
     """how many of those to run have recorded calls, from which they continue"""
+    uncertain: int = 0
+    """how many of those to run wait for a person, since a call that must not happen twice was cut off"""
     done: bytes = b""
     """a 1 for each trial that is finished here, in the dataset's order; empty if there is none"""
 
@@ -222,6 +225,8 @@ class Plan(msgspec.Struct, frozen=True):
         counts = ", ".join(f"{count:,} {what}" for count, what in parts if count)
         if self.begun:
             counts += f", {self.begun:,} of them from the middle"
+        if self.uncertain:
+            counts += f", {self.uncertain:,} uncertain"
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         trials = f"{format_count(self.total, 'trial')} of {format_count(self.samples, 'sample')}"
         return f"{trials}: {counts}{why}" + (f"; {borrowed}" if borrowed else "")
@@ -262,7 +267,9 @@ def make_plan(
     to_run = total - finished - reused - to_grade
     lenders = dict(borrowed.runs) if borrowed else {}
     begun = min(to_run, sum(key not in index.outputs for key in index.steps))
-    return Plan(survey.count, work.trials, finished, to_grade, to_run, reused, lenders, begun=begun, done=bytes(done))
+    uncertain = count_uncertain(index) if index.intents else 0
+    counts = survey.count, work.trials, finished, to_grade, to_run, reused
+    return Plan(*counts, lenders, begun=begun, uncertain=uncertain, done=bytes(done))
 
 
 def estimate_graded(index: Index, graders_per_trial: float) -> int:

@@ -68,6 +68,8 @@ class Progress(msgspec.Struct):
     """grades that this process gave up, by grader"""
     given_up: int = 0
     """trials without an output that this process will not try again"""
+    uncertain: int = 0
+    """trials among them that wait for a person"""
     ungraded: int = 0
     """trials with an output whose missing verdict this process will not ask for again"""
     kinds: Counter[str] = msgspec.field(default_factory=Counter)

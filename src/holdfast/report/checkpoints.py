@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from holdfast.report.run_view import RunView
     from holdfast.store.records import ErrorRecord, Grade
 
-TrialStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending"]
-"""`pending`: the trial has no output, or its graders have not been asked yet"""
+TrialStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "uncertain"]
+"""`pending`: the trial has no output, or its graders have not been asked yet; `uncertain`: the trial has no output, and
+a person has to settle a call that may have happened"""
 BandState = Literal["passed", "failed", "error", "not_reached", "pending", "skipped"]
 
 _JUDGE_DETAILS: Final = frozenset({"judge", "reply"})

@@ -6,11 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from holdfast.display.format import one_line, without_details
 from holdfast.graders.build import grader_places
-from holdfast.store.index import cut_off_calls, read_error_head, read_steps
+from holdfast.store.index import is_decision, read_error_head
 from holdfast.store.lines import scan
-from holdfast.store.records import named_sample
+from holdfast.store.records import Step, named_sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +79,7 @@ def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_byte
     for (key, where), head in sorted(last.items(), key=lambda item: item[1].time):
         if pending(key, where):
             if head.kind == "uncertain":
-                if not _is_settled(key, index):
+                if not _is_settled(head, index):
                     failures.uncertain.append(head)
                 continue
             message = one_line(head.message)
@@ -88,10 +90,10 @@ def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_byte
     return failures
 
 
-def _is_settled(key: str, index: Index) -> bool:
-    """Return True if the calls of an uncertain trial were settled, and the trial has not continued yet."""
-    lines = index.steps.get(key)  # of a trial that this process has begun, the last failure is the last word
-    return lines is not None and not cut_off_calls(read_steps(lines))
+def _is_settled(head: ErrorHead, index: Index) -> bool:
+    """Return True if an uncertain trial was settled, and has not continued yet."""
+    steps = (msgspec.json.decode(line.read(), type=Step) for line in index.steps.get(head.key, ()))
+    return any(step.time >= head.time and is_decision(step) for step in steps)
 
 
 class _Pending:

@@ -215,7 +215,8 @@ class _Report:
         self._kinds.update([each[10] for each in batch.fields])
         if len(batch.fields) < len(batch.rows):
             keys = zip(batch.keys, batch.rows, strict=True)
-            self._failed += sum(row < 0 and key in self._index.attempts for key, row in keys)
+            tried, uncertain = self._index.attempts, self._index.uncertain
+            self._failed += sum(row < 0 and key in tried and key not in uncertain for key, row in keys)
         for grader, tally in self._agreement.items():
             for judged in batch.judged:
                 tally.add([judged.verdicts.get(vote) for vote in self._places[grader].votes])

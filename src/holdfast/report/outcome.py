@@ -90,5 +90,9 @@ class Outcome(msgspec.Struct, frozen=True):
             run=str(self.rundir.path),
             metrics=None if self.metrics is None else self.metrics.to_dict(),
             so_far=None if self.so_far is None else self.so_far.to_dict(),
-            left={"to_run": self.plan.to_run, "to_grade": self.plan.to_grade},
+            left={
+                "to_run": self.plan.to_run,
+                "to_grade": self.plan.to_grade,
+                "uncertain": 0 if self.failures is None else len(self.failures.uncertain),
+            },
         )

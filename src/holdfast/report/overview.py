@@ -71,7 +71,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     graded: int | None
     """trials that passed or failed"""
     statuses: dict[str, int] | None
-    """all trials by status: `error` and `pending` also without an output"""
+    """all trials by status: `error` and `pending` also without an output, `uncertain` only without one"""
     coverage: float | None
     passed: float | None
     """share of the trials that pass every grader"""
@@ -191,7 +191,7 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
 
 
 def _answers_so_far(tally: TrialsTally) -> Answers:
-    missing = {"errors": tally.missing["error"], "pending": tally.missing["pending"]}
+    missing = {"errors": tally.missing["error"], "pending": tally.missing["pending"] + tally.missing["uncertain"]}
     return Answers(**{name: tally.answers[name] for name in ANSWER_CLASSES}, **missing)
 
 

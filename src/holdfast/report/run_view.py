@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
+    from holdfast.report.checkpoints import TrialStatus
     from holdfast.report.verdicts import JudgedOutput
     from holdfast.spec.load import Eval
     from holdfast.store.manifest import Manifest
@@ -97,6 +98,13 @@ class Pending(NamedTuple):
     """the row"""
     key: str = ""
     """under which its attempts and calls are recorded"""
+
+    @property
+    def status(self) -> TrialStatus:
+        """`pending` if the trial was not tried yet; else `error`, or `uncertain`."""
+        if not self.error:
+            return "pending"
+        return "uncertain" if self.error.startswith("uncertain: ") else "error"
 
 
 class RowRef(NamedTuple):

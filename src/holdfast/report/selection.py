@@ -30,7 +30,7 @@ _LISTED: Final = 10
 class Criteria:
     """Statuses that trials must have, or that the verdicts of one grader must have."""
 
-    statuses: tuple[str, ...] = ("failed", "error")
+    statuses: tuple[str, ...] = ("failed", "error", "uncertain")
     graders: tuple[str, ...] = ()
     """names as metrics have them, any of which will do; none: the trial as a whole"""
     answer: str | None = None

@@ -8,6 +8,7 @@ samples are compared, and only evals that the suite names are averaged.
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +25,7 @@ from holdfast.report.compare import changed_graders, compare_metric, read_scores
 from holdfast.report.paired import LEVEL, holm
 from holdfast.report.run_view import RunView
 from holdfast.report.stats import Z95
-from holdfast.report.summary import failed, with_raised_limit
+from holdfast.report.summary import failed, uncertain, with_raised_limit
 from holdfast.report.table import plan_as_json
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ def print_cell(place: str, cell: Cell, outcome: Outcome | None, error: HoldfastE
 
 def _problems(outcome: Outcome) -> Iterator[str]:
     yield from failed(outcome.failures, left_out=outcome.metrics is not None)
+    yield from uncertain(outcome.failures, shlex.quote(str(outcome.rundir.path)))
     if isinstance(outcome.reason, Fault):
         yield f"stopped: {outcome.reason}"
     elif isinstance(outcome.reason, BudgetReached | Waiting):

@@ -6,7 +6,7 @@ import shlex
 from math import isclose
 from typing import TYPE_CHECKING, Final
 
-from holdfast.display.format import dollars, duration, latency
+from holdfast.display.format import dollars, duration, latency, printable
 from holdfast.plan.changes import format_count
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ def uncertain(failures: Failures | None, run: str) -> Iterator[str]:
         return
     yield f"{format_count(len(trials), 'trial')} {'is' if len(trials) == 1 else 'are'} uncertain:"
     for trial in trials[:_SHOWN]:
-        yield f"  {trial.sample}/{trial.trial}: {trial.message}"
+        yield printable(f"  {trial.sample}/{trial.trial}: {trial.message}", "")
     if len(trials) > _SHOWN:
         yield f"  … and {len(trials) - _SHOWN:,} more; errors.jsonl has them all"
     yield "Find out what happened, and settle each of them with one of these:"
-    name = f"{trials[0].sample}/{trials[0].trial}"
+    name = printable(f"{trials[0].sample}/{trials[0].trial}", "")
     for decision, meaning in (
-        ("happened:RESULT", "the call was made; RESULT is what it returned, as JSON"),
+        ('happened:"RESULT"', "the call was made, and returned this (any JSON)"),
         ("again", "the call was not made; make it"),
         ("restart", "begin the trial again, and make all its calls again"),
     ):

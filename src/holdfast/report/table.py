@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -188,7 +189,7 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str, run: str
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
     for line in batch_lines(outcome.rundir):
         console.print(line, soft_wrap=True)
-    for line in uncertain(outcome.failures, run or str(outcome.rundir.path)):
+    for line in uncertain(outcome.failures, run or shlex.quote(str(outcome.rundir.path))):
         console.print(Text(line, style="bold yellow"), soft_wrap=True)
     done = plan.total - plan.to_run
     ungraded = f", {plan.to_grade:,} of them without all their grades" if plan.to_grade else ""
@@ -257,7 +258,7 @@ def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str,
     return {
         "run": str(rundir.path),
         "already_finished": rundir.finished,
-        **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
+        **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run", "uncertain")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
         "notices": identity.plan_notices,

@@ -313,7 +313,7 @@ def trial_status(trial: GradedTrial | Pending, errors: Sequence[ErrorRecord]) ->
     `errors` are its failed attempts.
     """
     if not isinstance(trial, GradedTrial):
-        return "error" if trial.error else "pending"
+        return trial.status
     asked = trial.grades or any(error.where != "target" for error in errors)
     return trial.status if trial.status != "error" or asked else "pending"
 

@@ -39,6 +39,7 @@ _MARKS: Final = {
     "passed": ("✓", "green"),
     "failed": ("✗", "red"),
     "error": ("!", "yellow"),
+    "uncertain": ("?", "yellow"),
     "not_reached": ("○", "bright_black"),
     "pending": ("…", "bright_black"),
     "skipped": ("–", "bright_black"),

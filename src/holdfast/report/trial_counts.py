@@ -145,7 +145,7 @@ class ManyTrials(NamedTuple):
 def count_trial(tally: TrialsTally, places: Sequence[GraderPlace], trial: GradedTrial | Pending) -> None:
     """Count a trial as a run is read back."""
     if isinstance(trial, Pending):
-        tally.add_missing("error" if trial.error else "pending")
+        tally.add_missing(trial.status)
     else:
         tally.add(trial_numbers(places, trial))
 
@@ -376,7 +376,7 @@ class TrialsTally:
 
 
 def _decided(verdicts: Iterable[PlaceVerdict]) -> list[tuple[GradeStatus, float | None]]:
-    return [(status, score) for status, score in verdicts if status != "pending"]
+    return [(status, score) for status, score in verdicts if status != "pending" and status != "uncertain"]
 
 
 def _error_times(rundir: RunDir) -> Iterator[tuple[float, str]]:

@@ -121,7 +121,8 @@ def set_verdicts(table: TrialTable, row: int, judged: JudgedOutput, failure: Fai
 
 def set_missing(table: TrialTable, row: int, failure: Failure | None, root: Path) -> None:
     """Write that a row has no output: an error if an attempt at it has failed, as in reports, else pending."""
-    table.set(row, status=CODES["pending" if failure is None else "error"])
+    status = "pending" if failure is None else "uncertain" if failure.kind == "uncertain" else "error"
+    table.set(row, status=CODES[status])
     set_failure(table, row, failure, root)
 
 

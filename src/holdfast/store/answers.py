@@ -82,7 +82,7 @@ class Answers(Struct, frozen=True, kw_only=True):
     errors: int = 0
     """trials without an output"""
     pending: int = 0
-    """trials that were not attempted yet; only while a run is not finished"""
+    """trials that were not attempted yet, or are uncertain; only while a run is not finished"""
 
     @property
     def outputs(self) -> int:

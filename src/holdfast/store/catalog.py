@@ -14,7 +14,7 @@ import msgspec
 from holdfast.errors import NoSuchRun, ResultsError, UsageError, VersionError
 from holdfast.store.catalog_cache import CatalogCache, stamp_of
 from holdfast.store.lease import is_held
-from holdfast.store.lines import scan, scan_raw
+from holdfast.store.lines import scan, scan_raw, search
 from holdfast.store.run_files import open_binary
 from holdfast.store.rundir import ARCHIVE, RunDir
 from holdfast.store.shared import unwanted_keys
@@ -156,6 +156,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     high: float | None = None
     cost: float | None = None
     """dollars of the outputs and judges; None where it is not known, and while the run is not finished"""
+    uncertain: int = 0
+    """trials that wait for `holdfast resume --settle`"""
 
     @property
     def finished(self) -> bool:
@@ -164,8 +166,9 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     @property
     def progress(self) -> str:
-        """Number of outputs and of trials."""
-        return f"{self.done:,}/{self.total:,}" if self.total else "?"
+        """Number of outputs and of trials, and of trials that a person has to settle."""
+        uncertain = f" ({self.uncertain:,} uncertain)" if self.uncertain else ""
+        return f"{self.done:,}/{self.total:,}{uncertain}" if self.total else "?"
 
     @property
     def score_text(self) -> str:
@@ -197,6 +200,7 @@ class RunSummary(msgspec.Struct, frozen=True):
         return f"{seconds:.0f}s"
 
 
+_KEY_START = len('{"key":"')
 _KEY_END = len('{"key":"sha256:') + 32
 _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
@@ -311,8 +315,27 @@ def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
         status=status,
         total=manifest.dataset.count * manifest.trials,
         created=manifest.created,
+        uncertain=0 if metrics else _count_uncertain(rundir),
         **common,
     )
+
+
+def _count_uncertain(rundir: RunDir) -> int:
+    """Count the trials without an output whose last attempt stopped as uncertain."""
+    from holdfast.store.index import read_error_head  # which lists of runs do not need otherwise
+
+    last: dict[str, str] = {}
+    for path in rundir.journals("errors"):
+        if next(search(path, b'"kind":"uncertain"'), None) is None:
+            continue
+        for line in scan(path):
+            head = read_error_head(line.data) if line.sound else None
+            if head is not None and head.where == "target":
+                last[head.key] = head.kind
+    keys = {key for key, kind in last.items() if kind == "uncertain"}
+    for path in rundir.journals("outputs") if keys else ():
+        keys -= {line[_KEY_START:_KEY_END].decode(errors="replace") for _, line in scan_raw(path)}
+    return len(keys)
 
 
 def finished_status(rundir: RunDir) -> Status:

@@ -104,10 +104,14 @@ class Index(msgspec.Struct):
     """by grade key"""
     attempts: dict[str, int] = {}
     """failed attempts of the target by generation key"""
+    uncertain: set[str] = set()
+    """keys of trials whose last attempt stopped because a person has to settle a call"""
     grader_attempts: dict[tuple[str, str], int] = {}
     """failed attempts of graders by generation key and the grader's name"""
     steps: dict[str, list[LineRef]] = {}
     """calls of conversations that have no output yet, by generation key"""
+    intents: set[str] = set()
+    """keys of those with calls that must not be made twice"""
     spent: Spent = msgspec.field(default_factory=Spent)
     damage: list[Damage] = []
     origin: str = ""
@@ -124,6 +128,13 @@ class Index(msgspec.Struct):
         """Make room for the outputs of so many trials, each with verdicts of so many graders."""
         self.outputs.reserve(trials)
         self.verdicts.reserve(trials * graders)
+
+    def note_failure(self, key: str, kind: str) -> None:
+        """Note why the last attempt at a trial failed."""
+        if kind == "uncertain":
+            self.uncertain.add(key)
+        else:
+            self.uncertain.discard(key)
 
     def needs_step(self, key: str) -> bool:
         """Return True if recorded calls of a conversation may be needed: no output holds them and is final."""
@@ -315,6 +326,11 @@ def _call_of(step: Step) -> tuple[int, str, int]:
     return step.turn, step.request, step.nth
 
 
+def is_decision(step: Step) -> bool:
+    """Return True for a record of what became of calls that were cut off."""
+    return step.kind in ("settle", "restart") or (step.kind == "tool" and bool(step.response.get("settled")))
+
+
 def cut_off_calls(steps: Iterable[Step]) -> list[Step]:
     """Return the intents of calls without a result, in turns that have not ended: they may or may not have happened."""
     recorded = list(steps)
@@ -323,6 +339,12 @@ def cut_off_calls(steps: Iterable[Step]) -> list[Step]:
     return [
         step for step in recorded if step.kind == "intent" and step.turn not in ended and _call_of(step) not in results
     ]
+
+
+def count_uncertain(index: Index) -> int:
+    """Count the trials without an output in which a call that must not be made twice was cut off."""
+    begun = [index.steps[key] for key in index.intents if key in index.steps and key not in index.outputs]
+    return sum(bool(cut_off_calls(read_steps(lines))) for lines in begun)
 
 
 def load_index(
@@ -543,6 +565,8 @@ def keep_step(index: Index, entry: Entry) -> None:
     """Add a call, unless its conversation has an output that no checkpoint cut short."""
     if index.needs_step(entry.head.key):
         index.steps.setdefault(entry.head.key, []).append(entry.line)
+        if entry.head.kind == "intent":
+            index.intents.add(entry.head.key)
 
 
 def _take_grade(index: Index, entry: Entry) -> bool:
@@ -584,6 +608,7 @@ def _take_error(index: Index, entry: Entry) -> bool:
         index.spent.add(head.usage)
     if head.where == "target":
         index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
+        index.note_failure(head.key, head.kind)
     else:
         pair = head.key, head.where
         index.grader_attempts[pair] = index.grader_attempts.get(pair, 0) + 1

@@ -90,6 +90,7 @@ class _Header(msgspec.Struct, array_like=True):
     outputs: _Table
     verdicts: _Table
     attempts: dict[str, int]
+    uncertain: list[str]
     grader_attempts: list[tuple[str, str, int]]
     steps: list[_Step]
     spent: tuple[int, int, float, int, int]
@@ -198,6 +199,7 @@ class IndexCache:
                 outputs=_Table(0, 0, 0, {}, {}),
                 verdicts=_Table(0, 0, 0, {}, {}),
                 attempts={},
+                uncertain=[],
                 grader_attempts=[],
                 steps=[],
                 spent=(0, 0, 0.0, 0, 0),
@@ -220,6 +222,7 @@ class IndexCache:
         ):
             _fill(table, notes, msgspec.convert(notes.rare, rare), file)
         index.attempts = header.attempts
+        index.uncertain = {*header.uncertain}
         index.grader_attempts = {(key, where): count for key, where, count in header.grader_attempts}
         index.spent = Spent(*header.spent)
         for period in header.periods:
@@ -266,6 +269,7 @@ class IndexCache:
             outputs=_notes(index.outputs),
             verdicts=_notes(index.verdicts),
             attempts=index.attempts,
+            uncertain=sorted(index.uncertain),
             grader_attempts=[(key, where, count) for (key, where), count in index.grader_attempts.items()],
             steps=[
                 _Step(str(line.path.relative_to(root)), line.offset, line.length, head) for line, head in reader.steps

@@ -164,7 +164,7 @@ class ToolResponse(Struct, frozen=True):
     """of a call that was cut off: its result is a person's word, or an error that says that nothing is known"""
 
 
-class Intent(Struct, frozen=True):
+class CallIntent(Struct, frozen=True):
     """The `response` of an intent: the call that is about to be made, and must not be made twice."""
 
     tool: str

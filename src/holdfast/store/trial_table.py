@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-RowStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "ungraded"]
-"""`pending`: no output yet; `ungraded`: verdicts are still to come; `error` where an attempt at either has failed"""
+RowStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "ungraded", "uncertain"]
+"""`pending`: no output yet; `ungraded`: verdicts are still to come; `error` where an attempt at either has failed;
+`uncertain`: no output, since a person has to settle a call that may have happened"""
 STATUSES: Final[tuple[RowStatus, ...]] = get_args(RowStatus)
 CODES: Final[dict[str, int]] = {status: code for code, status in enumerate(STATUSES, 1)}
 """numbers of the statuses in columns; 0 is a grader that does not look at the row"""

@@ -139,7 +139,7 @@ class Toolbox:
 
 def with_rules(tool: Tool, block: ToolBlock) -> Tool:
     """Return a tool with the rules that its block has for all tools."""
-    return replace(tool, on_cut_off=block.on_cut_off or "stop", max_result=block.max_result)
+    return replace(tool, replay=block.replay, on_cut_off=block.on_cut_off or "stop", max_result=block.max_result)
 
 
 async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> str:
@@ -178,7 +178,7 @@ def limit_text(text: str, most: int) -> str:
     """Return a text of at most so many bytes: of a longer one the beginning and the end, and how much is left out."""
     if len(text) <= most // 4:  # no character has more than four bytes
         return text
-    data = text.encode()
+    data = text.encode(errors="replace")
     if len(data) <= most:
         return text
     half = (most - _LONGEST_MARK) // 2

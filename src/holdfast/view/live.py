@@ -177,7 +177,8 @@ def _count(table: TrialTable) -> dict[str, Any]:
     statuses = bytes(table["status"])
     counts = {status: count for status, code in CODES.items() if (count := statuses.count(code))}
     errors = statuses.translate(_IS_ERROR)
-    done = len(statuses) - counts.get("pending", 0) - sum(not place for place in compress(table["at"], errors))
+    missing = counts.get("pending", 0) + counts.get("uncertain", 0)
+    done = len(statuses) - missing - sum(not place for place in compress(table["at"], errors))
     return {"done": done, "total": len(statuses), "graded": done - counts.get("ungraded", 0), "counts": counts}
 
 

@@ -41,7 +41,7 @@ _MOST_WAITING: Final = 100_000
 """outputs whose verdicts are expected, and kept in memory"""
 _ALL_SEEN: Final = 255
 """in the column `seen`: further verdicts on a trial need all its lines"""
-_UNDECIDED: Final = frozenset({CODES["pending"], CODES["ungraded"], CODES["error"]})
+_UNDECIDED: Final = frozenset({CODES["pending"], CODES["ungraded"], CODES["error"], CODES["uncertain"]})
 _KEY: Final = slice(len('{"key":"'), len('{"key":"sha256:') + 32)
 """the key in each line of a journal"""
 

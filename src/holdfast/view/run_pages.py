@@ -63,7 +63,8 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     def links(self) -> list[tuple[str, int, str]]:
         """Statuses that some trials have, with the filters that select these trials."""
         counts = self.overview.statuses or {}
-        filters = {"failed": "failed", "error": "error", "pending": "pending or ungraded", "passed": "passed"}
+        filters = {name: name for name in ("failed", "error", "uncertain")}
+        filters |= {"pending": "pending or ungraded", "passed": "passed"}
         return [(status, counts[status], query) for status, query in filters.items() if counts.get(status)]
 
 

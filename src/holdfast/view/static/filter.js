@@ -5,7 +5,7 @@ import { list } from "./list.js";
 
 /** @typedef {import("./rows.js").Page} Page */
 
-const WORDS = ["passed", "failed", "error", "skipped", "pending", "ungraded", "stopped", "reused", "or"];
+const WORDS = ["passed", "failed", "error", "skipped", "pending", "ungraded", "uncertain", "stopped", "reused", "or"];
 const NUMBERS = ["score", "turns", "tokens", "input_tokens", "output_tokens", "cost", "seconds", "first_token", "attempt"];
 const PAUSE = 200;
 

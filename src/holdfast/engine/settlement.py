@@ -15,13 +15,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.data.dataset import Dataset
+from holdfast.display.format import one_line
 from holdfast.engine.replay import describe_call
 from holdfast.errors import Fault, UsageError
 from holdfast.store.durable import advice_for
-from holdfast.store.index import cut_off_calls, read_steps
+from holdfast.store.index import count_uncertain, cut_off_calls, is_decision, read_steps
 from holdfast.store.journal import append_lines
-from holdfast.store.lines import LineRef
-from holdfast.store.records import NO_USAGE, Intent, Step, ToolResponse, call_id, to_line, to_milliseconds
+from holdfast.store.lines import LineRef, search
+from holdfast.store.records import NO_USAGE, CallIntent, Step, ToolResponse, call_id, to_line, to_milliseconds
 from holdfast.targets.tools import as_text
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class _Trial(NamedTuple):
     def name(self) -> str:
         return f"{self.sample}/{self.trial}"
 
+    def can_be_settled(self, verb: str | None) -> bool:
+        """Return True if a call was cut off. A trial whose state is lost can also restart, if a person says so."""
+        return bool(self.cut_off) or (verb == "restart" and any(step.kind == "intent" for step in self.steps))
+
 
 class _Decision(NamedTuple):
     """What a person says about calls of a trial."""
@@ -77,6 +82,7 @@ def settle(run: Session) -> None:
         _append(run, decision.trial.key, _steps(decision))
         calls = ", ".join(map(describe_call, decision.calls)) or "the trial begins again"
         run.notice(f"{decision.trial.name}: {decision.verb}: {calls}")
+    run.plan = msgspec.structs.replace(run.plan, uncertain=count_uncertain(run.index))
 
 
 def _read(text: str, begun: Sequence[_Trial], run: Session) -> _Decision | None:
@@ -84,43 +90,39 @@ def _read(text: str, begun: Sequence[_Trial], run: Session) -> _Decision | None:
 
     The names of trials are compared as they are: ids may contain anything.
     """
+    shown = f"--settle {one_line(text)}"
     trials = [trial for trial in begun if text.startswith(trial.name)]
     matches = [(trial, match) for trial in trials if (match := _DECISION.fullmatch(text.removeprefix(trial.name)))]
     if len(matches) > 1:  # such as samples `a` and `a/1=happened:b`
         names = " and ".join(trial.name for trial, _ in matches)
-        raise UsageError(f"--settle {text}: this can mean {names}", remedy=f"Settle one of them another way. {_HOW}.")
-    if not matches:
-        return _refuse(text, begun, run)
+        raise UsageError(f"{shown}: this can mean {names}", remedy=f"Settle one of them another way. {_HOW}.")
+    if not matches or not matches[0][0].can_be_settled(matches[0][1][2]):
+        _refuse_unless_settled(text, begun, run)
+        return None
     trial, match = matches[0]
     prefix, verb, result = match.groups()
     calls = [step for step in trial.cut_off if _id(step).startswith(prefix or "")]
+    if prefix and not calls:
+        raise UsageError(f"{shown}: {trial.name} has no such call", remedy=_calls_of(trial))
     if verb == "restart":
-        if not any(step.kind == "intent" for step in trial.steps):
-            return _refuse(text, begun, run)
         return _Decision(trial, "restart", [])
-    if not trial.cut_off:
-        return _refuse(text, begun, run)
-    if not calls:
-        raise UsageError(f"--settle {text}: {trial.name} has no such call", remedy=_calls_of(trial))
     if verb == "again":
         return _Decision(trial, "again", calls)
     if len(calls) > 1:
-        raise UsageError(
-            f"--settle {text}: {len(calls)} calls were cut off, one result is given", remedy=_calls_of(trial)
-        )
+        raise UsageError(f"{shown}: {len(calls)} calls were cut off, one result is given", remedy=_calls_of(trial))
     try:
         return _Decision(trial, "happened", calls, msgspec.json.decode(result))
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(
-            f"--settle {text}: the result is not JSON: {error}",
+            f"{shown}: the result is not JSON: {error}",
             remedy=f"A text needs quotes, which the shell takes away: --settle '{trial.name}=happened:\"done\"'",
         ) from error
 
 
-def _refuse(text: str, begun: Sequence[_Trial], run: Session) -> None:
+def _refuse_unless_settled(text: str, begun: Sequence[_Trial], run: Session) -> None:
     """Raise UsageError for a decision about a trial that is not uncertain, unless the trial was settled before."""
     if (named := _NAMED.fullmatch(text)) is None:
-        raise UsageError(f"--settle {text}: this is not a decision about a trial", remedy=f"{_HOW}.")
+        raise UsageError(f"--settle {one_line(text)}: this is not a decision about a trial", remedy=f"{_HOW}.")
     sample, trial = named[1], int(named[2])
     if _was_settled(run, sample, trial):
         run.notice(f"{sample}/{trial} was settled before; it continues from its record")
@@ -128,27 +130,22 @@ def _refuse(text: str, begun: Sequence[_Trial], run: Session) -> None:
     uncertain = [trial.name for trial in begun if trial.cut_off]
     names = ", ".join([*uncertain[:_SHOWN], *(["…"] if len(uncertain) > _SHOWN else [])])
     raise UsageError(
-        f"--settle {text}: trial {trial} of {sample!r} is not uncertain",
+        f"--settle {one_line(text)}: trial {trial} of {sample!r} is not uncertain",
         remedy=f"Uncertain trials: {names}." if names else "No trial of this run is: resume it without --settle.",
     )
 
 
 def _was_settled(run: Session, sample: str, trial: int) -> bool:
-    """Return True for a trial that has a decision on record, or has continued to its output since."""
+    """Return True for a trial that has a decision on record, also if it has continued to its output since."""
     if not 1 <= trial <= run.spec.trials:
         return False
     row = next((row for row in Dataset(run.spec) if row.id == sample), None)
     if row is None:
         return False
     key = run.identity.work.key(row.asked, trial)
-    if key in run.index.outputs:
-        return True
-    steps = [msgspec.json.decode(line.read(), type=Step) for line in run.index.steps.get(key, ())]
-    return any(step.kind in ("settle", "restart") or "settled" in _fields(step) for step in steps)
-
-
-def _fields(step: Step) -> Any:
-    return step.response if isinstance(step.response, dict) else {}
+    words = b'{"key":%b,' % msgspec.json.encode(key)
+    lines = [line.data for path in run.rundir.journals("steps") for line in search(path, words)]
+    return any(is_decision(msgspec.json.decode(line, type=Step)) for line in lines)
 
 
 def _check_once(decisions: Sequence[_Decision]) -> None:
@@ -188,7 +185,7 @@ def _changes(decision: _Decision, intent: Step) -> dict[str, Any]:
     """Return how the record of a decision differs from the intent."""
     if decision.verb == "again":
         return {"kind": "settle", "response": {"decision": "again"}}
-    call = msgspec.convert(intent.response, Intent)
+    call = msgspec.convert(intent.response, CallIntent)
     result = as_text(decision.result) if isinstance(call.function, UnsetType) else decision.result
     response = ToolResponse(call.tool, call.arguments, result, settled="happened")
     return {"kind": "tool", "response": msgspec.to_builtins(response)}
