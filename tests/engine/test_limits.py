@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -10,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import holdfast
 from holdfast.engine.replay import Replay
 from holdfast.engine.workspace import Workspace
 from holdfast.errors import ConfigError
 from holdfast.plan.identity import identify
-from holdfast.spec import schema
 from holdfast.spec.load import load_eval
 from holdfast.spec.trial_limits import grading_time, trial_limits
 from holdfast.store import blobs as store
@@ -28,7 +27,7 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab
-from tests.support.running import Server, module_server, run_dir, start, wait_for
+from tests.support.running import Server, environment, module_server, run_dir, start, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,16 +144,23 @@ def test_a_model_that_does_not_answer_is_not_the_agents_fault(lab: Lab, provider
     assert kept(run_dir(lab.folder)) == [] and "a model call had no answer for" in done.out + done.err
 
 
-def test_a_limit_that_nobody_set_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default is an hour: here, in this process, it is shorter."""
-    monkeypatch.setattr(schema, "AGENT_TURN", 3.0)
+SHORT_DEFAULT = """
+from holdfast.spec import schema
+schema.AGENT_TURN = 3.0
+from holdfast.cli.main import main
+main()
+"""
+
+
+def test_a_limit_that_nobody_set_is_named(lab: Lab) -> None:
+    """The default is an hour: this command has a shorter one."""
     shell(lab, SLOW.replace("$OLDPWD", str(lab.folder)))
     lab.rows = [{"id": "slow", "question": "slow"}]
     lab.write()
-    run = holdfast.evaluate(lab.eval_file, runs_dir=lab.runs)
-    assert "limits.turn_timeout, by default" in kept(run.path)[0]["stop_detail"]
-    log = (run.path / "run.log").read_text()
-    assert log.count("a time limit that the eval does not set has ended a trial") == 1
+    command = [sys.executable, "-c", SHORT_DEFAULT, "eval", lab.eval_file.name]
+    done = subprocess.run(command, cwd=lab.folder, env=environment(), capture_output=True, text=True, check=True)
+    assert "limits.turn_timeout, by default" in kept(run_dir(lab.folder))[0]["stop_detail"]
+    assert done.stderr.count("a time limit that the eval does not set has ended a trial") == 1
 
 
 def test_agents_have_time_and_the_machine_to_themselves(lab: Lab) -> None:
