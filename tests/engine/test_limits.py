@@ -205,6 +205,16 @@ def test_time_before_a_crash_counts_and_calls_at_the_same_time_count_once() -> N
     assert replay.recorded_seconds == pytest.approx(17.0)  # from 100 to 112, and from 125 to 130
 
 
+def test_the_time_of_a_model_with_tools_scores_only_as_a_limit_of_the_trial(lab: Lab, provider: Server) -> None:
+    functions(lab, "tools")
+    (lab.folder / "tools.py").write_text(TOOL.replace("return text", "import time; time.sleep(600)"))
+    lab.spec["limits"] = {"retries": 0, "trial": {"time": 3}}
+    (output,) = kept(lab.eval().run)
+    assert (output["stop"], output["answer"]) == ("time_limit", "limited")
+    lab.spec["limits"] = {"retries": 0, "turn_timeout": 3}
+    assert "no answer within 3 s (turn_timeout)" in lab.eval(check=3).out
+
+
 # Tokens, cost and calls
 
 

@@ -11,6 +11,7 @@ Trial._reply        ask within the limits of the trial; one that is reached ends
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -262,7 +263,7 @@ class Trial:
             self._pending,
             self._deadline,
             lambda: replay.progress,
-            timed=self._shared.limits.turn_time is None,
+            timed=self._shared.limits.guarded,
         )
 
     async def _attempt(self, replay: Replay, turn: Turn) -> _Answer:
@@ -301,8 +302,8 @@ class Trial:
         shared, limits, started = self._shared, self._shared.limits, time.monotonic()
         assert shared.target is not None
         time_limit = limits.time_left(replay.seconds_before, replay.recorded_seconds)
-        guard = min(shared.spec.limits.turn_timeout, self._deadline.at - started)
-        seconds = guard if time_limit is None else time_limit.seconds
+        guard = min(shared.spec.limits.turn_timeout, self._deadline.at - started) if limits.guarded else math.inf
+        seconds = guard if time_limit is None else min(guard, time_limit.seconds)
         turn = replace(turn, calls=calls, deadline=time.time() + seconds)
         late: TimeoutError | None = None
         reply = Reply(text="")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.spec.schema import Limits, is_embedded
+from holdfast.spec.schema import Limits, TrialLimitsBlock, is_embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,8 @@ class TrialLimits(msgspec.Struct, frozen=True):
     """`turn_timeout` and `trial_timeout`, unless the file sets them"""
     time_key: str
     """the key of `limits` that `time` comes from"""
+    guarded: bool
+    """time-outs of attempts are errors, which are retried"""
 
     def time_left(self, turns: float, turn: float) -> TimeLeft | None:
         """Return the limit of time that is nearest, given the seconds of earlier turns, and of this one so far."""
@@ -88,19 +90,20 @@ def with_defaults(limits: Limits, spec: Eval) -> Limits:
 
 def trial_limits(spec: Eval) -> TrialLimits:
     """Return the limits of an eval's trials."""
-    limits, trial = spec.limits, spec.limits.trial
+    limits, trial = spec.limits, spec.limits.trial or TrialLimitsBlock()
     on_limit = limits.on_limit or _default(spec)
     scores_time = on_limit == "score" and spec.target.works_alone
     return TrialLimits(
         turn_time=limits.turn_timeout if scores_time else None,
-        time=(trial and trial.time) or (limits.trial_timeout if scores_time else None),
-        tokens=trial and trial.tokens,
-        cost=trial and trial.cost,
-        calls=trial and trial.calls,
+        time=trial.time or (limits.trial_timeout if scores_time else None),
+        tokens=trial.tokens,
+        cost=trial.cost,
+        calls=trial.calls,
         on_limit=on_limit,
         on_exit=limits.on_exit or ("score" if is_agent(spec) else "error"),
         defaults=frozenset({"turn_timeout", "trial_timeout"} - limits.model_fields_set),
-        time_key="trial.time" if trial is not None and trial.time is not None else "trial_timeout",
+        time_key="trial_timeout" if trial.time is None else "trial.time",
+        guarded=not scores_time and (trial.time is None or "turn_timeout" in limits.model_fields_set),
     )
 
 
