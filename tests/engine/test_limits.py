@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from holdfast.engine.replay import Replay
@@ -19,7 +20,7 @@ from holdfast.spec.load import load_eval
 from holdfast.spec.trial_limits import grading_time, trial_limits
 from holdfast.store import blobs as store
 from holdfast.store.blobs import Blobs, Ignored, Snapshots
-from holdfast.store.records import Step, Usage
+from holdfast.store.records import Step, Usage, to_line
 from holdfast.targets.concurrency import agents_at_once, concurrency_of
 from tests.support.breaking import (
     kept,
@@ -274,6 +275,34 @@ def test_limits_hold_for_functions_and_models_with_tools(lab: Lab, kind: str) ->
         assert sum(bool(message.get("tool_calls")) for message in output["messages"]) == 3
 
 
+SUB_AGENT = """
+import json, urllib.request
+
+def reply(prompt, context):
+    def delegate(count):
+        return [ask(context.base_url, f"sub{number}") for number in range(count)]
+
+    context.model("first")
+    context.tool(delegate, {"count": 3})
+    return context.model("last").text
+
+def ask(url, prompt):
+    body = {"model": "own", "messages": [{"role": "user", "content": prompt}]}
+    request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+"""
+
+
+def test_a_tool_that_asks_through_the_proxy_does_not_wait_for_itself(lab: Lab) -> None:
+    functions(lab, "plain")
+    (lab.folder / "agent.py").write_text(SUB_AGENT)
+    lab.spec["target"]["python"] = "agent.py:reply"
+    lab.spec["limits"] = {"retries": 0, "trial": {"calls": 2, "time": "10m"}}
+    (output,) = kept(lab.eval().run)
+    assert (output["stop"], output["usage"]["requests"]) == ("call_limit", 4)  # and not the one after the tool
+
+
 def test_a_limit_ends_the_conversation_and_counts_over_all_turns(lab: Lab) -> None:
     use(lab, "Path('done.txt').touch()\nprint(ask(sys.argv[1]), ask('again'))\n", trial={"calls": 3})
     lab.spec["follow_ups"] = ["milk", "sugar"]
@@ -301,6 +330,35 @@ def test_a_limited_trial_that_is_killed_ends_where_it_would_have_ended(lab: Lab,
     )
     assert first == second and first["stop"] == "call_limit"
     assert metrics_bytes(whole) == metrics_bytes(done.run)
+
+
+@pytest.mark.faults
+def test_the_time_of_calls_before_a_crash_is_taken_off_the_agents_time(lab: Lab, provider: Server) -> None:
+    note = "(here / 'deadline').write_text(os.environ['HOLDFAST_DEADLINE'])\n"
+    use(lab, note + "Path('done.txt').touch()\nprint(ask('one'), ask('two'))\n", turn_timeout=1000)
+    provider.control(holds_after=1)
+    lab.write()
+    process = start("eval", lab.eval_file.name, cwd=lab.folder)
+    wait_for(lambda: provider.requests == 2, "the second call")
+    process.kill()
+    process.communicate()
+    provider.control(holds_after=-1)
+    journal = run_dir(lab.folder) / "steps.jsonl"
+    (recorded,) = kept(run_dir(lab.folder), "steps")
+    recorded = {name: value for name, value in recorded.items() if name != "sum"}
+    journal.write_bytes(to_line(msgspec.convert({**recorded, "seconds": 500.0}, Step)))  # as if it had been slow
+    began = time.time()
+    done = lab.eval()
+    assert done.asked == 1 and kept(done.run)[0]["stop"] == "stop"
+    assert began + 400 < int((lab.folder / "deadline").read_text()) < began + 600
+
+
+def test_reaching_a_limit_can_be_an_error(lab: Lab) -> None:
+    use(lab, FORTY, trial={"calls": 2}, on_limit="error")
+    done = lab.eval(check=3)
+    assert kept(run_dir(lab.folder)) == [] and done.asked == 2
+    assert "the limit of 2 model calls is reached (limits.trial.calls)" in done.out
+    assert lab.eval(check=3).asked == 0
 
 
 def test_a_limit_that_cannot_be_enforced_is_named(lab: Lab, provider: Server) -> None:
