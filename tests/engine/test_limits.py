@@ -212,6 +212,7 @@ def test_the_time_of_a_model_with_tools_scores_only_as_a_limit_of_the_trial(lab:
     lab.spec["limits"] = {"retries": 0, "trial": {"time": 3}}
     (output,) = kept(lab.eval().run)
     assert (output["stop"], output["answer"]) == ("time_limit", "limited")
+    assert not trial_limits(load_eval(lab.eval_file)).guarded  # else a time-out of the same length would come first
     lab.spec["limits"] = {"retries": 0, "turn_timeout": 3}
     assert "no answer within 3 s (turn_timeout)" in lab.eval(check=3).out
 
