@@ -17,7 +17,7 @@ from holdfast.engine.workspace import Workspace
 from holdfast.errors import ConfigError
 from holdfast.plan.identity import identify
 from holdfast.spec.load import load_eval
-from holdfast.spec.trial_limits import grading_time, trial_limits
+from holdfast.spec.trial_limits import time_beside_target, trial_limits
 from holdfast.store import blobs as store
 from holdfast.store.blobs import Blobs, Ignored, Snapshots
 from holdfast.store.records import Step, Usage, to_line
@@ -170,7 +170,7 @@ def test_agents_have_time_and_the_machine_to_themselves(lab: Lab) -> None:
     spec = load_eval(lab.eval_file)
     assert (spec.limits.turn_timeout, spec.limits.trial_timeout) == (3600, 6 * 3600)
     assert concurrency_of(spec) == agents_at_once() and 1 <= agents_at_once() <= 8
-    assert grading_time(spec) == (120, 600)  # judges are no agents
+    assert time_beside_target(spec) == (120, 600)  # judges are no agents
     limits = trial_limits(spec)
     assert (limits.on_limit, limits.on_exit, limits.turn_time) == ("score", "score", 3600)
     lab.spec["limits"]["trial"] = {"time": "3h"}
@@ -564,6 +564,18 @@ def test_ignored_files_are_gone_when_a_workspace_is_restored_but_for_initial_one
     workspace.go_back_to(files)
     names = {path.relative_to(tmp_path / "work").as_posix() for path in (tmp_path / "work").rglob("*")}
     assert names == {"plain", "cache", "cache/first"}
+
+
+def test_a_grader_of_ignored_files_is_refused_or_an_error(lab: Lab) -> None:
+    shell(lab, "echo done > done.txt")
+    lab.rows = [{"id": "a", "question": "x", "path": "cache/out.txt"}]
+    lab.spec["workspace"] = {"ignore": ["cache"]}
+    lab.spec["graders"].append({"type": "file", "name": "cached", "must_not_exist": ["cache/out.txt"]})
+    assert "cache/out.txt is not kept, because workspace.ignore leaves it out" in lab.eval(check=2).err
+    lab.spec["graders"][-1]["must_not_exist"] = ["{{ path }}"]
+    lab.eval(check=3)
+    verdicts = {grade["grader"]: grade["status"] for grade in kept(run_dir(lab.folder), "grades")}
+    assert verdicts == {"made": "passed", "cached": "error"}
 
 
 def test_large_files_are_kept_and_restored_a_piece_at_a_time(tmp_path: Path) -> None:

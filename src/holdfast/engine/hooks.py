@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.redact import redact
+from holdfast.spec.trial_limits import time_beside_target
 from holdfast.targets.command import die_with_parent, for_environment
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Hooks:
     def __init__(self, block: HooksBlock, spec: Eval, warn: Callable[[str], None]) -> None:
         self._block = block
         self._folder = spec.folder
-        self._seconds = spec.limits.trial_timeout
+        self._seconds = time_beside_target(spec)[1]
         self._warn = warn
         self._in_child = die_with_parent()
 

@@ -111,8 +111,8 @@ def _default(spec: Eval) -> OnLimit:
     return "score" if is_agent(spec) or spec.limits.trial is not None else "error"
 
 
-def grading_time(spec: Eval) -> tuple[float, float]:
-    """Return the time limits of a grader's reply and of a grade: judges need no more time because agents do."""
+def time_beside_target(spec: Eval) -> tuple[float, float]:
+    """Return the time limits of one attempt and of all attempts of a judge, and of a hook: they are no agents."""
     limits, written = spec.limits, spec.limits.model_fields_set
     usual = limits if any(map(is_embedded, spec.models())) else Limits()
     return (
