@@ -183,6 +183,10 @@ def test_agents_have_time_and_the_machine_to_themselves(lab: Lab) -> None:
     spec = load_eval(lab.eval_file)
     assert (spec.limits.turn_timeout, concurrency_of(spec)) == (120, 64)
     assert (trial_limits(spec).on_limit, trial_limits(spec).on_exit) == ("error", "error")
+    lab.spec["limits"]["trial"] = {"calls": 3}
+    lab.write()
+    limits = trial_limits(load_eval(lab.eval_file))
+    assert (limits.on_limit, limits.turn_time, limits.time, limits.guarded) == ("score", None, None, True)
 
 
 def test_programs_and_functions_are_told_when_their_time_is_up(lab: Lab) -> None:
@@ -451,11 +455,11 @@ def test_limits_that_score_are_in_the_key_and_the_plan_says_so(lab: Lab) -> None
     use(lab, FORTY, trial={"calls": 2})
     lab.eval()
     lab.spec["limits"]["trial"]["calls"] = 3
-    assert any("limits changed (limits.trial.calls 2 → 3)" in reason for reason in _reasons(lab))
+    assert any("limits changed: limits.trial.calls 2 → 3" in reason for reason in _reasons(lab))
     lab.spec["limits"] = {"retries": 3, "concurrency": 1, "trial": {"calls": 2}, "turn_timeout": "1h"}
     assert lab.plan()["to_run"] == 0  # an hour is the default
     lab.spec["limits"]["turn_timeout"] = "2h"
-    assert any("limits changed (limits.turn_timeout" in reason for reason in _reasons(lab))
+    assert any("limits changed: limits.turn_timeout" in reason for reason in _reasons(lab))
     lab.spec["limits"] = {"trial": {"calls": 2}, "on_exit": "error"}
     assert any("limits.on_exit" in reason for reason in _reasons(lab))
     lab.spec["limits"] = {"trial": {"calls": 2}}
@@ -479,6 +483,7 @@ def _reasons(lab: Lab) -> list[str]:
         ({"command": ["sh"]}, {"trial": {"time": "soon"}}, "a duration such as"),
         ({"command": ["sh"]}, {"trial": {"cost": 0}}, "greater than 0"),
         ({"command": ["sh"]}, {"on_limit": "ignore"}, "score"),
+        ({"command": ["sh"]}, {"trial": {"token": 5}}, "did you mean 'tokens'"),
     ],
 )
 def test_limits_that_mean_nothing_are_refused(lab: Lab, target: Any, limits: Any, problem: str) -> None:

@@ -92,7 +92,8 @@ def trial_limits(spec: Eval) -> TrialLimits:
     """Return the limits of an eval's trials."""
     limits, trial = spec.limits, spec.limits.trial or TrialLimitsBlock()
     on_limit = limits.on_limit or _default(spec)
-    scores_time = on_limit == "score" and spec.target.works_alone
+    # Where nothing but `trial` is written, a time-out stays what it was without it.
+    scores_time = on_limit == "score" and spec.target.works_alone and (is_agent(spec) or limits.on_limit == "score")
     return TrialLimits(
         turn_time=limits.turn_timeout if scores_time else None,
         time=trial.time or (limits.trial_timeout if scores_time else None),
@@ -146,7 +147,10 @@ def limit_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
     if limits.trial is not None:
         for name in limits.trial.model_dump(exclude_none=True):
             if not (target.counts_calls or (name == "time" and target.works_alone)):
-                message = "the target's model calls are not seen one by one: it needs tools, or `proxy: true`"
+                message = (
+                    "the target's model calls are not seen one by one: limits of a trial are for agents, functions, "
+                    "programs behind the proxy and models with tools"
+                )
                 yield ("limits", "trial", name), message
     elif limits.on_limit == "score" and not target.works_alone:
         yield ("limits", "on_limit"), "only agents, programs and functions can be scored at a time-out: add `trial`"
