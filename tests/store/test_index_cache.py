@@ -226,7 +226,7 @@ def test_a_cache_of_another_version_or_machine_or_of_other_content_is_ignored(ru
         cache_file(run).write_bytes(whole)
         rewrite(run, change)
         assert not assert_as_fresh(run).origin
-    cache_file(run).write_bytes(whole.replace(b"holdfast index 4", b"holdfast index 3", 1))
+    cache_file(run).write_bytes(whole.replace(b"holdfast index 5", b"holdfast index 4", 1))
     assert not assert_as_fresh(run).origin
 
 
