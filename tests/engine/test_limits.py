@@ -448,6 +448,29 @@ def test_a_budget_holds_inside_a_trial_which_resumes_in_the_middle(lab: Lab, pro
     assert (output["stop"], output["usage"]["requests"]) == ("stop", stopped.asked + done.asked)
 
 
+@pytest.mark.parametrize("ending", ["0", "1"])
+def test_an_agent_that_gives_up_a_call_over_budget_is_not_scored(lab: Lab, provider: Server, ending: str) -> None:
+    use(
+        lab,
+        """
+from threading import Thread
+import time
+Path("done.txt").touch()
+Thread(target=ask, args=("slow",), daemon=True).start()
+time.sleep(4)
+try:
+    urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models", timeout=1)
+except OSError:
+    print("gave up", flush=True)
+"""
+        + f"os._exit({ending})\n",
+    )
+    provider.control(holds_after=0)
+    stopped = lab.eval("--max-time", "2s", check=3)  # which is over when the agent asks again
+    run = run_dir(lab.folder)
+    assert kept(run) == [] and kept(run, "errors") == [] and "budget reached" in stopped.out + stopped.err
+
+
 # Keys
 
 
@@ -532,7 +555,7 @@ def test_of_a_large_workspace_the_small_files_are_kept_and_graded(lab: Lab) -> N
     }
     assert "data/large.bin was not kept" in verdicts["large"]["feedback"]
     assert "a workspace is larger than workspace.max_size" in done.err
-    assert "1 file (200,000 bytes) were left out" in lab.do("show", run, "a").out
+    assert "1 file (200,000 bytes) was left out" in lab.do("show", run, "a").out
 
     lab.spec["workspace"] = {"ignore": ["node_modules"]}
     done = lab.eval()

@@ -120,7 +120,7 @@ class Trials:
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         trial = asyncio.current_task()
         assert trial is not None
-        replay = Replay(
+        return Replay(
             pending,
             self.recorder,
             recorded,
@@ -129,9 +129,8 @@ class Trials:
             in_batches=lambda: deadline.in_batches,
             halted=self.calls_stopped,
             end_trial=trial.cancel,
+            limits=self.limits,
         )
-        replay.limits = self.limits
-        return replay
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -306,7 +305,6 @@ class Trial:
         seconds = guard if time_limit is None else min(guard, time_limit.seconds)
         turn = replace(turn, calls=calls, deadline=time.time() + seconds)
         late: TimeoutError | None = None
-        reply = Reply(text="")
         try:
             with shared.retrier.within(None if time_limit is None else time_limit.seconds) as block:
                 calls.expire = block.expire
@@ -315,13 +313,17 @@ class Trial:
             if not block.expired:
                 raise
             late, reply = error, Reply(text=calls.text_so_far)
+        except ProgramExited as error:
+            if calls.limit is None and not calls.halted:
+                raise
+            reply = Reply(text=error.output)
+        if calls.halted:  # what a target says that was refused a call is not its answer
+            raise Halted
         if late is None and calls.limit is None:
             return reply
-        if calls.halted:
-            raise Halted
         calls.raise_outage()
         notes = getattr(late and late.__cause__, "__notes__", [])  # what a program had printed
-        if calls.limit is None and calls.seconds_unanswered > seconds / 2:
+        if calls.limit is None and time_limit is not None and calls.seconds_unanswered > time_limit.limit / 2:
             silence = f"a model call had no answer for {calls.seconds_unanswered:.0f} s when the time was up"
             raise AttemptError("timeout", "; ".join([silence, *notes]))
         stop = calls.limit or "time_limit"

@@ -54,7 +54,9 @@ class _Workspace:
         if isinstance(self._partial, UnsetType):
             return
         paths = self._partial.paths
-        left_out = any(f"{name}/".startswith(f"{end}/") for name in paths for end in {path, follow(self._files, path)})
+        left_out = any(
+            f"{name}/".startswith(f"{end}/") for name in paths for end in {path, follow(self._files, path) or path}
+        )
         if left_out or self._partial.count > len(paths):
             raise AttemptError("grader", f"{path} was not kept: {describe_partial(self._partial)}", retry=False)
 
