@@ -448,11 +448,7 @@ def test_a_budget_holds_inside_a_trial_which_resumes_in_the_middle(lab: Lab, pro
     assert (output["stop"], output["usage"]["requests"]) == ("stop", stopped.asked + done.asked)
 
 
-@pytest.mark.parametrize("ending", ["0", "1"])
-def test_an_agent_that_gives_up_a_call_over_budget_is_not_scored(lab: Lab, provider: Server, ending: str) -> None:
-    use(
-        lab,
-        """
+GIVES_UP = """
 from threading import Thread
 import time
 Path("done.txt").touch()
@@ -462,9 +458,13 @@ try:
     urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models", timeout=1)
 except OSError:
     print("gave up", flush=True)
+os._exit(CODE)
 """
-        + f"os._exit({ending})\n",
-    )
+
+
+@pytest.mark.parametrize("code", ["0", "1"])
+def test_an_agent_that_gives_up_a_call_over_budget_is_not_scored(lab: Lab, provider: Server, code: str) -> None:
+    use(lab, GIVES_UP.replace("CODE", code))
     provider.control(holds_after=0)
     stopped = lab.eval("--max-time", "2s", check=3)  # which is over when the agent asks again
     run = run_dir(lab.folder)

@@ -53,10 +53,8 @@ class _Workspace:
             raise AttemptError("grader", f"{path} was not kept: workspace.ignore leaves it out", retry=False)
         if isinstance(self._partial, UnsetType):
             return
-        paths = self._partial.paths
-        left_out = any(
-            f"{name}/".startswith(f"{end}/") for name in paths for end in {path, follow(self._files, path) or path}
-        )
+        paths, ends = self._partial.paths, {path, follow(self._files, path) or path}
+        left_out = any(f"{name}/".startswith(f"{end}/") for name in paths for end in ends)
         if left_out or self._partial.count > len(paths):
             raise AttemptError("grader", f"{path} was not kept: {describe_partial(self._partial)}", retry=False)
 
