@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import time
 import tracemalloc
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from holdfast.engine.replay import Replay
+from holdfast.engine.retry import Retrier
 from holdfast.engine.workspace import Workspace
 from holdfast.errors import ConfigError
 from holdfast.plan.identity import identify
 from holdfast.spec.load import load_eval
+from holdfast.spec.schema import Limits
 from holdfast.spec.trial_limits import time_beside_target, trial_limits
 from holdfast.store import blobs as store
 from holdfast.store.blobs import Blobs, Ignored, Snapshots
@@ -162,6 +166,16 @@ def test_a_limit_that_nobody_set_is_named(lab: Lab) -> None:
     done = subprocess.run(command, cwd=lab.folder, env=environment(), capture_output=True, text=True, check=True)
     assert "limits.turn_timeout, by default" in kept(run_dir(lab.folder))[0]["stop_detail"]
     assert done.stderr.count("a time limit that the eval does not set has ended a trial") == 1
+
+
+def test_a_time_out_says_whether_the_eval_has_set_it() -> None:
+    async def message(limits: Limits, seconds: float, deadline: float) -> str:
+        retrier = Retrier(limits, None, None, None, SimpleNamespace(outputs=0))  # type: ignore[arg-type]
+        return retrier._timeout(seconds, 0.0, deadline, TimeoutError()).message
+
+    assert "(turn_timeout: 120 s by default)" in asyncio.run(message(Limits(), 120, 600))
+    assert "(trial_timeout: 600 s by default)" in asyncio.run(message(Limits(), 120, 114))
+    assert asyncio.run(message(Limits(turn_timeout=90), 90, 600)).endswith("(turn_timeout)")
 
 
 def test_agents_have_time_and_the_machine_to_themselves(lab: Lab) -> None:
