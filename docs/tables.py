@@ -32,6 +32,7 @@ MARKED = re.compile(r"(<!-- (keys|fields|options): (.+?) -->\n).*?(<!-- end -->)
 PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", dict: "mapping", Any: "any value"}
 VALIDATORS = {
     "parse_duration": "duration",
+    "parse_size": "size",
     "parse_points": "points",
     "_urls": "URL or list of URLs",
     "_as_list": "text or list of texts",

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
 import sys
 import time
 import tracemalloc
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-import holdfast
 from holdfast.engine.replay import Replay
+from holdfast.engine.retry import Retrier
 from holdfast.engine.workspace import Workspace
 from holdfast.errors import ConfigError
 from holdfast.plan.identity import identify
-from holdfast.spec import schema
 from holdfast.spec.load import load_eval
-from holdfast.spec.trial_limits import grading_time, trial_limits
+from holdfast.spec.schema import Limits
+from holdfast.spec.trial_limits import time_beside_target, trial_limits
 from holdfast.store import blobs as store
 from holdfast.store.blobs import Blobs, Ignored, Snapshots
-from holdfast.store.records import Step, Usage
+from holdfast.store.records import Step, Usage, to_line
 from holdfast.targets.concurrency import agents_at_once, concurrency_of
 from tests.support.breaking import (
     kept,
@@ -28,7 +32,7 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab
-from tests.support.running import Server, module_server, run_dir, start, wait_for
+from tests.support.running import Server, environment, module_server, run_dir, start, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,16 +149,33 @@ def test_a_model_that_does_not_answer_is_not_the_agents_fault(lab: Lab, provider
     assert kept(run_dir(lab.folder)) == [] and "a model call had no answer for" in done.out + done.err
 
 
-def test_a_limit_that_nobody_set_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default is an hour: here, in this process, it is shorter."""
-    monkeypatch.setattr(schema, "AGENT_TURN", 3.0)
+SHORT_DEFAULT = """
+from holdfast.spec import schema
+schema.AGENT_TURN = 3.0
+from holdfast.cli.main import main
+main()
+"""
+
+
+def test_a_limit_that_nobody_set_is_named(lab: Lab) -> None:
+    """The default is an hour: this command has a shorter one."""
     shell(lab, SLOW.replace("$OLDPWD", str(lab.folder)))
     lab.rows = [{"id": "slow", "question": "slow"}]
     lab.write()
-    run = holdfast.evaluate(lab.eval_file, runs_dir=lab.runs)
-    assert "limits.turn_timeout, by default" in kept(run.path)[0]["stop_detail"]
-    log = (run.path / "run.log").read_text()
-    assert log.count("a time limit that the eval does not set has ended a trial") == 1
+    command = [sys.executable, "-c", SHORT_DEFAULT, "eval", lab.eval_file.name]
+    done = subprocess.run(command, cwd=lab.folder, env=environment(), capture_output=True, text=True, check=True)
+    assert "limits.turn_timeout, by default" in kept(run_dir(lab.folder))[0]["stop_detail"]
+    assert done.stderr.count("a time limit that the eval does not set has ended a trial") == 1
+
+
+def test_a_time_out_says_whether_the_eval_has_set_it() -> None:
+    async def message(limits: Limits, seconds: float, deadline: float) -> str:
+        retrier = Retrier(limits, None, None, None, SimpleNamespace(outputs=0))  # type: ignore[arg-type]
+        return retrier._timeout(seconds, 0.0, deadline, TimeoutError()).message
+
+    assert "(turn_timeout: 120 s by default)" in asyncio.run(message(Limits(), 120, 600))
+    assert "(trial_timeout: 600 s by default)" in asyncio.run(message(Limits(), 120, 114))
+    assert asyncio.run(message(Limits(turn_timeout=90), 90, 600)).endswith("(turn_timeout)")
 
 
 def test_agents_have_time_and_the_machine_to_themselves(lab: Lab) -> None:
@@ -163,7 +184,7 @@ def test_agents_have_time_and_the_machine_to_themselves(lab: Lab) -> None:
     spec = load_eval(lab.eval_file)
     assert (spec.limits.turn_timeout, spec.limits.trial_timeout) == (3600, 6 * 3600)
     assert concurrency_of(spec) == agents_at_once() and 1 <= agents_at_once() <= 8
-    assert grading_time(spec) == (120, 600)  # judges are no agents
+    assert time_beside_target(spec) == (120, 600)  # judges are no agents
     limits = trial_limits(spec)
     assert (limits.on_limit, limits.on_exit, limits.turn_time) == ("score", "score", 3600)
     lab.spec["limits"]["trial"] = {"time": "3h"}
@@ -176,6 +197,10 @@ def test_agents_have_time_and_the_machine_to_themselves(lab: Lab) -> None:
     spec = load_eval(lab.eval_file)
     assert (spec.limits.turn_timeout, concurrency_of(spec)) == (120, 64)
     assert (trial_limits(spec).on_limit, trial_limits(spec).on_exit) == ("error", "error")
+    lab.spec["limits"]["trial"] = {"calls": 3}
+    lab.write()
+    limits = trial_limits(load_eval(lab.eval_file))
+    assert (limits.on_limit, limits.turn_time, limits.time, limits.guarded) == ("score", None, None, True)
 
 
 def test_programs_and_functions_are_told_when_their_time_is_up(lab: Lab) -> None:
@@ -197,6 +222,17 @@ def test_time_before_a_crash_counts_and_calls_at_the_same_time_count_once() -> N
     replay = Replay(None, None, steps, print)  # type: ignore[arg-type]
     replay.begin_attempt(1)
     assert replay.recorded_seconds == pytest.approx(17.0)  # from 100 to 112, and from 125 to 130
+
+
+def test_the_time_of_a_model_with_tools_scores_only_as_a_limit_of_the_trial(lab: Lab, provider: Server) -> None:
+    functions(lab, "tools")
+    (lab.folder / "tools.py").write_text(TOOL.replace("return text", "import time; time.sleep(600)"))
+    lab.spec["limits"] = {"retries": 0, "trial": {"time": 3}}
+    (output,) = kept(lab.eval().run)
+    assert (output["stop"], output["answer"]) == ("time_limit", "limited")
+    assert not trial_limits(load_eval(lab.eval_file)).guarded  # else a time-out of the same length would come first
+    lab.spec["limits"] = {"retries": 0, "turn_timeout": 3}
+    assert "no answer within 3 s (turn_timeout)" in lab.eval(check=3).out
 
 
 # Tokens, cost and calls
@@ -258,6 +294,34 @@ def test_limits_hold_for_functions_and_models_with_tools(lab: Lab, kind: str) ->
         assert sum(bool(message.get("tool_calls")) for message in output["messages"]) == 3
 
 
+SUB_AGENT = """
+import json, urllib.request
+
+def reply(prompt, context):
+    def delegate(count):
+        return [ask(context.base_url, f"sub{number}") for number in range(count)]
+
+    context.model("first")
+    context.tool(delegate, {"count": 3})
+    return context.model("last").text
+
+def ask(url, prompt):
+    body = {"model": "own", "messages": [{"role": "user", "content": prompt}]}
+    request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+"""
+
+
+def test_a_tool_that_asks_through_the_proxy_does_not_wait_for_itself(lab: Lab) -> None:
+    functions(lab, "plain")
+    (lab.folder / "agent.py").write_text(SUB_AGENT)
+    lab.spec["target"]["python"] = "agent.py:reply"
+    lab.spec["limits"] = {"retries": 0, "trial": {"calls": 2, "time": "10m"}}
+    (output,) = kept(lab.eval().run)
+    assert (output["stop"], output["usage"]["requests"]) == ("call_limit", 4)  # and not the one after the tool
+
+
 def test_a_limit_ends_the_conversation_and_counts_over_all_turns(lab: Lab) -> None:
     use(lab, "Path('done.txt').touch()\nprint(ask(sys.argv[1]), ask('again'))\n", trial={"calls": 3})
     lab.spec["follow_ups"] = ["milk", "sugar"]
@@ -285,6 +349,35 @@ def test_a_limited_trial_that_is_killed_ends_where_it_would_have_ended(lab: Lab,
     )
     assert first == second and first["stop"] == "call_limit"
     assert metrics_bytes(whole) == metrics_bytes(done.run)
+
+
+@pytest.mark.faults
+def test_the_time_of_calls_before_a_crash_is_taken_off_the_agents_time(lab: Lab, provider: Server) -> None:
+    note = "(here / 'deadline').write_text(os.environ['HOLDFAST_DEADLINE'])\n"
+    use(lab, note + "Path('done.txt').touch()\nprint(ask('one'), ask('two'))\n", turn_timeout=1000)
+    provider.control(holds_after=1)
+    lab.write()
+    process = start("eval", lab.eval_file.name, cwd=lab.folder)
+    wait_for(lambda: provider.requests == 2, "the second call")
+    process.kill()
+    process.communicate()
+    provider.control(holds_after=-1)
+    journal = run_dir(lab.folder) / "steps.jsonl"
+    (recorded,) = kept(run_dir(lab.folder), "steps")
+    recorded = {name: value for name, value in recorded.items() if name != "sum"}
+    journal.write_bytes(to_line(msgspec.convert({**recorded, "seconds": 500.0}, Step)))  # as if it had been slow
+    began = time.time()
+    done = lab.eval()
+    assert done.asked == 1 and kept(done.run)[0]["stop"] == "stop"
+    assert began + 400 < int((lab.folder / "deadline").read_text()) < began + 600
+
+
+def test_reaching_a_limit_can_be_an_error(lab: Lab) -> None:
+    use(lab, FORTY, trial={"calls": 2}, on_limit="error")
+    done = lab.eval(check=3)
+    assert kept(run_dir(lab.folder)) == [] and done.asked == 2
+    assert "the limit of 2 model calls is reached (limits.trial.calls)" in done.out
+    assert lab.eval(check=3).asked == 0
 
 
 def test_a_limit_that_cannot_be_enforced_is_named(lab: Lab, provider: Server) -> None:
@@ -369,6 +462,29 @@ def test_a_budget_holds_inside_a_trial_which_resumes_in_the_middle(lab: Lab, pro
     assert (output["stop"], output["usage"]["requests"]) == ("stop", stopped.asked + done.asked)
 
 
+GIVES_UP = """
+from threading import Thread
+import time
+Path("done.txt").touch()
+Thread(target=ask, args=("slow",), daemon=True).start()
+time.sleep(4)
+try:
+    urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models", timeout=1)
+except OSError:
+    print("gave up", flush=True)
+os._exit(CODE)
+"""
+
+
+@pytest.mark.parametrize("code", ["0", "1"])
+def test_an_agent_that_gives_up_a_call_over_budget_is_not_scored(lab: Lab, provider: Server, code: str) -> None:
+    use(lab, GIVES_UP.replace("CODE", code))
+    provider.control(holds_after=0)
+    stopped = lab.eval("--max-time", "2s", check=3)  # which is over when the agent asks again
+    run = run_dir(lab.folder)
+    assert kept(run) == [] and kept(run, "errors") == [] and "budget reached" in stopped.out + stopped.err
+
+
 # Keys
 
 
@@ -376,11 +492,11 @@ def test_limits_that_score_are_in_the_key_and_the_plan_says_so(lab: Lab) -> None
     use(lab, FORTY, trial={"calls": 2})
     lab.eval()
     lab.spec["limits"]["trial"]["calls"] = 3
-    assert any("limits changed (limits.trial.calls 2 → 3)" in reason for reason in _reasons(lab))
+    assert any("limits changed: limits.trial.calls 2 → 3" in reason for reason in _reasons(lab))
     lab.spec["limits"] = {"retries": 3, "concurrency": 1, "trial": {"calls": 2}, "turn_timeout": "1h"}
     assert lab.plan()["to_run"] == 0  # an hour is the default
     lab.spec["limits"]["turn_timeout"] = "2h"
-    assert any("limits changed (limits.turn_timeout" in reason for reason in _reasons(lab))
+    assert any("limits changed: limits.turn_timeout" in reason for reason in _reasons(lab))
     lab.spec["limits"] = {"trial": {"calls": 2}, "on_exit": "error"}
     assert any("limits.on_exit" in reason for reason in _reasons(lab))
     lab.spec["limits"] = {"trial": {"calls": 2}}
@@ -404,6 +520,7 @@ def _reasons(lab: Lab) -> list[str]:
         ({"command": ["sh"]}, {"trial": {"time": "soon"}}, "a duration such as"),
         ({"command": ["sh"]}, {"trial": {"cost": 0}}, "greater than 0"),
         ({"command": ["sh"]}, {"on_limit": "ignore"}, "score"),
+        ({"command": ["sh"]}, {"trial": {"token": 5}}, "did you mean 'tokens'"),
     ],
 )
 def test_limits_that_mean_nothing_are_refused(lab: Lab, target: Any, limits: Any, problem: str) -> None:
@@ -452,7 +569,7 @@ def test_of_a_large_workspace_the_small_files_are_kept_and_graded(lab: Lab) -> N
     }
     assert "data/large.bin was not kept" in verdicts["large"]["feedback"]
     assert "a workspace is larger than workspace.max_size" in done.err
-    assert "1 file (200,000 bytes) were left out" in lab.do("show", run, "a").out
+    assert "1 file (200,000 bytes) was left out" in lab.do("show", run, "a").out
 
     lab.spec["workspace"] = {"ignore": ["node_modules"]}
     done = lab.eval()
@@ -489,6 +606,18 @@ def test_ignored_files_are_gone_when_a_workspace_is_restored_but_for_initial_one
     workspace.go_back_to(files)
     names = {path.relative_to(tmp_path / "work").as_posix() for path in (tmp_path / "work").rglob("*")}
     assert names == {"plain", "cache", "cache/first"}
+
+
+def test_a_grader_of_ignored_files_is_refused_or_an_error(lab: Lab) -> None:
+    shell(lab, "echo done > done.txt")
+    lab.rows = [{"id": "a", "question": "x", "path": "cache/out.txt"}]
+    lab.spec["workspace"] = {"ignore": ["cache"]}
+    lab.spec["graders"].append({"type": "file", "name": "cached", "must_not_exist": ["cache/out.txt"]})
+    assert "cache/out.txt is not kept, because workspace.ignore leaves it out" in lab.eval(check=2).err
+    lab.spec["graders"][-1]["must_not_exist"] = ["{{ path }}"]
+    lab.eval(check=3)
+    verdicts = {grade["grader"]: grade["status"] for grade in kept(run_dir(lab.folder), "grades")}
+    assert verdicts == {"made": "passed", "cached": "error"}
 
 
 def test_large_files_are_kept_and_restored_a_piece_at_a_time(tmp_path: Path) -> None:

@@ -140,19 +140,19 @@ class _Grouped(click.Command):
     "--max-cost",
     type=float,
     metavar="USD",
-    help="Start no more trials once the run has cost this much [default: no limit].",
+    help="Start no more trials, or calls of agents, once the run has cost this much [default: no limit].",
 )
 @click.option(
     "--token-budget",
     type=Positive(),
     metavar="N",
-    help="Start no more trials once the run has used N tokens [default: no limit].",
+    help="Start no more trials, or calls of agents, once the run has used N tokens [default: no limit].",
 )
 @click.option("--max-tokens", hidden=True, expose_value=False, callback=_refuse_max_tokens)
 @click.option(
     "--max-time",
     type=Duration(),
-    help="Start no more trials after this time, such as 90s, 30m or 2h [default: no limit].",
+    help="Start no more trials, or calls of agents, after this time, such as 90s, 30m or 2h [default: no limit].",
 )
 @runs_dir_option
 @click.option("--wait", is_flag=True, help="Wait if another process holds the run, instead of exiting with code 4.")

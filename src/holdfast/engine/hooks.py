@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from holdfast.containment.program import running
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.redact import redact
+from holdfast.spec.trial_limits import time_beside_target
 from holdfast.targets.command import for_environment
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Hooks:
     def __init__(self, block: HooksBlock, spec: Eval, warn: Callable[[str], None]) -> None:
         self._block = block
         self._folder = spec.folder
-        self._seconds = spec.limits.trial_timeout
+        self._seconds = time_beside_target(spec)[1]
         self._warn = warn
 
     async def before_run(self) -> None:

@@ -36,7 +36,7 @@ from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.spec.trial_limits import grading_time, is_agent
+from holdfast.spec.trial_limits import is_agent, time_beside_target
 from holdfast.store.answers import describe_answers
 from holdfast.store.journal import Journal
 from holdfast.targets.asking import REPLY_BYTES
@@ -167,7 +167,7 @@ class Loop:
                 self._window,
                 recorder,
                 self.progress,
-                grading=grading_time(self._spec),
+                grading=time_beside_target(self._spec),
                 batches=in_batches,
             )
             self._grading = Grading(

@@ -107,11 +107,14 @@ class Replay:
         in_batches: Callable[[], float] = lambda: 0.0,
         halted: Callable[[], bool] = lambda: False,
         end_trial: Callable[[], object] = lambda: None,
+        limits: TrialLimits | None = None,
     ) -> None:
         """`in_batches` returns the seconds that the trial has waited for batches, which count nowhere.
 
-        `halted` returns True if no call may start any more, and `end_trial` ends the trial without an output.
+        `halted` returns True if no call may start any more, and `end_trial` ends the trial without an output. `limits`
+        are those of the trial itself.
         """
+        self.limits = limits
         self._pending = pending
         self._in_batches = in_batches
         self.halted = halted
@@ -142,8 +145,6 @@ class Replay:
         self._opening_resource = asyncio.Lock()
         self.usage_counted = False
         """the target's usage was counted call by call"""
-        self.limits: TrialLimits | None = None
-        """limits of the trial's usage; None: there is none"""
         self.usage_before = NO_USAGE
         """of earlier turns"""
         self.seconds_before = 0.0
@@ -538,7 +539,9 @@ class RecordedCalls:
             answer = await live()
             return answer, read_usage(answer)
 
-        response = await self._call(key, ask)
+        # A tool in flight may ask through the proxy, which does not know that: it would wait for itself.
+        inside = reading is not None and self._in_flight > len(self._asked)
+        response = await self._call(key, ask, admitted=inside)
         self._trace.response(key, key[2], reading.answers(response) if reading else response["messages"] or ())
         used = read_usage(response)
         self.usage = used if self.usage is None else self.usage + used

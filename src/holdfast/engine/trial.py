@@ -11,6 +11,7 @@ Trial._reply        ask within the limits of the trial; one that is reached ends
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ class Trials:
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         trial = asyncio.current_task()
         assert trial is not None
-        replay = Replay(
+        return Replay(
             pending,
             self.recorder,
             recorded,
@@ -128,9 +129,8 @@ class Trials:
             in_batches=lambda: deadline.in_batches,
             halted=self.calls_stopped,
             end_trial=trial.cancel,
+            limits=self.limits,
         )
-        replay.limits = self.limits
-        return replay
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -263,7 +263,7 @@ class Trial:
                 self._pending,
                 self._deadline,
                 lambda: replay.progress,
-                timed=self._shared.limits.turn_time is None,
+                timed=self._shared.limits.guarded,
             )
         except (RestartTrial, Uncertain):
             raise
@@ -310,11 +310,10 @@ class Trial:
         shared, limits, started = self._shared, self._shared.limits, time.monotonic()
         assert shared.target is not None
         time_limit = limits.time_left(replay.seconds_before, replay.recorded_seconds)
-        guard = min(shared.spec.limits.turn_timeout, self._deadline.at - started)
-        seconds = guard if time_limit is None else time_limit.seconds
+        guard = min(shared.spec.limits.turn_timeout, self._deadline.at - started) if limits.guarded else math.inf
+        seconds = guard if time_limit is None else min(guard, time_limit.seconds)
         turn = replace(turn, calls=calls, deadline=time.time() + seconds)
         late: TimeoutError | None = None
-        reply = Reply(text="")
         try:
             with shared.retrier.within(None if time_limit is None else time_limit.seconds) as block:
                 calls.expire = block.expire
@@ -323,13 +322,17 @@ class Trial:
             if not block.expired:
                 raise
             late, reply = error, Reply(text=calls.text_so_far)
+        except ProgramExited as error:
+            if calls.limit is None and not calls.halted:
+                raise
+            reply = Reply(text=error.output)
+        if calls.halted:  # what a target says that was refused a call is not its answer
+            raise Halted
         if late is None and calls.limit is None:
             return reply
-        if calls.halted:
-            raise Halted
         calls.raise_outage()
         notes = getattr(late and late.__cause__, "__notes__", [])  # what a program had printed
-        if calls.limit is None and calls.seconds_unanswered > seconds / 2:
+        if calls.limit is None and time_limit is not None and calls.seconds_unanswered > time_limit.limit / 2:
             silence = f"a model call had no answer for {calls.seconds_unanswered:.0f} s when the time was up"
             raise AttemptError("timeout", "; ".join([silence, *notes]))
         stop = calls.limit or "time_limit"

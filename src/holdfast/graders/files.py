@@ -15,10 +15,10 @@ from holdfast.graders.types import WaitingGrader
 from holdfast.spec.file_grader_schema import DiffGrader, FileGrader
 from holdfast.spec.schema import inside_workspace
 from holdfast.spec.template import is_template
-from holdfast.store.blobs import describe_partial, follow
+from holdfast.store.blobs import Ignored, describe_partial, follow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from holdfast.graders.types import Case, Verdict
     from holdfast.spec.origin import Origin
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class _Workspace:
     """The files of one trial."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, ignored: Ignored) -> None:
+        self._ignored = ignored
         files, blobs = case.output.files, case.blobs
         if isinstance(files, UnsetType) or blobs is None:
             raise AttemptError("grader", "this trial has no workspace to look at", retry=False)
@@ -47,11 +48,13 @@ class _Workspace:
         return path in self._files or any(name.startswith(f"{path}/") for name in self._files)
 
     def _check_kept(self, path: str) -> None:
-        """Raise AttemptError for a file that may be missing only because the workspace was too large."""
+        """Raise AttemptError for a file that may be missing only because it was not kept."""
+        if path in self._ignored:
+            raise AttemptError("grader", f"{path} was not kept: workspace.ignore leaves it out", retry=False)
         if isinstance(self._partial, UnsetType):
             return
-        paths = self._partial.paths
-        left_out = any(f"{name}/".startswith(f"{end}/") for name in paths for end in {path, follow(self._files, path)})
+        paths, ends = self._partial.paths, {path, follow(self._files, path) or path}
+        left_out = any(f"{name}/".startswith(f"{end}/") for name in paths for end in ends)
         if left_out or self._partial.count > len(paths):
             raise AttemptError("grader", f"{path} was not kept: {describe_partial(self._partial)}", retry=False)
 
@@ -67,6 +70,15 @@ class _Workspace:
             raise AttemptError("grader", f"{path} of the workspace cannot be read: {error}", retry=False) from error
 
 
+def _ignored(origin: Origin, paths: Iterable[str]) -> Ignored:
+    """Return what the workspace leaves out; raise ConfigError if a grader looks for it."""
+    ignored = Ignored(() if origin.spec.workspace is None else origin.spec.workspace.ignore)
+    for path in paths:
+        if path in ignored:
+            raise origin.error(f"{path} is not kept, because workspace.ignore leaves it out")
+    return ignored
+
+
 class File(WaitingGrader):
     """Checks which files exist, and their contents."""
 
@@ -79,10 +91,12 @@ class File(WaitingGrader):
             (expected, Patterns(expected.must_match, block.dialect), Patterns(expected.must_not_match, block.dialect))
             for expected in block.content_patterns
         ]
+        paths = (*block.must_exist, *block.must_not_exist, *(expected.path for expected in block.content_patterns))
+        self._ignored = _ignored(origin, paths)
 
     async def judge(self, case: Case) -> Verdict:
         """Make one check per file and per pattern."""
-        return await asyncio.to_thread(self._judge, _Workspace(case), case.sample.fields)
+        return await asyncio.to_thread(self._judge, _Workspace(case, self._ignored), case.sample.fields)
 
     def _judge(self, files: _Workspace, fields: dict[str, Any]) -> Verdict:
         must_exist, must_not_exist = (
@@ -116,6 +130,7 @@ class Diff(WaitingGrader):
     def __init__(self, block: DiffGrader, origin: Origin) -> None:
         super().__init__(block, origin)
         self._snapshots = _read_snapshots(block, origin)
+        self._ignored = _ignored(origin, (expected.path for expected in block.expected_files))
 
     @classmethod
     def identity(cls, block: DiffGrader, origin: Origin) -> dict[str, Any]:
@@ -125,7 +140,7 @@ class Diff(WaitingGrader):
 
     async def judge(self, case: Case) -> Verdict:
         """Make one check per file, per snapshot and per text."""
-        return await asyncio.to_thread(self._judge, _Workspace(case), case.sample.fields)
+        return await asyncio.to_thread(self._judge, _Workspace(case, self._ignored), case.sample.fields)
 
     def _judge(self, files: _Workspace, fields: dict[str, Any]) -> Verdict:
         count, failures = 0, []

@@ -71,7 +71,7 @@ def _conversation(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             if key == "limits":
-                yield f"limits changed ({', '.join(_differences('limits', old.get(key) or {}, new.get(key) or {}))})"
+                yield f"limits changed: {', '.join(_differences('limits', old.get(key) or {}, new.get(key) or {}))}"
             elif old.get(key) is None:
                 yield f"{key} added"
             else:

@@ -387,7 +387,7 @@ class Limits(Block):
         trial = (self.trial and self.trial.time) or 0.0
         usual = {
             "turn_timeout": max(trial, AGENT_TURN if patient else self.turn_timeout),
-            "trial_timeout": max(trial, AGENT_TRIAL if patient else self.trial_timeout),
+            "trial_timeout": max(2 * trial, AGENT_TRIAL if patient else self.trial_timeout),  # with its retries
         }
         written = self.model_fields_set
         values = {name: value if name in written else usual.get(name, value) for name, value in self}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.spec.schema import Limits, is_embedded
+from holdfast.spec.schema import Limits, TrialLimitsBlock, is_embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,8 @@ class TrialLimits(msgspec.Struct, frozen=True):
     """`turn_timeout` and `trial_timeout`, unless the file sets them"""
     time_key: str
     """the key of `limits` that `time` comes from"""
+    guarded: bool
+    """time-outs of attempts are errors, which are retried"""
 
     def time_left(self, turns: float, turn: float) -> TimeLeft | None:
         """Return the limit of time that is nearest, given the seconds of earlier turns, and of this one so far."""
@@ -88,19 +90,21 @@ def with_defaults(limits: Limits, spec: Eval) -> Limits:
 
 def trial_limits(spec: Eval) -> TrialLimits:
     """Return the limits of an eval's trials."""
-    limits, trial = spec.limits, spec.limits.trial
+    limits, trial = spec.limits, spec.limits.trial or TrialLimitsBlock()
     on_limit = limits.on_limit or _default(spec)
-    scores_time = on_limit == "score" and spec.target.works_alone
+    # Where nothing but `trial` is written, a time-out stays what it was without it.
+    scores_time = on_limit == "score" and spec.target.works_alone and (is_agent(spec) or limits.on_limit == "score")
     return TrialLimits(
         turn_time=limits.turn_timeout if scores_time else None,
-        time=(trial and trial.time) or (limits.trial_timeout if scores_time else None),
-        tokens=trial and trial.tokens,
-        cost=trial and trial.cost,
-        calls=trial and trial.calls,
+        time=trial.time or (limits.trial_timeout if scores_time else None),
+        tokens=trial.tokens,
+        cost=trial.cost,
+        calls=trial.calls,
         on_limit=on_limit,
         on_exit=limits.on_exit or ("score" if is_agent(spec) else "error"),
         defaults=frozenset({"turn_timeout", "trial_timeout"} - limits.model_fields_set),
-        time_key="trial.time" if trial is not None and trial.time is not None else "trial_timeout",
+        time_key="trial_timeout" if trial.time is None else "trial.time",
+        guarded=not scores_time and (trial.time is None or "turn_timeout" in limits.model_fields_set),
     )
 
 
@@ -108,8 +112,8 @@ def _default(spec: Eval) -> OnLimit:
     return "score" if is_agent(spec) or spec.limits.trial is not None else "error"
 
 
-def grading_time(spec: Eval) -> tuple[float, float]:
-    """Return the time limits of a grader's reply and of a grade: judges need no more time because agents do."""
+def time_beside_target(spec: Eval) -> tuple[float, float]:
+    """Return the time limits of one attempt and of all attempts of a judge, and of a hook: they are no agents."""
     limits, written = spec.limits, spec.limits.model_fields_set
     usual = limits if any(map(is_embedded, spec.models())) else Limits()
     return (
@@ -143,7 +147,10 @@ def limit_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
     if limits.trial is not None:
         for name in limits.trial.model_dump(exclude_none=True):
             if not (target.counts_calls or (name == "time" and target.works_alone)):
-                message = "the target's model calls are not seen one by one: it needs tools, or `proxy: true`"
+                message = (
+                    "the target's model calls are not seen one by one: limits of a trial are for agents, functions, "
+                    "programs behind the proxy and models with tools"
+                )
                 yield ("limits", "trial", name), message
     elif limits.on_limit == "score" and not target.works_alone:
         yield ("limits", "on_limit"), "only agents, programs and functions can be scored at a time-out: add `trial`"

@@ -121,9 +121,9 @@ def _blocks(annotation: Any) -> Iterator[type[Block]]:
 def _explain(kind: str, message: str, place: Location, model: type[Block]) -> str:
     if kind == "extra_forbidden":
         key, owner = str(place[-1]), _model_at(model, place[:-1])
-        if key in ("api_key", "key", "token"):
-            return "keys are not written into files: name the environment variable with api_key_env"
         names = list(_written_names(owner)) if owner else []
+        if key in ("api_key", "key", "token") and "tokens" not in names:
+            return "keys are not written into files: name the environment variable with api_key_env"
         if key == "max_tokens" and "token_budget" in names:
             return "the length of a reply is target.params.max_tokens, a budget for the whole run limits.token_budget"
         if key in _PARAMETERS and "params" in names:

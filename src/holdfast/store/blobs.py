@@ -157,8 +157,8 @@ _Stamp = tuple[int, int, int, int]
 class Snapshots:
     """Stores the files of one folder again and again. A folder that is too large is stored without its largest files.
 
-    `unchanged` files, whose stamps are those of the last time, are not read again. Their times have to be older than
-    that by more than the clocks of file systems are coarse, since a later change would otherwise leave no trace.
+    A file that looks as it did the last time need not be read again. Its times must have been old then, by more than
+    the clocks of file systems are coarse: a change soon after the last one may leave them as they were.
     """
 
     def __init__(self, folder: Path, blobs: Blobs, ignored: Ignored, max_size: int) -> None:
@@ -224,10 +224,10 @@ class Snapshots:
 
 def describe_partial(partial: PartialFiles) -> str:
     """Describe what a snapshot lacks, and what to do."""
-    files = "1 file" if partial.count == 1 else f"{partial.count:,} files"
+    files, were = ("1 file", "was") if partial.count == 1 else (f"{partial.count:,} files", "were")
     return (
-        f"the workspace was larger than workspace.max_size, so {files} ({partial.bytes:,} bytes) were left out; raise "
-        "it, or name what no grader needs under workspace.ignore"
+        f"the workspace was larger than workspace.max_size, so {files} ({partial.bytes:,} bytes) {were} left out; "
+        "raise it, or name what no grader needs under workspace.ignore"
     )
 
 
