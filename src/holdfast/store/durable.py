@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +49,21 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+_ABSENT: Final = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ESTALE)
+)
+
+
+@contextmanager
+def if_present() -> Iterator[None]:
+    """Ignore errors that say that a file is not there, or not for this user; not those of a disk that fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
 
 
 def advice_for(error: OSError) -> str:

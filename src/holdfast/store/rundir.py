@@ -253,18 +253,21 @@ class RunDir:
         from holdfast.store.metrics import TrialResult
 
         decoder = msgspec.json.Decoder(TrialResult)
-        with self.results.open("rb") as file:
+        file = self.results.open("rb")
+        try:
             head = file.readline()
             if not head.endswith(b'"trials":[\n'):  # not as we write it: a trial per line
                 yield from self.read_results()
                 return
-            try:
-                self._check(self.results, msgspec.json.decode(head[:-1] + b"]}", type=_Version).schema_version)
-                for line in file:
-                    if not line.startswith(b"]"):
-                        yield decoder.decode(line.rstrip(b",\n"))
-            except msgspec.DecodeError as error:
-                raise self._damaged(self.results, error) from error
+            self._check(self.results, msgspec.json.decode(head[:-1] + b"]}", type=_Version).schema_version)
+            for line in file:
+                if not line.startswith(b"]"):
+                    yield decoder.decode(line.rstrip(b",\n"))
+        except msgspec.DecodeError as error:
+            raise self._damaged(self.results, error) from error
+        finally:
+            with suppress(OSError):  # of no interest to a reader, who may have stopped reading long ago
+                file.close()
 
     def newer(self, manifest: Manifest) -> str | None:
         """Return a notice if a newer Holdfast began the run."""
