@@ -246,9 +246,8 @@ def _fork_warm(name: str, listener: int) -> int:
 
 def import_all() -> None:
     """Import what commands could need, ahead of forks."""
-    for module in pkgutil.walk_packages(import_module("holdfast").__path__, "holdfast."):
-        if not module.name.endswith("__main__"):
-            import_module(module.name)
+    modules = pkgutil.walk_packages(import_module("holdfast").__path__, "holdfast.", onerror=lambda _: None)
+    _import(module.name for module in modules if not module.name.endswith("__main__"))
     _import((*_ALSO_NEEDED, "tests.support.server"))
 
 

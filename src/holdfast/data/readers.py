@@ -137,7 +137,8 @@ def read_rows(path: Path, layout: Layout, start: LineStart | None = None) -> Ite
     except (OSError, EOFError, ValueError, RecursionError) as error:
         raise DataError(str(path), f"cannot be read: {error}") from error
     except Exception as error:  # csv, zlib, lzma, zstandard and pyarrow each raise a root class of their own
-        if type(error).__module__.partition(".")[0] in ("_csv", "zlib", "lzma", "zstandard", "_lzma", "pyarrow"):
+        packages = ("_csv", "zlib", "lzma", "zstandard", "zstd", "_lzma", "pyarrow")
+        if type(error).__module__.partition(".")[0] in packages:
             raise DataError(str(path), f"cannot be read: {error}") from error
         raise
 

@@ -445,7 +445,7 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
 
 def _check_journals(rundir: RunDir) -> None:
     """Refuse to continue a finished run that has lost lines: doing that work again costs money."""
-    with suppress(OSError, ResultsError, VersionError):
+    with suppress(ResultsError, VersionError):
         if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
             run = shlex.quote(str(rundir.path))
             raise Fault(

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.canonical import digest
-from holdfast.errors import UsageError
+from holdfast.errors import Fault, UsageError
 from holdfast.graders.build import grader_places
 from holdfast.plan.changes import RowChanges, identity_changes
 from holdfast.plan.inputs import stale_parts, with_state
@@ -21,13 +21,14 @@ from holdfast.plan.plan import Work, make_plan
 from holdfast.plan.reuse import Borrowed, Lender, Offer, borrow, drop_other_sets
 from holdfast.spec.named_inputs import TARGET
 from holdfast.store.catalog import brief_runs
+from holdfast.store.durable import advice_for, if_present
 from holdfast.store.lines import scan
 from holdfast.store.manifest import Drift
 from holdfast.store.run_files import UNREADABLE
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from holdfast.plan.identity import RunIdentity
@@ -56,18 +57,26 @@ def other_runs(
 
     Of the rest, not even the manifests are read again.
     """
-    others = sorted(
-        brief_runs(runs_dir, besides=rundir.path), key=lambda run: _nearness(identity, run[1]), reverse=True
-    )
+    try:
+        return list(_other_runs(identity, rundir, runs_dir, alike))
+    except OSError as error:
+        raise Fault(
+            "disk",
+            f"cannot read other runs, whose outputs might be reused: {error}",
+            remedy=f"{advice_for(error)} Then run the same command again. Or do all work here, with --fresh.",
+        ) from error
+
+
+def _other_runs(identity: RunIdentity, rundir: RunDir, runs_dir: Path, alike: int | None) -> Iterator[OtherRun]:
+    briefs = brief_runs(runs_dir, besides=rundir.path)
+    others = sorted(briefs, key=lambda run: _nearness(identity, run[1]), reverse=True)
     compared = set([path for path, brief in others if brief.name == identity.spec.name][:alike])
-    runs = []
     for path, brief in others:
         if path in compared or brief.fingerprints["work"] == identity.work.digest:
             other = RunDir(path)
-            with suppress(UsageError, OSError):  # it may be gone by now
+            with suppress(UsageError), if_present():  # it may be gone by now
                 if (manifest := other.read_manifest()) is not None:
-                    runs.append((other, manifest))
-    return runs
+                    yield other, manifest
 
 
 def _nearness(identity: RunIdentity, brief: Brief) -> tuple[bool, int, int, str]:

@@ -22,7 +22,7 @@ from holdfast.errors import UsageError
 from holdfast.plan.keys import set_digest
 from holdfast.plan.plan import TO_GRADE
 from holdfast.store.blobs import Blobs
-from holdfast.store.durable import make_directory
+from holdfast.store.durable import if_present, make_directory
 from holdfast.store.index import read_grade_head, read_output_head
 from holdfast.store.inputs import Input, append_inputs
 from holdfast.store.journal import append_lines
@@ -247,7 +247,7 @@ def _shared_files(shared: Lender | None) -> set[tuple[int, int]]:
 def _other_journals(rundir: RunDir, kind: str, shared_files: Set[tuple[int, int]]) -> Iterator[Path]:
     """Yield the journals of a run that are not shared already."""
     for path in rundir.journals(kind):
-        with suppress(OSError):
+        with if_present():
             stat = path.stat()
             if (stat.st_dev, stat.st_ino) not in shared_files:
                 yield path
@@ -379,12 +379,12 @@ def _share(shared: Lender, rundir: RunDir, index: Index) -> None:
 def _hits(path: Path, place: slice, missing: Set[str]) -> Iterator[tuple[int, bytes]]:
     """Yield the sound lines whose key is in `missing`, reading the key from its fixed position.
 
-    A file that cannot be read is skipped.
+    A file that is gone by now is skipped.
     """
     if not missing:
         return
     keys = {key.encode() for key in missing}
-    with suppress(OSError):
+    with if_present():
         for offset, line in scan_raw(path):
             if line[place] in keys and is_sound(line):
                 yield offset, line

@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.errors import NoSuchRun, ResultsError, UsageError, VersionError
 from holdfast.store.catalog_cache import CatalogCache, stamp_of
+from holdfast.store.durable import if_present
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan, scan_raw, search
 from holdfast.store.run_files import open_binary
@@ -36,11 +37,11 @@ def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
     return (RunDir(Path(path)) for path, _ in _run_folders(root, archived=archived))
 
 
-def _run_folders(root: Path, *, archived: bool = False) -> Iterator[tuple[str, bool]]:
+def _run_folders(root: Path, *, archived: bool = False, all_or_raise: bool = False) -> Iterator[tuple[str, bool]]:
     """Yield the directories, and whether one has a lease. Paths are texts, since there are thousands."""
-    for name in _listing(str(root))[0]:
+    for name in _listing(str(root), all_or_raise)[0]:
         folder = f"{root}/{name}/{ARCHIVE}" if archived else f"{root}/{name}"
-        names, files = _listing(folder)
+        names, files = _listing(folder, all_or_raise)
         for run in names:
             if archived or run != ARCHIVE:
                 yield f"{folder}/{run}", f"{run}.lock" in files
@@ -85,12 +86,15 @@ class Brief(msgspec.Struct, frozen=True):
 
 
 def brief_runs(root: Path, *, besides: Path) -> Iterator[tuple[Path, Brief]]:
-    """Yield the directories of other runs whose manifest can be read. Manifests of many runs are read once."""
+    """Yield the directories of other runs whose manifest can be read. Manifests of many runs are read once.
+
+    Raises OSError if the disk fails: what cannot be read might be reused, and would be paid for again.
+    """
     cache = CatalogCache(root, "briefs", Brief)
-    for path, _ in _run_folders(root):
+    for path, _ in _run_folders(root, all_or_raise=True):
         if Path(path) == besides:
             continue
-        with suppress(UsageError, OSError):
+        with suppress(UsageError), if_present():
             yield Path(path), cache.get(path, partial(_look_at_manifest, path), partial(_read_brief, path))
     cache.save()
 
@@ -107,10 +111,10 @@ def _read_brief(path: str) -> tuple[Stamp, Brief]:
     return stamp, Brief(manifest.name, manifest.created, manifest.dataset.count, parts)
 
 
-def _listing(path: str) -> tuple[list[str], set[str]]:
+def _listing(path: str, all_or_raise: bool) -> tuple[list[str], set[str]]:
     """Return the names of a folder's folders, sorted, and those of its files."""
     folders, files = [], set()
-    with suppress(OSError), os.scandir(path) as entries:
+    with if_present() if all_or_raise else suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
             if _is_folder(entry):
                 folders.append(entry.name)

@@ -56,6 +56,21 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+_ABSENT: Final = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ESTALE)
+)
+
+
+@contextmanager
+def if_present() -> Iterator[None]:
+    """Ignore errors that say that a file is not there, or not for this user; not those of a disk that fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+
+
 def advice_for(error: OSError) -> str:
     """Advise what to do about a file or directory that cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -193,7 +193,7 @@ class RunLease:
             self._path.rename(aside)
         except FileNotFoundError:
             return False  # another contender was faster
-        except OSError as error:
+        except PermissionError as error:
             path = shlex.quote(str(self._path))
             raise RunHeld(
                 f"{self._describe(self._seen_holder)} has ended, and its lease cannot be removed: {error.strerror}",

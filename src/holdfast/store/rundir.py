@@ -251,7 +251,8 @@ class RunDir:
         from holdfast.store.metrics import TrialResult
 
         decoder = msgspec.json.Decoder(TrialResult)
-        with open_binary(self.results) as file:
+        file = open_binary(self.results)
+        try:
             lines = read_lines(file, self.results)
             head = next(lines, b"")
             if not head.endswith(b'"trials":[\n'):  # not as we write it: a trial per line
@@ -260,16 +261,18 @@ class RunDir:
                 results = self._read(self.results, Results)
                 yield from () if results is None else results.trials
                 return
-            try:
-                self._check(self.results, msgspec.json.decode(head[:-1] + b"]}", type=_Version).schema_version)
-                line = b""
-                for line in lines:
-                    if not line.startswith(b"]"):
-                        yield decoder.decode(line.rstrip(b",\n"))
+            self._check(self.results, msgspec.json.decode(head[:-1] + b"]}", type=_Version).schema_version)
+            line = b""
+            for line in lines:
                 if not line.startswith(b"]"):
-                    raise self._damaged(self.results, "its end is missing")
-            except UNREADABLE as error:
-                raise self._damaged(self.results, error) from error
+                    yield decoder.decode(line.rstrip(b",\n"))
+            if not line.startswith(b"]"):
+                raise self._damaged(self.results, "its end is missing")
+        except UNREADABLE as error:
+            raise self._damaged(self.results, error) from error
+        finally:
+            with suppress(OSError):  # of no interest to a reader, who may have stopped reading long ago
+                file.close()
 
     def newer(self, manifest: Manifest) -> str | None:
         """Return a notice if a newer Holdfast began the run."""
