@@ -320,8 +320,8 @@ class Limits(Block):
 
     concurrency: int | Literal["auto"] | None = None
     """Maximum number of requests in flight, or `auto` to raise it while the server keeps up. A rate limit lowers it
-    for a while, stray refusals do not. Default: `auto` for a model on the internet, 64 for one in your own network, for several servers and
-    for other targets, 4 for the embedded model; for likelihoods 16, or 1 for the embedded model."""
+    for a while, stray refusals do not. Default: `auto` for a model on the internet, 64 for one in your own network, for
+    several servers and for other targets, 4 for the embedded model; for likelihoods 16, or 1 for the embedded model."""
     turn_timeout: Seconds = 120
     """Time limit for one reply of the target. Default for the embedded model: 1 hour."""
     trial_timeout: Seconds = 600
