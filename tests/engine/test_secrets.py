@@ -11,7 +11,7 @@ import pytest
 from holdfast import evaluate
 from holdfast.spec.redact import Secrets, secret_variables
 from holdfast.targets.proxy import DUMMY_KEY
-from tests.support.providers import Say, provider
+from tests.support.providers import Raw, Say, provider
 from tests.support.running import lines
 from tests.support.specs import command, write_spec
 from tests.support.workflow import Answer, workflow
@@ -234,7 +234,10 @@ def reply(prompt, context):
 
 def test_an_agent_that_repeats_a_secret_is_answered_from_the_record(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(REPEATS)
-    with provider("chat", [Say(f"It is {KEY}, I think"), Say("Sorry"), Say("No")]) as server:
+    parts = ["It is ", KEY[:9], KEY[9:], ", I think"]
+    deltas = [{"choices": [{"index": 0, "delta": {"content": part}}]} for part in parts]
+    ended = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    with provider("chat", [Raw([*deltas, ended]), Say("Sorry"), Say("No")]) as server:
         target = {"python": "agent.py:reply", "base_url": server.url}
         spec = write_spec(tmp_path, target=target, graders=None, samples=[{"id": "a", "question": "?"}])
         run = evaluate(spec)
