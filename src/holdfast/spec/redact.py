@@ -86,7 +86,7 @@ class Secrets:
         """
         named = {*names}
         self._notice = notice
-        self._found: set[str] = set()
+        self._reported: set[str] = set()
         spellings: dict[str, str] = {}
         for name, value in environ.items():
             if len(value) >= _SHORTEST_SECRET and (
@@ -110,8 +110,8 @@ class Secrets:
         for spelling, name in self._spellings:
             if spelling in text:
                 text = text.replace(spelling, f"(hidden: ${name})")
-                if name not in self._found:
-                    self._found.add(name)
+                if name not in self._reported:
+                    self._reported.add(name)
                     self._notice(
                         f"the value of ${name} appeared in what the target, a tool or a grader returned. It was "
                         f"replaced by (hidden: ${name}) before it was written or sent on; the output counts it as "
