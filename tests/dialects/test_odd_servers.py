@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast import evaluate
 from holdfast.dialects import dialect_of
 from holdfast.dialects.types import ModelRequest
 from tests.dialects.test_conformance import keys, run  # noqa: F401 - `keys` is a fixture
 from tests.dialects.test_stops import chat, claude, gemini
-from tests.support.providers import Raw, Say
+from tests.support.providers import Raw, Say, provider
+from tests.support.running import lines
+from tests.support.specs import command, write_spec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.spec.schema import Api
 
 
@@ -178,3 +183,35 @@ def test_usage_that_cannot_be_true_is_unknown(api: Api, usage: Any, counts: tupl
     tokens = dialect_of(api).read(replies[api]).tokens
     assert (tokens.input, tokens.output) == counts
     assert (tokens.cache_read, tokens.cache_write) == (0, 0)
+    assert tokens.absurd
+
+
+def test_a_reply_with_negative_tokens_takes_nothing_from_a_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    bad, good = ({"prompt_tokens": number, "completion_tokens": 1} for number in (-1_000_000, 60))
+    replies = [Raw(chat("stop") | {"usage": usage}) for usage in (bad, good, good, good)]
+    with provider("chat", replies) as server:
+        path = write_spec(
+            tmp_path,
+            target={"model": "m", "base_url": server.url},
+            samples=[{"id": str(number), "question": "?"} for number in range(9)],
+            same_prompt=True,
+            graders=None,
+            limits={"token_budget": 100, "concurrency": 1, "max_cost": 1},
+            prices={"m": {"input": 10, "output": 10}},
+        )
+        done = command(monkeypatch, capsys, tmp_path, "eval", path)
+    assert done.code == 3 and "budget reached: --token-budget 100 (122 tokens used)" in done.out + done.err
+    assert len(server.asked) == 3, "the one whose tokens are unknown, and two that reach the budget"
+    text = " ".join((done.out + done.err).split())
+    assert text.count("m reported token counts that cannot be true") == 1 and "$-" not in text
+
+
+@pytest.mark.parametrize("usage", [{"input_tokens": -5, "output_tokens": 1}, {"cost": -1.0}, {"requests": -3}])
+def test_usage_of_a_function_that_cannot_be_true_is_unknown(tmp_path: Path, usage: dict[str, Any]) -> None:
+    (tmp_path / "agent.py").write_text(f"def reply(prompt): return {{'output': 'x', 'usage': {usage!r}}}")
+    spec = write_spec(tmp_path, target={"python": "agent.py:reply"}, graders=None)
+    run = evaluate(spec, runs_dir=tmp_path / "runs")
+    for output in lines(run.path / "outputs.jsonl"):
+        assert output["usage"] == {"input_tokens": None, "output_tokens": None, "requests": 0, "cost": None}

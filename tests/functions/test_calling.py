@@ -355,9 +355,9 @@ def user(turn): return deep(2)
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, function: str
     ) -> None:
         error = self.errors(folder, monkeypatch, target={"python": f"{folder}/agent.py:{function}"})
-        assert error["message"] == "agent.py:4: ValueError: odd: (hidden)"
+        assert error["message"] == "agent.py:4: ValueError: odd: (hidden: $SOME_API_KEY)"
         trace = error["traceback"]
-        assert trace.startswith("Traceback (most recent call last)") and trace.endswith("ValueError: odd: (hidden)")
+        assert trace.startswith("Traceback (most recent call last)") and trace.endswith("ValueError: odd: (hidden: $SOME_API_KEY)")
         assert f'agent.py", line {7 if function == "reply" else 8}, in {function}' in trace
         assert "return deep(n - 1)" in trace and "holdfast/functions" not in trace and "secret" not in trace
 
@@ -381,7 +381,7 @@ def user(turn): return deep(2)
         hook = {"command": f"{sys.executable} {folder}/hook.py", "error_on_fail": True}
         error = self.errors(folder, monkeypatch, hooks={"before_task": [hook]})
         assert error["message"].startswith("hooks.before_task") and 'hook.py", line 2' in error["traceback"]
-        assert error["traceback"].endswith("ValueError: odd: (hidden)")
+        assert error["traceback"].endswith("ValueError: odd: (hidden: $SOME_API_KEY)")
 
     def test_a_long_one_is_cut_in_its_middle(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "long.py").write_text(

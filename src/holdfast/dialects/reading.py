@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError
+from holdfast.store.records import MOST_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from holdfast.spec.model_schema import ThoughtsBlock
     from holdfast.spec.schema import ReasoningHistory
 
-_MOST_TOKENS: Final = 10**12
-"""beyond which a number is a mistake of the server"""
 STOPPED_EARLY: Final = "the stream ended before the answer was complete"
 
 _HALF: Final = re.compile(r"[\ud800-\udfff]")
@@ -30,7 +29,7 @@ _END_OF_THOUGHTS: Final = re.compile(r"(?i)</(?:think|thinking|thought|reasoning
 
 def count(value: Any) -> int | None:
     """Return a number of tokens; None where the server sent something else."""
-    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None  # a bool is no number
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None  # a bool is no number
 
 
 def check_counts(tokens: TokenCounts, reported: Iterable[Any], total: Any = None) -> TokenCounts:
@@ -40,15 +39,16 @@ def check_counts(tokens: TokenCounts, reported: Iterable[Any], total: Any = None
     xAI counts reasoning beside the output: then `total` says so.
     """
     if any(value is not None and count(value) is None for value in reported):
-        return TokenCounts(tier=tokens.tier, searches=tokens.searches, unpriced=tokens.unpriced)
+        return TokenCounts(tier=tokens.tier, searches=tokens.searches, unpriced=tokens.unpriced, absurd=True)
     sent, received, reasoning = tokens.input, tokens.output, tokens.reasoning or 0
     if reasoning and sent is not None and received is not None and count(total) == sent + received + reasoning:
         tokens = replace(tokens, output=received + reasoning)
     if tokens.output is not None and max(reasoning, tokens.output_audio) > tokens.output:
-        tokens = replace(tokens, output=None, output_audio=0, reasoning=None)
+        tokens = replace(tokens, output=None, output_audio=0, reasoning=None, absurd=True)
     parts = tokens.cache_read + tokens.cache_write
     if sent is not None and (max(parts, tokens.input_audio) > sent or tokens.cache_write_long > tokens.cache_write):
-        tokens = replace(tokens, input=None, input_audio=0, cache_read=0, cache_write=0, cache_write_long=0)
+        unknown = {"input": None, "input_audio": 0, "cache_read": 0, "cache_write": 0, "cache_write_long": 0}
+        tokens = replace(tokens, **unknown, absurd=True)
     return tokens
 
 

@@ -67,6 +67,8 @@ class TokenCounts(Struct, frozen=True, kw_only=True):
     """the service tier that answered; None: the standard one"""
     unpriced: str | None = None
     """what else the provider charges for, and no table of prices has"""
+    absurd: bool = False
+    """the server reported numbers that cannot be true, and are unknown therefore"""
 
 
 class Answer(Struct, frozen=True, kw_only=True):

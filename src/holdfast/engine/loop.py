@@ -34,6 +34,7 @@ from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import is_judge
+from holdfast.spec.redact import Secrets, secret_variables
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import is_agent, time_beside_target
@@ -159,6 +160,7 @@ class Loop:
                 self._display,
                 nothing_to_grade=not self._session.identity.work.slots,
                 inputs=self._input_recorder(),
+                secrets=Secrets(secret_variables(self._spec.document.data), self._session.notice),
             )
             in_batches = self._batches is not None
             retrier = Retrier(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
+from msgspec.structs import replace
 
 from holdfast.graders.build import place_name
+from holdfast.spec.redact import MARK, Secrets
 from holdfast.store.answers import KIND_CODES, answer_kind
 from holdfast.store.records import to_line
 from holdfast.store.refs import OutputRef, VerdictRef, moments
@@ -35,9 +37,12 @@ class Recorder:
         *,
         nothing_to_grade: bool,
         inputs: InputRecorder | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
         """`inputs` records what code of the user reads, if the eval has any that runs in this process."""
         self._journal = journal
+        self.secrets = secrets or Secrets(environ={})
+        """what no record may contain; replies are without it before they are used"""
         self._inputs = inputs
         self._index = index
         self._progress = progress
@@ -60,14 +65,18 @@ class Recorder:
     async def step(self, record: Step) -> None:
         """Record a call of a trial; return when the record is on disk."""
         self._record_inputs()
-        await self._journal.write("steps", to_line(record))
+        await self._journal.write("steps", to_line(record))  # its response is without secrets
         self._index.spent.add(record.usage)
         self._progress.step(record.kind)
 
     async def output(self, record: Output, *, usage_counted: bool) -> None:
         """Record a finished trial; return when it is on disk. `usage_counted`: its calls were counted one by one."""
         self._record_inputs()
-        line = await self._journal.write("outputs", to_line(record))
+        data = to_line(record)
+        if MARK in data:
+            record = replace(record, redacted=data.count(MARK))
+            data = to_line(record)
+        line = await self._journal.write("outputs", data)
         self._keep_output(record, line)
         timing = record.timing
         if not usage_counted:
@@ -110,13 +119,24 @@ class Recorder:
     def grade(self, record: Grade) -> None:
         """Record a verdict without waiting for the disk."""
         self._record_inputs()
-        self._journal.post("grades", to_line(record), lambda: self._graded(record))
+        record, line = self._without_secrets(record)
+        self._journal.post("grades", line, lambda: self._graded(record))
 
     async def grade_now(self, record: Grade) -> None:
         """Record a verdict; return when it is on disk."""
         self._record_inputs()
-        await self._journal.write("grades", to_line(record))
+        record, line = self._without_secrets(record)
+        await self._journal.write("grades", line)
         self._graded(record)
+
+    def _without_secrets(self, record: Grade) -> tuple[Grade, bytes]:
+        """Return a verdict whose explanation has no secrets, and its line."""
+        line = to_line(record)
+        if not self.secrets.found_in(line):
+            return record, line
+        feedback, details = self.secrets.hide(record.feedback), self.secrets.clean(record.details)
+        record = replace(record, feedback=feedback, details=details)
+        return record, to_line(record)
 
     def _graded(self, record: Grade) -> None:
         key, status, score, usage = record.grade_key, record.status, record.score, record.usage
@@ -141,6 +161,8 @@ class Recorder:
 
     def error(self, record: ErrorRecord) -> None:
         """Record a failed attempt without waiting for the disk."""
+        traceback = record.traceback if isinstance(record.traceback, UnsetType) else self.secrets.hide(record.traceback)
+        record = replace(record, message=self.secrets.hide(record.message), traceback=traceback)
         if record.where == "target":
             self._index.attempts[record.key] = record.attempt
             self._index.note_failure(record.key, record.kind)

@@ -29,11 +29,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import secrets
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
 from contextvars import ContextVar
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from holdfast.engine.replay_again import Key
     from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import PendingTrial
+    from holdfast.spec.redact import Secrets
     from holdfast.spec.trial_limits import LimitName, TrialLimits
     from holdfast.store.blobs import Files
     from holdfast.store.records import OnCutOff
@@ -108,11 +109,12 @@ class Replay:
         halted: Callable[[], bool] = lambda: False,
         end_trial: Callable[[], object] = lambda: None,
         limits: TrialLimits | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
         """`in_batches` returns the seconds that the trial has waited for batches, which count nowhere.
 
         `halted` returns True if no call may start any more, and `end_trial` ends the trial without an output. `limits`
-        are those of the trial itself.
+        are those of the trial itself. `secrets` are replaced in responses before anybody sees them.
         """
         self.limits = limits
         self._pending = pending
@@ -120,9 +122,10 @@ class Replay:
         self.halted = halted
         self.end_trial = end_trial
         self._recorder = recorder
+        self._secrets = secrets
         self._notice = notice
         self.workspace = workspace
-        self.id = secrets.token_hex(16)
+        self.id = token_hex(16)
         self._unused = {(step.turn, step.kind, step.request, step.nth): step for step in recorded}
         """recorded calls that the conversation has not asked for yet"""
         self._from_earlier_process = set(self._unused)
@@ -156,6 +159,13 @@ class Replay:
     def trial_name(self) -> str:
         """The trial's name in messages."""
         return f"{self._pending.sample.id} #{self._pending.trial}"
+
+    def without_secrets(self, value: Any) -> Any:
+        """Return a request or a response in which known secrets are replaced. Paths of a workspace stay."""
+        cleaned = value if self._secrets is None else self._secrets.clean(value)
+        if cleaned is value or not isinstance(value, dict) or "files" not in value:
+            return cleaned
+        return {**cleaned, "files": value["files"]}
 
     def call_order(self) -> dict[Key, int]:
         """Return the positions of the current turn's calls in the record."""
@@ -428,7 +438,8 @@ class RecordedCalls:
 
     def _next_key(self, kind: str, request: Any) -> Key:
         self._check_not_over()
-        request_digest = digest(request)
+        # Without secrets, since a recorded answer that the request repeats is without them, too.
+        request_digest = digest(self._replay.without_secrets(request))
         if self._failed_numbers[kind, request_digest]:
             return self._turn, kind, request_digest, self._failed_numbers[kind, request_digest].pop()
         self._request_counts[kind, request_digest] += 1
@@ -492,6 +503,7 @@ class RecordedCalls:
         outside = _INSIDE_CALL.set(True)
         try:
             response, usage = await live()
+            response = self._replay.without_secrets(response)
             self._check_not_over()  # the next attempt may have an answer of its own to the same call
             await self._replay.end_call(call, response, usage)
         finally:

@@ -257,6 +257,7 @@ class Retrier:
                     streak.success()
                 self._progress.answered(where)
                 return result
+            error.message = self._recorder.secrets.hide(error.message)
             started += deadline.in_batches - waited
             if progress() > so_far:
                 so_far, retry, refusals = progress(), 0, 0

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from holdfast.engine.retry import Retrier
     from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
+    from holdfast.spec.redact import Secrets
     from holdfast.store.records import Mark, Usage
     from holdfast.targets.types import Turn
 
@@ -130,6 +131,7 @@ class Trials:
             halted=self.calls_stopped,
             end_trial=trial.cancel,
             limits=self.limits,
+            secrets=self.recorder.secrets,
         )
 
 
@@ -207,7 +209,7 @@ class Trial:
         self._conversation_started = time.time()
         prompt = conversation.scripted_prompt
         while prompt is not None:
-            reply = await self._ask(conversation.begin_turn(prompt))
+            reply = without_secrets(await self._ask(conversation.begin_turn(prompt)), self._shared.recorder.secrets)
             conversation.end_turn(reply, self._conversation_seconds())
             if conversation.turns in self._shared.checkpoints and await self._stopped_by_checkpoint(conversation):
                 conversation.stopped = True
@@ -301,7 +303,8 @@ class Trial:
         finally:
             calls.end()
         uncounted = reply.usage if calls.usage is None else NO_USAGE
-        reply = replace(calls.with_calls(reply), usage=calls.usage or reply.usage)
+        reply = without_secrets(calls.with_calls(reply), self._shared.recorder.secrets)
+        reply = replace(reply, usage=calls.usage or reply.usage)
         self._check_enforced(reply)
         return _Answer(reply, uncounted)
 
@@ -383,6 +386,7 @@ class Trial:
             decision = await self._shared.retrier.target(
                 lambda: user.decide(messages, self._pending.sample, turn), self._pending, self._deadline
             )
+            decision = self._shared.recorder.secrets.clean(decision)
             await replay.end_call(call, msgspec.to_builtins(decision), decision.usage)
         if decision.usage.requests:
             conversation.usage += decision.usage
@@ -435,6 +439,15 @@ class Trial:
             value=reply.value,
             row=self._pending.sample.row if self._shared.sees_part else UNSET,
         )
+
+
+def without_secrets(reply: Reply, secrets: Secrets) -> Reply:
+    """Return a reply in which known secrets are replaced, before it is used: recorded or live, it is the same.
+
+    Paths of a workspace stay as they are.
+    """
+    cleaned = secrets.clean(reply)
+    return reply if cleaned is reply else replace(cleaned, files=reply.files)
 
 
 def _keep_files(files: Iterable[Attachment], blobs: Blobs, where: str) -> None:

@@ -1,13 +1,25 @@
-"""Removes secrets before an eval is shown or stored: passwords, header values, and values in URLs."""
+"""Removes secrets before anything is shown or stored.
+
+From evals: passwords, header values, and values in URLs. From what models, programs and servers say: the values of
+environment variables that hold secrets (`Secrets`).
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+T = TypeVar("T")
 
 _HIDDEN = "(hidden)"
 _URLS = ("base_url", "http", "url", "tracking_uri")
@@ -15,6 +27,10 @@ _URLS = ("base_url", "http", "url", "tracking_uri")
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _SHORTEST_SECRET = 8
 """shorter values, as in `KEY=none`, are found in texts by chance"""
+_NOT_SECRET = re.compile(r"[A-Za-z]{1,19}|\d+|[/~].*", re.DOTALL)
+"""values that are one word or number, which are found in texts by chance, or the path of a file"""
+MARK: Final = b"(hidden: $"
+"""how the replacement of a secret begins"""
 
 _SECRET_VARIABLE = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 
@@ -51,12 +67,175 @@ def shown_url(url: str) -> str:
     return _without_password(start) + mark + (shown if query else "")
 
 
+class Secrets:
+    """The values of environment variables that hold secrets, and their replacement by `(hidden: $NAME)`.
+
+    A value is found as it is, inside JSON inside a text, and as a part of a URL. Other codes, such as base64, and the
+    name of a file are not looked at.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str] = (),
+        notice: Callable[[str], object] = lambda _: None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """`names` are variables of the eval that hold secrets whatever they are called.
+
+        `notice` is called once for each variable whose value is found.
+        """
+        named = {*names}
+        self._notice = notice
+        self._reported: set[str] = set()
+        spellings: dict[str, str] = {}
+        for name, value in environ.items():
+            if len(value) >= _SHORTEST_SECRET and (
+                name in named or (_SECRET_NAME.search(name) and not _NOT_SECRET.fullmatch(value))
+            ):
+                for spelling in _spellings(value):
+                    spellings.setdefault(spelling, name)
+        self._spellings = sorted(spellings.items(), key=lambda pair: -len(pair[0]))
+        """the longest first: it may contain another one"""
+        self._needles = [*dict.fromkeys(_json(spelling) for spelling, _ in self._spellings)]
+
+    def found_in(self, data: bytes) -> bool:
+        """Return True if a line of JSON has a secret in it."""
+        for needle in self._needles:  # noqa: SIM110 - a generator takes twice as long
+            if needle in data:
+                return True
+        return False
+
+    def hide(self, text: str) -> str:
+        """Return a text without secrets."""
+        for spelling, name in self._spellings:
+            if spelling in text:
+                text = text.replace(spelling, f"(hidden: ${name})")
+                if name not in self._reported:
+                    self._reported.add(name)
+                    self._notice(
+                        f"the value of ${name} appeared in what the target, a tool or a grader returned. It was "
+                        f"replaced by (hidden: ${name}) before it was written or sent on; the output counts it as "
+                        "`redacted`"
+                    )
+        return text
+
+    def clean(self, value: T) -> T:
+        """Return JSON without secrets; the value itself if it has none."""
+        if not self._needles:
+            return value
+        try:
+            if not self.found_in(_encoder.encode(value)):
+                return value
+        except (TypeError, ValueError, msgspec.MsgspecError):  # no JSON, which whoever writes it reports
+            return value
+        cleaned: T = self._cleaned(value)
+        return cleaned
+
+    def _cleaned(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, dict):
+            return {self._cleaned(key): self._cleaned(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._cleaned(each) for each in value]
+        if isinstance(value, msgspec.Struct):
+            return msgspec.convert(self._cleaned(msgspec.to_builtins(value)), type(value))
+        return value
+
+    def clean_stream(self, events: list[Any]) -> list[Any]:
+        """Return the events of a stream without secrets, which may be divided among events.
+
+        Texts at the same place of each event belong together. A secret is replaced in the event where it begins.
+        """
+        events = self.clean(events)
+        if not self._needles:
+            return events
+        places: dict[Place, list[tuple[int, str]]] = {}
+        for number, event in enumerate(events):
+            for place, text in _texts(event):
+                places.setdefault(place, []).append((number, text))
+        changes: list[dict[Place, str]] = [{} for _ in events]
+        for place, pieces in places.items():
+            joined = "".join(text for _, text in pieces)
+            if len(pieces) > 1 and self.hide(joined) != joined:
+                for (number, _), text in zip(pieces, self._divided([text for _, text in pieces]), strict=True):
+                    changes[number][place] = text
+        return [_with_texts(event, new) if new else event for event, new in zip(events, changes, strict=True)]
+
+    def _divided(self, pieces: list[str]) -> list[str]:
+        """Return the pieces of a text, with each secret replaced in the piece where it begins."""
+        joined, new = "".join(pieces), [""] * len(pieces)
+        owners = [number for number, piece in enumerate(pieces) for _ in piece]
+        at = 0
+        while at < len(joined):
+            match = next(((text, name) for text, name in self._spellings if joined.startswith(text, at)), None)
+            text, shown = (joined[at], joined[at]) if match is None else (match[0], f"(hidden: ${match[1]})")
+            new[owners[at]] += shown
+            at += len(text)
+        return new
+
+
+Place = tuple[str | int, ...]
+"""where a text is in an event: keys of mappings and positions in lists"""
+
+
+def _texts(value: Any, place: Place = ()) -> Iterable[tuple[Place, str]]:
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _texts(each, (*place, key))
+    elif isinstance(value, list):
+        for position, each in enumerate(value):
+            yield from _texts(each, (*place, position))
+
+
+def _with_texts(value: Any, texts: Mapping[Place, str], place: Place = ()) -> Any:
+    if isinstance(value, str):
+        return texts.get(place, value)
+    if isinstance(value, dict):
+        return {key: _with_texts(each, texts, (*place, key)) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(each, texts, (*place, position)) for position, each in enumerate(value)]
+    return value
+
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+def _json(text: str) -> bytes:
+    """Return a text as it stands in a line of JSON, without its quotes."""
+    return _encoder.encode(text.encode("utf-8", "replace").decode())[1:-1]
+
+
+def _spellings(value: str) -> Iterable[str]:
+    """Yield a value as texts may have it: as it is, in JSON up to two levels deep, and in a URL."""
+    once = _json(value).decode()
+    yield from dict.fromkeys(
+        (value, once, _json(once).decode(), value.replace("/", "\\/"), quote(value, safe=""), quote(value))
+    )
+
+
+def secret_variables(data: Any) -> set[str]:
+    """Return the environment variables that an eval uses as secrets: keys, headers, and values in the query of URLs."""
+    if isinstance(data, list):
+        return {name for each in data for name in secret_variables(each)}
+    names: set[str] = set()
+    for key, value in data.items() if isinstance(data, dict) else ():
+        if key == "api_key_env" and isinstance(value, str):
+            names.add(value)
+        elif key == "headers" and isinstance(value, dict):
+            names.update(name for header in value.values() for name in VARIABLE.findall(str(header)))
+        elif key in _URLS and isinstance(value, str):
+            names.update(VARIABLE.findall(value.partition("?")[2]))
+        elif key != "samples":
+            names |= secret_variables(value)
+    return names
+
+
 def redact(text: str) -> str:
     """Remove passwords in URLs, and values of environment variables that hold secrets, from a text."""
-    for name, value in os.environ.items():
-        if len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
-            text = text.replace(value, _HIDDEN)
-    return re.sub(r"//[^/@\s]+@", "//", text)
+    return re.sub(r"//[^/@\s]+@", "//", Secrets().hide(text))
 
 
 def without_secrets(data: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,9 @@ gets an error as its result, or the trial begins again."""
 
 Number = TypeVar("Number", int, float)
 
+MOST_TOKENS: Final = 10**12
+"""beyond which a number of tokens, or of dollars, is a mistake"""
+
 
 def apply_threshold(threshold: float | None, status: GradeStatus, score: float | None) -> GradeStatus:
     """Return a verdict's status for the current threshold; without a threshold the grader's own decision stands."""
@@ -65,6 +68,13 @@ class Usage(Struct, frozen=True):
         if self.input_tokens is None or self.output_tokens is None:
             return None
         return self.input_tokens + self.output_tokens
+
+    def checked(self) -> Usage:
+        """Return usage that somebody's code reports as far as it can be true; the rest is unknown."""
+        reported = (self.input_tokens, self.output_tokens, self.requests, self.cost)
+        if all(value is None or 0 <= value <= MOST_TOKENS for value in reported):
+            return self
+        return Usage(requests=max(0, self.requests))
 
     def __add__(self, other: Usage) -> Usage:
         """Add the usage of another call; unknown plus anything is unknown."""
@@ -288,6 +298,9 @@ class Output(Struct, frozen=True, omit_defaults=False):
     as JSON"""
     row: str | UnsetType = UNSET
     """only if the target sees no more than a part of the row: 16 digits of the row's digest, by which it is graded"""
+    redacted: int | UnsetType = UNSET
+    """only if the value of an environment variable that holds a secret was replaced: how often `(hidden: $NAME)` stands
+    in the record"""
 
     @property
     def conversation(self) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from msgspec import UnsetType
 
 from holdfast.dialects import dialect_of
 from holdfast.dialects.chat import StreamedCalls, read_tokens
+from holdfast.dialects.reading import no_answer
 from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError
 from holdfast.store.records import ProxiedResponse
@@ -90,9 +91,14 @@ def read_answer(dialect: Dialect, response: ProxiedResponse) -> Answer | None:
 
 
 def check_answer(dialect: Dialect, response: ProxiedResponse) -> None:
-    """Raise AttemptError for a failure that a server reports as an answer, or at the end of one."""
+    """Raise AttemptError for a reply without an answer, or a failure that a server reports as one, or at its end.
+
+    On record, it would be what the program gets whenever it asks again.
+    """
     answer = read_answer(dialect, response)
-    if answer is not None and answer.action == "retry":
+    if answer is None:
+        raise no_answer(response.whole if isinstance(response.events, UnsetType) else response.events)
+    if answer.action == "retry":
         raise AttemptError("server", f"the server ended the answer with {answer.stop!r}: it has failed")
 
 

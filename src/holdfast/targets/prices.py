@@ -107,6 +107,8 @@ class Prices:
         """the rates come from the eval file, where one rate is for all tokens"""
         self._gaps: set[str] = set()
         """what requests were charged for and the table has no price of, so that their cost is unknown"""
+        self._absurd = False
+        """the server has reported token counts that cannot be true"""
         self.date: str | None = None
         """of the table; None where the prices come from the eval file, or are unknown"""
         prefix, name, own = _split(model)
@@ -133,8 +135,12 @@ class Prices:
 
     @property
     def notices(self) -> list[str]:
-        """Why costs are unknown although the model has a price."""
-        return [
+        """Why costs or tokens are unknown although the model has a price and reports them."""
+        absurd = (
+            f"{self._model} reported token counts that cannot be true, such as negative ones: they are unknown, and so "
+            "is their cost. Budgets do not see these requests."
+        )
+        return [absurd] * self._absurd + [
             f"the cost of {self._model} is unknown: no price is known for {gap}; write `prices` in the eval file"
             for gap in sorted(self._gaps)
         ]
@@ -144,6 +150,7 @@ class Prices:
 
         Where the rates of a batch are not known, it costs as much as other requests, which is at least what it costs.
         """
+        self._absurd |= tokens.absurd
         tier = None if batch or self._written or tokens.tier in _STANDARD else tokens.tier
         rates = (self._batch or self._rates) if batch else self._rates
         if tier is not None and rates is not None:

@@ -23,6 +23,7 @@ from holdfast.dialects import dialect_of
 from holdfast.dialects.reading import STOPPED_EARLY
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.providers import endpoint_of
+from holdfast.spec.redact import Secrets
 from holdfast.store.records import ProxiedResponse, Usage
 from holdfast.targets.balancer import client_of
 from holdfast.targets.exchange import check_answer, dialect_at, place_of, read_counts, read_messages
@@ -33,6 +34,7 @@ from holdfast.targets.types import Reading
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from holdfast.dialects.types import StreamReader
     from holdfast.spec.code_target_schema import CommandTarget, PythonTarget
     from holdfast.spec.model_schema import Price
     from holdfast.spec.schema import Api
@@ -46,6 +48,10 @@ _GONE: Final = (ConnectionError, aiohttp.ClientError)
 """what writing to an agent raises that has gone; the answer is kept all the same"""
 _KEYS: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 """headers with an agent's own key, passed on where the eval has none"""
+_KEY_VARIABLES: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
+"""where the providers' clients look for keys"""
+DUMMY_KEY: Final = "sk-holdfast-the-proxy-adds-the-real-key"
+"""what an agent gets instead of a key: clients do not start without one"""
 _PASSED_ON: Final = ("anthropic-version", "anthropic-beta", "openai-organization", "openai-project", "openai-beta")
 _PROVIDERS: Final[dict[str, Api]] = {"openai": "chat", "anthropic": "messages", "google": "gemini"}
 """with the API whose headers their other paths have too"""
@@ -59,6 +65,7 @@ class Proxy:
     ) -> None:
         self._upstream = {name: _upstream(name, block) for name in _PROVIDERS}
         """by provider: base URLs, and the environment variable with the key"""
+        self.secrets = Secrets(key_env for _, key_env in self._upstream.values())
         self._volatile = [*volatile, *map(Volatile, block.ignore)]
         self._prices = prices
         self._models: dict[str, Prices] = {}
@@ -90,13 +97,17 @@ class Proxy:
         return f"http://127.0.0.1:{self._port}/{calls.id}/v1"
 
     def variables(self, calls: Calls) -> dict[str, str]:
-        """Return the environment variables by which the providers' clients find the proxy."""
+        """Return the environment variables by which the providers' clients find the proxy.
+
+        The proxy adds the keys. An agent, which may print its environment, gets none of them under any name.
+        """
         url = self.base_url(calls)
         root = url.removesuffix("/v1")  # the other two providers' clients add the version
-        # Clients need keys; the proxy has the real ones.
-        keys = {name: os.environ.get(name, "none") for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
-        if "GOOGLE_API_KEY" not in os.environ:
-            keys["GEMINI_API_KEY"] = os.environ.get("GEMINI_API_KEY", "none")
+        real = {os.environ.get(key_env) for _, key_env in self._upstream.values()} - {None, ""}
+        names = {name for name, value in os.environ.items() if name in _KEY_VARIABLES or value in real}
+        # Google's clients complain about two keys.
+        names.update(name for name in _KEY_VARIABLES[:3] if name != "GEMINI_API_KEY" or "GOOGLE_API_KEY" not in names)
+        keys = dict.fromkeys(names, DUMMY_KEY)
         return {
             "OPENAI_BASE_URL": url,
             "OPENAI_API_BASE": url,
@@ -164,7 +175,8 @@ class Proxy:
         if key := os.environ.get(key_env):
             headers = dialect_of(_PROVIDERS[place.provider]).headers(key) | headers
         else:
-            headers |= {name: value for name, value in request.headers.items() if name.lower() in _KEYS}
+            own = {name: value for name, value in request.headers.items() if name.lower() in _KEYS}
+            headers |= {name: value for name, value in own.items() if DUMMY_KEY not in value}
         name = f"{place.provider} {path} {sorted(headers.items())}"
         if name not in self._clients:
             client = client_of([f"{url}/{path}" for url in urls], headers, f"Check the key in {key_env}.")
@@ -262,10 +274,20 @@ class _Answer:
                 await self._send([event])
         if reader is not None and not reader.ended:
             raise AttemptError("bad_reply", STOPPED_EARLY)
+        if reader is None or self._has_secrets(reader):
+            events = self._proxy.secrets.clean_stream(events)
         response = ProxiedResponse(model, events=events, counts=counts)
         if self._dialect is not None:
             check_answer(self._dialect, response)
         return response
+
+    def _has_secrets(self, reader: StreamReader) -> bool:
+        """Return True if an answer contains a secret, or may, since it cannot be read."""
+        try:
+            message = reader.finish().message
+        except AttemptError:
+            return True
+        return self._proxy.secrets.clean(message) is not message
 
     async def _send(self, events: list[Any]) -> None:
         if self.response is None:

@@ -351,7 +351,8 @@ def settle_reply(returned: Any) -> Reply:
 
 def _settle(reply: Reply) -> Reply:
     try:
-        return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)
+        settled = msgspec.json.decode(msgspec.json.encode(reply), type=Reply)
+        return replace(settled, usage=settled.usage.checked())
     except (TypeError, ValueError, RecursionError) as error:
         raise AttemptError("agent", f"the reply cannot be serialized as JSON: {error}", retry=False) from error
 

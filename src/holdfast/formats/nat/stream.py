@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.dialects.reading import count
 from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
@@ -67,9 +68,11 @@ def usage_of(trace: Iterable[TraceStep]) -> Usage:
         payload = step["payload"]
         if payload.get("event_type") == "LLM_END":
             counts.append((payload.get("usage_info") or {}).get("token_usage") or {})
-    complete = bool(counts) and all(count.get("prompt_tokens") for count in counts)
+    sent = [count(each.get("prompt_tokens")) for each in counts]
+    received = [count(each.get("completion_tokens") or 0) for each in counts]
+    complete = bool(counts) and all(sent) and None not in received
     return Usage(
-        sum(count["prompt_tokens"] for count in counts) if complete else None,
-        sum(count.get("completion_tokens") or 0 for count in counts) if complete else None,
+        sum(number or 0 for number in sent) if complete else None,
+        sum(number or 0 for number in received) if complete else None,
         len(counts),
     )
