@@ -81,7 +81,7 @@ def hostile_eval(folder: Path, text: str = ALL, **keys: Any) -> Path:
 # Files of a run
 
 NESTED = b"[" * 200_000
-DEEP = b'{"schemaVersion":"1.0","id":' + NESTED
+DEEP = b'{"schemaVersion":"1.0","more":' + NESTED
 
 
 def pipe(path: Path) -> None:

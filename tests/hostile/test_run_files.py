@@ -167,7 +167,8 @@ def test_the_viewer_goes_on(place: Path, kind: str, file: str) -> None:
     run_id = run_of(place).name.rpartition("-")[2]
     with viewer(place) as pages:
         assert pages.get("/").status == 200
-        pages.get(f"/runs/{run_id}")
+        pages.get(f"/run/{run_id}")
+        pages.get(f"/run/{run_id}/trials")
         assert pages.get("/").status == 200
 
 
