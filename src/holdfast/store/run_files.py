@@ -61,7 +61,7 @@ def _check_regular(path: Path) -> None:
 
 def open_binary(path: Path, buffering: int = -1) -> BinaryIO:
     """Open a regular file for reading."""
-    return os.fdopen(open_file(path), "rb", buffering)  # type: ignore[return-value]
+    return os.fdopen(open_file(path), "rb", buffering)
 
 
 def read_file(path: Path, most: int = LARGEST) -> bytes:
