@@ -16,6 +16,7 @@ from holdfast.cli.errors import show_error, show_usage_error
 from holdfast.display.terminal import echo
 from holdfast.engine.signals import Signals
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.store.home import apply_umask
 
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",
@@ -107,6 +108,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     Signals(_stop).install()
     try:
+        apply_umask()
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
         show_error(error)

@@ -37,7 +37,7 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
     except OSError as error:
         raise Fault(
             "disk",
-            f"cannot repair {run}: {error.strerror or error}",
+            f"cannot repair {error.filename or run}: {error.strerror or error}",
             remedy="Repair the disk first: this command has to read and write it.",
         ) from error
     for problem in problems:

@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.display.terminal import printable
+from holdfast.display.terminal import UNSAFE, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,27 +60,23 @@ class SafeConsole(Console):
             else:
                 yield Segment(printable(text), segment.style)
 
-    def render_str(self, *arguments: Any, **options: Any) -> Text:
+    def render_str(self, text: str, **options: Any) -> Text:
         """Make a text of a string, spelled out."""
-        return _spelled(super().render_str(*arguments, **options))
+        return super().render_str(printable(text), **options)
 
 
 def _spelled(text: Text) -> Text:
     """Spell out the control characters of a text, which keeps its styles."""
     plain = text.plain
-    if plain.isprintable() or (safe := printable(plain)) == plain:
+    if plain.isprintable() or printable(plain) == plain:
         return text
-    if not text.spans:
-        spelled = text.copy()
-        spelled.plain = safe
-        return spelled
-    return text.blank_copy().join(_restyled(letter) for letter in text.divide(range(1, len(plain))))
-
-
-def _restyled(letter: Text) -> Text:
-    """Spell out one character, with the style that it has."""
-    safe = printable(letter.plain)
-    return letter if safe == letter.plain else Text(safe, letter.spans[0].style if letter.spans else letter.style)
+    pieces = text.divide(sorted({place for match in re.finditer(UNSAFE, plain) for place in match.span()}))
+    for piece in pieces:
+        if (safe := printable(piece.plain)) != piece.plain:
+            spans = [span._replace(end=len(safe)) for span in piece.spans]
+            piece.plain = safe
+            piece.spans = spans
+    return text.blank_copy().join(pieces)
 
 
 def make_console(piped_width: int = 120) -> Console:

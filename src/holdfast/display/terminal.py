@@ -11,9 +11,7 @@ import re
 import sys
 from typing import Final
 
-_UNSAFE: Final = (
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
+UNSAFE: Final = "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 """control characters, marks that reorder or hide text, and halves of characters"""
 
 
@@ -23,7 +21,7 @@ def printable(text: str, keep: str = "\n\t") -> str:
     def spell(match: re.Match[str]) -> str:
         return match[0] if match[0] in keep else match[0].encode("unicode_escape").decode()
 
-    return text if text.isprintable() else re.sub(_UNSAFE, spell, text)
+    return text if text.isprintable() else re.sub(UNSAFE, spell, text)
 
 
 def printable_json(text: str) -> str:
@@ -31,7 +29,7 @@ def printable_json(text: str) -> str:
     if text.isprintable():
         return text
     # Those between tokens, line breaks and the like, are not part of a value, and stay.
-    return re.sub(_UNSAFE, lambda match: match[0] if match[0] in "\n\r\t" else f"\\u{ord(match[0]):04x}", text)
+    return re.sub(UNSAFE, lambda match: match[0] if match[0] in "\n\r\t" else f"\\u{ord(match[0]):04x}", text)
 
 
 def echo(message: object = "", *, err: bool = False, nl: bool = True) -> None:

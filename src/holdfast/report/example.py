@@ -9,7 +9,8 @@ import msgspec
 from holdfast.display.format import one_line
 from holdfast.display.terminal import printable
 from holdfast.plan.changes import format_count
-from holdfast.store.lines import search
+from holdfast.store.index import decode_line
+from holdfast.store.lines import LineRef, search
 from holdfast.store.records import Grade
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 _SHORT: Final = 60
 """characters up to which an answer is shown beside the feedback: a longer one begins with anything but the mistake"""
-
-_grade = msgspec.json.Decoder(Grade)
 
 
 class Example(NamedTuple):
@@ -67,7 +66,7 @@ def _feedback(rundir: RunDir, key: str, grader: str) -> str:
     latest = None
     for path in rundir.journals("grades"):
         for line in search(path, b'{"key":%b,' % msgspec.json.encode(key)):
-            grade = _grade.decode(line.data)
+            grade = decode_line(Grade, LineRef(path, line.offset, len(line.data)), line.data)
             name = grade.grader if grade.turn is None else f"checkpoint@{grade.turn}/{grade.grader}"
             if name == grader and (latest is None or (latest.time or 0) <= (grade.time or 0)):
                 latest = grade

@@ -29,8 +29,10 @@ from holdfast.spec.row_fields import fields_of_target
 from holdfast.store.index import (
     Entry,
     Index,
+    decode_line,
     keep_output,
     keep_verdict,
+    read_error_head,
     read_grade_head,
     read_output,
     read_output_head,
@@ -38,6 +40,7 @@ from holdfast.store.index import (
 )
 from holdfast.store.lines import LineRef, count_lines, first_line_since, is_sound, scan, search, search_parts
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
+from holdfast.store.run_files import UNREADABLE
 from holdfast.store.rundir import INDEX
 from holdfast.store.shared import lender_of, unwanted_keys
 from holdfast.store.step_places import places_of
@@ -46,7 +49,6 @@ from holdfast.store.trial_table import TrialTable
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, MutableMapping
-    from pathlib import Path
 
     from holdfast.data.dataset import Sample
     from holdfast.report.checkpoints import TrialStatus
@@ -57,9 +59,6 @@ if TYPE_CHECKING:
     from holdfast.store.records import Step
     from holdfast.store.refs import OutputRef, VerdictRef
     from holdfast.store.rundir import RunDir
-
-_grade = msgspec.json.Decoder(Grade)
-_error = msgspec.json.Decoder(ErrorRecord)
 
 
 class _Keyed(msgspec.Struct):
@@ -265,7 +264,7 @@ class RunView:
                 if head is None:
                     continue
                 keep_verdict(index, head)
-                grades.append(_read_grade(path, line.data))
+                grades.append(_read_grade(LineRef(path, line.offset, len(line.data)), line.data))
                 if enough and panel is not None and not self.work.missing(key, ref, index.verdicts, panel):
                     return index.verdicts, grades
         return index.verdicts, grades
@@ -301,7 +300,7 @@ class RunView:
             fields = {} if row.sample is None else dict(row.sample.fields)
             if row.ref is not None:
                 panel = conditions.panel_for(fields) if fields else None
-                grades = [_read_grade(line.path, line.read()) for line in self._lines_of("grades", row.key)]
+                grades = [_read_grade(line) for line in self._lines_of("grades", row.key)]
                 yield self._trial(row.ref, fields, panel, self._index.verdicts, grades)
             elif row.sample is not None:
                 yield Pending(row.sample.id, row.trial, row.error, fields, row.key)
@@ -347,7 +346,7 @@ class RunView:
     def failed_attempts(self, key: str) -> list[ErrorRecord]:
         """Return the failed attempts of a trial, of its target and its graders, by time."""
         return sorted(
-            (_error.decode(line.read()) for line in self._lines_of("errors", key)), key=lambda error: error.time
+            (decode_line(ErrorRecord, line) for line in self._lines_of("errors", key)), key=lambda error: error.time
         )
 
     def checkpoint_grades(self, key: str) -> list[Grade]:
@@ -357,7 +356,7 @@ class RunView:
         }
         grades: dict[str, Grade] = {}
         for line in self._lines_of("grades", key):
-            grade = _read_grade(line.path, line.read())
+            grade = _read_grade(line)
             if (place := places.get((grade.grader, grade.turn))) is None:
                 continue
             earlier = grades.get(place.name)
@@ -388,7 +387,8 @@ class RunView:
         for number, path in enumerate(files):
             for line in scan(path):
                 if line.sound:
-                    places.add(_keyed.decode(line.data).key, number, line.offset, len(line.data))
+                    with suppress(*UNREADABLE):  # not a record of Holdfast, which `holdfast repair` sets aside
+                        places.add(_keyed.decode(line.data).key, number, line.offset, len(line.data))
         return places
 
     def _slot(self, place: GraderPlace) -> Slot:
@@ -440,10 +440,9 @@ class RunView:
         errors: dict[str, str] = {}
         for path in self.rundir.journals("errors"):
             for line in scan(path):
-                if line.sound:
-                    error = _error.decode(line.data)
-                    if error.where == "target":
-                        errors[error.key] = _cause(error)
+                error = read_error_head(line.data) if line.sound else None
+                if error is not None and error.where == "target":
+                    errors[error.key] = f"{error.kind}: {error.message}"
         return errors
 
     def _trial(
@@ -494,13 +493,16 @@ def _combined(votes: list[Grade], score: float | None) -> Grade:
     )
 
 
-def _read_grade(path: Path, line: bytes) -> Grade:
-    grade, lender = _grade.decode(line), lender_of(path)
+def _read_grade(line: LineRef, data: bytes | None = None) -> Grade:
+    grade, lender = decode_line(Grade, line, data), lender_of(line.path)
     return grade if lender is None or grade.source else msgspec.structs.replace(grade, source=lender)
 
 
 def _named(line: bytes) -> tuple[str, int]:
-    head = _keyed.decode(line)
+    try:
+        head = _keyed.decode(line)
+    except UNREADABLE:
+        return "", 0
     return head.sample, head.trial
 
 

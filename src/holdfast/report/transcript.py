@@ -65,7 +65,7 @@ class Writer:
 
     def block(self, text: str, margin: int, style: str = "") -> RenderableType:
         """Draw a text of somebody else's behind a margin."""
-        shown = (text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT]).expandtabs(4)
+        shown = printable(text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT]).expandtabs(4)  # rich would drop some
         if hidden := len(text) - _MOST_TEXT:
             shown += f"\n… {hidden:,} characters more; --json has all of it" if hidden > 0 else ""
         if not self._terminal:
@@ -75,11 +75,11 @@ class Writer:
     def labelled(self, label: str, text: str, style: str = "") -> RenderableType:
         """Draw a text behind a mark, so that the lines after the first begin where the first one does."""
         if not self._terminal:
-            return Text(f"  {label} " + text.replace("\n", "\n    "), style)
+            return Text(f"  {label} " + printable(text).replace("\n", "\n    "), style)
         grid = Table.grid(padding=(0, 1, 0, 0))
         grid.add_column(width=3)
         grid.add_column()
-        grid.add_row(Text(f"  {label}", style), Text(text.expandtabs(4), style))
+        grid.add_row(Text(f"  {label}", style), Text(printable(text).expandtabs(4), style))
         return grid
 
     def rule(self, *parts: tuple[str, str], character: str = "─") -> RenderableType:

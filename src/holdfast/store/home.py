@@ -1,11 +1,26 @@
-"""Holdfast's own directory of this user."""
+"""Holdfast's own directory of this user, and who may read what Holdfast writes."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from holdfast.errors import UsageError
+
 
 def home_directory() -> Path:
     """Return `$HOLDFAST_HOME`, by default `~/.holdfast`."""
     return Path(os.environ.get("HOLDFAST_HOME") or Path.home() / ".holdfast")
+
+
+def apply_umask() -> None:
+    """Set the umask of this process, and of all that it starts, to `$HOLDFAST_UMASK`, such as 077."""
+    text = os.environ.get("HOLDFAST_UMASK") or ""
+    if not text:
+        return
+    if len(text) > 4 or not set(text) <= set("01234567"):
+        raise UsageError(
+            f"HOLDFAST_UMASK is {text!r}; expected an octal number",
+            remedy="077 lets only you read what is written, 027 also your group.",
+        )
+    os.umask(int(text, 8))

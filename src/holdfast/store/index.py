@@ -258,9 +258,9 @@ def read_output(ref: OutputRef) -> Output:
     return output if lender is None or output.source else msgspec.structs.replace(output, source=lender)
 
 
-def decode_line(kind: type[T], line: LineRef) -> T:
-    """Read a sound line as a record; raise Fault if it is damaged, or not such a record."""
-    data = check_line(line, line.read())
+def decode_line(kind: type[T], line: LineRef, data: bytes | None = None) -> T:
+    """Read a line as a record; raise Fault if it is damaged, or not such a record. `data` is a line that is sound."""
+    data = check_line(line, line.read()) if data is None else data
     try:
         return _decoder(kind).decode(data)
     except UNREADABLE as error:

@@ -34,11 +34,11 @@ _KINDS: Final = {
 }
 
 
-def open_file(path: Path | str, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
     """Open a regular file, or the one that a link leads to; raise RunFileError for anything else."""
     # Without O_NONBLOCK, opening a pipe waits for its other end. It changes nothing for regular files.
     try:
-        fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     except OSError:
         _check_regular(Path(path))
         raise
@@ -61,7 +61,7 @@ def _check_regular(path: Path) -> None:
 
 def open_binary(path: Path, buffering: int = -1) -> BinaryIO:
     """Open a regular file for reading."""
-    return os.fdopen(open_file(path), "rb", buffering)  # type: ignore[return-value]
+    return os.fdopen(open_file(path), "rb", buffering)
 
 
 def read_file(path: Path, most: int = LARGEST) -> bytes:

@@ -26,8 +26,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from holdfast.errors import RunFileError
 from holdfast.store.durable import drop_cache, make_directory, replacing, sync, sync_directory
-from holdfast.store.run_files import open_binary, open_file, read_file
+from holdfast.store.run_files import UNREADABLE, open_binary, open_file, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,6 +84,11 @@ def unwanted_keys(path: Path) -> frozenset[str]:
         return frozenset(msgspec.json.decode(read_file(path.parent / _UNWANTED), type=list[str]))
     except FileNotFoundError:
         return frozenset()
+    except UNREADABLE as error:  # without it, outputs of other samples would count
+        raise RunFileError(
+            f"{path.parent / _UNWANTED}: cannot be read ({error})",
+            remedy=f"Remove what was borrowed, and the next `holdfast eval` borrows it again: rm -r {path.parent}",
+        ) from error
 
 
 def write_unwanted(folder: Path, keys: Iterable[str]) -> None:

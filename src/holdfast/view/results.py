@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from holdfast.store.run_files import UNREADABLE, open_binary
+from holdfast.store.run_files import UNREADABLE, open_binary, open_file
 from holdfast.store.trial_table import CODES, NAN, TrialTable, field_column, score_column, status_column
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _lists(path: Path, start: int, stop: int) -> Iterator[memoryview]:
     opening bracket, and the comma behind the last one becomes the closing bracket. So nothing is copied.
     """
     buffer, place = bytearray(_BLOCK), start - 1
-    with open_binary(path, buffering=0) as file:
+    with os.fdopen(open_file(path), "rb", buffering=0) as file:
         while place < stop - 1:
             file.seek(place)
             size = file.readinto(memoryview(buffer)[: stop - place])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from holdfast.cluster.job.context import JobContext, say
 from holdfast.errors import HoldfastError
+from holdfast.store.home import apply_umask
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path)
     options = parser.parse_args(arguments)
     try:
+        apply_umask()
         if options.role == "evaluate":
             from holdfast.cluster.job.evaluate import evaluate_task
 

@@ -190,7 +190,7 @@ class JobRun:
         except HoldfastError as error:
             return _stopped(str(error))
         except Exception as error:
-            traceback.print_exc()
+            echo(traceback.format_exc(), err=True, nl=False)
             return _stopped(f"internal error: {error!r}; see {self._job.log('main')}")
 
     def _run_rounds(self) -> Ending:
