@@ -63,6 +63,7 @@ def opened(browser: Browser, viewer: Viewer, path: str = "/", *, expected: str |
             None if request.url.startswith((viewer.base, "data:")) else complaints.append(f"request: {request.url}")
         ),
     )
+    viewer.get(path)  # until its content is there, so that the page does not load again meanwhile
     try:
         page.goto(f"{viewer.base}/open?key={viewer.key}&to={quote(path)}")
         yield page

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from tests.support.running import HOME, start
+from tests.support.running import HOME, start, wait_for
 
 if TYPE_CHECKING:
     import subprocess
@@ -39,8 +39,20 @@ class Viewer:
         self.base = f"http://127.0.0.1:{self.port}"
 
     def get(self, path: str, method: str = "GET", *, key: str | None = None, **headers: str) -> Answer:
-        """Ask for a path, with the key unless another one is given; `None` for a header leaves it out."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        """Ask for a path, with the key unless another one is given; `None` for a header leaves it out.
+
+        A page whose content is still being made, as it is sooner or later on a loaded machine, is loaded again.
+        """
+
+        def load() -> Answer | None:
+            answer = self._ask(path, method, key, headers)
+            return None if 'src="/static/wait.js"' in answer.text else answer
+
+        loaded: Answer = wait_for(load, f"the content of {path}")
+        return loaded
+
+    def _ask(self, path: str, method: str, key: str | None, headers: dict[str, str]) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         bearer = {"Authorization": f"Bearer {self.key if key is None else key}"} if key != "" else {}
         try:
@@ -64,7 +76,7 @@ def viewer(cwd: Path, *arguments: str | Path, home: Path = HOME, **variables: st
     try:
         yield Viewer(process, read_address(process))
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0, process.stderr.read()
+        assert process.wait(timeout=300) == 0, process.stderr.read()
     finally:
         process.kill()
         process.wait()

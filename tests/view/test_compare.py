@@ -171,6 +171,8 @@ def test_runs_that_share_no_sample_are_not_written(lab: Lab, runs: dict[str, str
 @pytest.mark.browser
 def test_from_flips_to_both_conversations_by_keyboard(browser: Browser, site: Viewer, runs: dict[str, str]) -> None:
     address = f"/compare/{runs['one']}/{runs['two']}"
+    for query in ("metric=passed", "metric=passed&show=gained"):
+        site.get(f"{address}?{query}")  # until it is there: a page that waits has no rows for the keys
     with opened(browser, site, f"{address}?metric=alike") as page:
         page.get_by_role("link", name="passed (all graders)").last.click()
         page.locator(".crossed .gained a").click()

@@ -109,6 +109,7 @@ def test_lists_and_numbers_show_hostile_names_as_text(browser: Browser, shown: V
     run = run_of(shown)
     with opened(browser, shown) as page:
         for path in ("/", f"/run/{run}", f"/run/{run}/trials"):
+            shown.get(path)  # until its content is there
             page.goto(shown.base + path)
             content = page.locator("main").inner_text()
             assert TAG + SCRIPT in content

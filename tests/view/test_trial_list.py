@@ -42,8 +42,13 @@ def address(folder: Path) -> str:
 
 
 def ask(shown: Viewer, folder: Path, query: str = "") -> Any:
-    """Return a page of the table."""
-    return shown.json(f"{address(folder)}.json?{query}")
+    """Return a page of the table, once all rows have been searched."""
+
+    def look() -> Any:
+        page = shown.json(f"{address(folder)}.json?{query}")
+        return page if page["complete"] else None
+
+    return wait_for(look, "the search")
 
 
 def test_a_filter_and_an_order_select_rows_in_pages(shown: Viewer, folder: Path) -> None:

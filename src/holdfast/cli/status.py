@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
 
+_SHOWN_TASKS = 3
+"""names of tasks in a line of the list"""
 UNREACHABLE = 3
 """exit code if the cluster did not answer"""
 
@@ -106,7 +108,7 @@ def _list(as_json: bool) -> int:
                 picture.id,
                 _ago(picture.created),
                 picture.profile or picture.executor,
-                ", ".join(task.name for task in picture.tasks),
+                _names(picture.tasks),
                 _summary(picture.tasks),
             )
             for picture in pictures
@@ -115,6 +117,11 @@ def _list(as_json: bool) -> int:
         for why in dict.fromkeys(unreachable):
             show_warning(f"not reachable: {why}")
     return UNREACHABLE if unreachable else 0
+
+
+def _names(tasks: Sequence[TaskPicture]) -> str:
+    shown = ", ".join(task.name for task in tasks[:_SHOWN_TASKS])
+    return shown if len(tasks) <= _SHOWN_TASKS else f"{shown} and {len(tasks) - _SHOWN_TASKS} more"
 
 
 def _summary(tasks: Sequence[TaskPicture]) -> str:

@@ -380,6 +380,20 @@ def test_the_server_stays_until_workers_have_their_answers_at_a_time_limit(site:
     assert asked(site) == {f"question {number}": 1 for number in range(ROWS)}
 
 
+def test_requests_that_are_cut_off_with_the_server_are_no_errors_of_the_run(site: Site) -> None:
+    served = deployment(site.folder)
+    site.write(None, rows=ROWS, limits={"concurrency": IN_FLIGHT}, deployment=served, execution={"workers": 2})
+    invocation = site.submit()
+    calmly(lambda: site.running(invocation, "workers"), "the worker")
+    site.await_done(invocation, 20)
+    run = Path(str(site.state(invocation).run_dir))
+    calmly(lambda: (run / "workers" / "w1" / "outputs.jsonl").exists(), "its work")
+    site.slurm("scancel", str(site.state(invocation).job))
+    state = site.await_over(invocation)
+    assert (state.phase, state.errors) == ("stopped", 0), site.logs(invocation)
+    calmly(lambda: not site.chain(invocation).live("workers"), "the worker to leave")
+
+
 class TestPauses:
     """A target that refuses connections for a while."""
 

@@ -208,7 +208,8 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path, dependencies:
     transport = Here(pauses=(), env={"PATH": path, **options})
     notes: list[str] = []
     python = ensure_python(transport, str(tmp_path), say=notes.append)
-    assert len(notes) == 1 and "installing Holdfast" in notes[0]
+    assert "installing Holdfast" in notes[0] and all("still installing" in note for note in notes[1:])
+    notes.clear()
     ready = Path(python).parent.parent / ".ready"
     modified = ready.stat().st_mtime_ns
     stdout = subprocess.run(
@@ -216,7 +217,7 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path, dependencies:
     ).stdout
     assert stdout.startswith(str(ready.parent)), stdout
     assert ensure_python(transport, str(tmp_path), say=notes.append) == python
-    assert len(notes) == 1  # only where something is
+    assert notes == []  # only where something is
     assert ready.stat().st_mtime_ns == modified
 
 
@@ -271,11 +272,12 @@ def sent_names(path: Path) -> tuple[set[str], dict[str, str]]:
 def test_files_that_look_like_credentials_are_not_sent(tmp_path: Path) -> None:
     path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
     secrets = {".env.local", ".netrc", ".ssh/id_rsa", ".aws/credentials", ".config/gh/hosts.yml", "key.pem", "env.toml"}
-    for name in {*secrets, "secrets.json", ".env.example", "prompts/key.txt"}:
+    secrets |= {"kubeconfig", "kubeconfig.yaml", "token.txt", "hf_token", "terraform.tfvars", ".docker_config.json"}
+    for name in {*secrets, "secrets.json", ".env.example", "prompts/key.txt", "tokens.jsonl"}:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     names, left_out = sent_names(path)
-    assert names == {"e.yaml", "data.jsonl", ".env.example", "prompts/key.txt"}
+    assert names == {"e.yaml", "data.jsonl", ".env.example", "prompts/key.txt", "tokens.jsonl"}
     assert set(left_out) == {*secrets, "secrets.json"}
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.cluster.remote import install, trees
 from holdfast.cluster.remote import transport as module
-from holdfast.cluster.remote import trees
 from holdfast.cluster.remote.transport import Completed, Here, Ssh, Transport
 from holdfast.cluster.remote.trees import SourceFile
-from holdfast.errors import ClusterError, Unreachable
+from holdfast.errors import ClusterError, Unreachable, UsageError
+from tests.support.breaking import needs_root, small_disk
 
 if TYPE_CHECKING:
     from tests.support.slurm import Cluster
@@ -34,6 +35,44 @@ HOSTILE = [
     "ünïcödé 漢字",
     "\ttab",
 ]
+
+
+@needs_root
+def test_a_full_disk_is_one_line_with_a_remedy(transport: Transport, tmp_path: Path) -> None:
+    files = {f"f{number}": SourceFile(b"x" * 30_000) for number in range(19)}
+    with small_disk(tmp_path / "small", "256k"):
+        with pytest.raises(ClusterError, match="No space left on device") as caught:
+            transport.put(files, str(tmp_path / "small" / "there"))
+        assert not list((tmp_path / "small").rglob("f*")), "nothing half is left"
+    assert "\n" not in caught.value.message and "`holdfast clean PROFILE`" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("names", [("-oProxyCommand=touch owned", None), ("host", "-l")])
+def test_an_option_of_ssh_is_neither_a_host_nor_a_user(names: tuple[str, str | None]) -> None:
+    with pytest.raises(UsageError, match="not the name of a"):
+        Ssh(names[0], user=names[1])
+
+
+def test_a_long_installation_reports_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of these names stand for Pythons of which the first takes long and none is suitable."""
+    programs, go = tmp_path / "bin", tmp_path / "go"
+    programs.mkdir()
+    for name in ("python3", *(f"python3.{minor}" for minor in (11, 12, 13, 14)), "uv"):
+        wait = f"until test -e {go}; do sleep 0.05; done\n" if name == "python3.13" else ""
+        (programs / name).write_text(f"#!/bin/sh\n{wait}exit 1\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr(install, "_REPORT_SECONDS", 0.05)
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "still installing" in line:
+            go.touch()
+
+    here = Here(env={"PATH": f"{programs}:{os.environ['PATH']}"}, pauses=())
+    with pytest.raises(ClusterError, match="could not be installed"):
+        install.ensure_python(here, str(tmp_path), say=say)
+    assert lines[0].startswith("note: installing Holdfast") and "still installing" in lines[1]
 
 
 @pytest.fixture

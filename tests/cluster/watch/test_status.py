@@ -18,6 +18,7 @@ from holdfast.cluster.remote.invocation import Begin, End
 from holdfast.cluster.remote.ledger import DOUBT_SECONDS, Intent, Ledger
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import JobName, Slurm
+from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.status import look
 from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running
@@ -271,6 +272,18 @@ def test_status_writes_nothing_into_the_invocation(slurm: Cluster, invocation: L
         InvocationRegistry(invocation.base.parent / "elsewhere" / "invocations"),
     )
     assert sorted((path, path.stat().st_mtime_ns) for path in invocation.base.rglob("*")) == before
+
+
+def test_the_list_names_a_few_tasks_of_many(tmp_path: Path) -> None:
+    names = tuple(f"benchmark-{number}" for number in range(20))
+    one = launched(Here(pauses=()), tmp_path / "base", tasks=names)
+    register(one, tmp_path / "home", tasks=names)
+    for number in range(20):
+        one.state(number, phase="done")
+    home = {"HOLDFAST_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+    shown = holdfast("status", cwd=tmp_path, env=home, check=None).stdout
+    assert "benchmark-0, benchmark-1, benchmark-2 and 17 more" in shown
+    assert max(map(len, shown.splitlines())) < 120
 
 
 # Logs

@@ -137,7 +137,8 @@ def _server_rules(tree: Tree) -> Iterator[Rule]:
     yield "target.api_endpoint.url", why
     yield "target.api_endpoint.model_id", why
     if tree.get("execution", "workers") in (None, 1):
-        yield "execution.cpu_partition", "only further workers go there: execution.workers is 1"
+        why = "only further workers go there, and execution.workers is 1; exports run in the main job"
+        yield "execution.cpu_partition", why
     yield from _command_rules("deployment", tree.get("deployment"), DeploymentBlock)
     chat, completions = (tree.get("deployment", "endpoints", name) for name in ("chat", "completions"))
     if chat and completions and api_root(chat) != api_root(completions):

@@ -142,7 +142,8 @@ class ExecutionBlock(Block):
     partition: Annotated[str | None, CLUSTER_ONLY] = None
     """`host`, `user`, `account` and `partition` of the profile."""
     cpu_partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """Partition for workers beside a server, which need no GPU."""
+    """Partition for workers beside a server, which need no GPU. In the NeMo Evaluator launcher it is that of export
+    jobs; here exports run in the main job."""
     output_dir: str | None = None
     """Folder for runs. Default: `evaluations` in `remote_job_dir`; with `local`, the usual runs directory."""
     num_nodes: Annotated[int, CLUSTER_ONLY] = Field(default=1, ge=1)

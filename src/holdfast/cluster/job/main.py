@@ -47,7 +47,7 @@ from holdfast.store.rundir import RunDir
 from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from holdfast.cluster.job.context import JobContext
     from holdfast.cluster.remote.invocation import StartRecord
@@ -60,6 +60,8 @@ _DEAD_STARTS: Final = 3
 """starts in a row that were killed without progress, after which there are no more"""
 _SIGNAL_SECONDS: Final = 5.0
 """how much later than a child this process may get a signal that is meant for all"""
+_CUT_OFF: Final = ("connection", "refused")
+"""kinds of errors of requests whose server ends"""
 _HELD: Final = 4
 """exit code of `holdfast work` when another process holds the run"""
 
@@ -123,6 +125,7 @@ class JobRun:
         self._queued = QueuedJobs(job) if job.executor.queues_successors else None
         self._servers = Servers(job)
         self._evaluation: EvaluationProcess | None = None
+        self._progress: JobProgress | None = None
         self._rounds = 0
         self._size = journal_size(self._state.run_dir)
         """of the run's journals when the job began: more is progress"""
@@ -263,7 +266,7 @@ class JobRun:
         self._rounds += 1
         self._offer(prepared)
         self._set(phase="running", reason="")
-        progress = JobProgress(prepared)
+        progress = self._progress = JobProgress(prepared)
         process = self._begin_work(prepared)
         updated = time.monotonic()
         queued = -math.inf if self._task.workers > 1 else updated  # workers at once, whoever follows in time
@@ -372,6 +375,8 @@ class JobRun:
 
     def _after_stop_request(self) -> Ending:
         """Stop, or let the next job continue: after the time limit and after preemption."""
+        if self._task.served and self._progress is not None:
+            self._set(errors=self._progress.count_errors(_errors(self._state.run_dir)))
         if self._job.kill_requested:
             return _stopped("stopped by `holdfast kill`")
         name = f"signal {signal.Signals(self._job.signal or signal.SIGTERM).name}"
@@ -519,13 +524,13 @@ def journal_size(run_dir: str | None) -> int:
 
 def last_error(run_dir: str | None) -> str:
     """Describe the last error of a run."""
-    last: ErrorRecord | None = None
-    for path in [] if run_dir is None else RunDir(Path(run_dir)).journals("errors"):
-        for line in scan(path):
-            if line.sound:
-                record = msgspec.json.decode(line.data, type=ErrorRecord)
-                last = record if last is None or record.time >= last.time else last
+    last = max(_errors(run_dir), key=lambda record: record.time, default=None)
     return "no trial failed" if last is None else f"{last.where}: {last.kind}: {last.message}"
+
+
+def _errors(run_dir: str | None) -> Iterator[ErrorRecord]:
+    for path in [] if run_dir is None else RunDir(Path(run_dir)).journals("errors"):
+        yield from (msgspec.json.decode(line.data, type=ErrorRecord) for line in scan(path) if line.sound)
 
 
 class JobProgress:
@@ -552,3 +557,8 @@ class JobProgress:
         then, count = self._samples[0]
         rate = (outputs - count) / (now - then) if now > then else 0.0
         return {"done": done, "total": self._total, "errors": failed, "rate": round(rate, 3)}
+
+    def count_errors(self, records: Iterable[ErrorRecord]) -> int:
+        """Count the trials that failed for another reason than that the job's server ended with the job."""
+        last = {record.key: record.kind for record in sorted(records, key=lambda record: record.time)}
+        return sum(key not in self._index.outputs and kind not in _CUT_OFF for key, kind in last.items())

@@ -49,6 +49,8 @@ _CREDENTIAL_FILES: Final = (
     *(".git-credentials", ".htpasswd", "credentials", "credentials.*", "*credentials.json", "secret.*", "secrets.*"),
     *("service-account*.json", "service_account*.json", "client_secret*.json", "*.pem", "*.key", "*.p12", "*.pfx"),
     *("*.jks", "*.keystore", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.ovpn"),
+    *("*kubeconfig*", "token", "token.*", "*_token", "*_token.txt", "*.token", "*.tfvars", "*.tfvars.json"),
+    *("*.tfstate*", ".dockercfg", ".docker*config.json", "*.secret", "password.txt", "passwords.txt"),
 )
 _HARMLESS: Final = ("*.example", "*.sample", "*.template", "*.pub", "*.py")
 

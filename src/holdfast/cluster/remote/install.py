@@ -7,7 +7,10 @@ import hashlib
 import importlib.metadata
 import io
 import re
+import threading
+import time
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +18,7 @@ import holdfast
 from holdfast.canonical import digest
 from holdfast.cluster.remote.bundle import dataset_paths
 from holdfast.cluster.remote.trees import SourceFile
+from holdfast.display.format import duration
 from holdfast.errors import ClusterError
 from holdfast.graders.build import grader_class
 from holdfast.spec.schema import is_embedded
@@ -22,12 +26,13 @@ from holdfast.spec.target_schema import ModelTarget
 from holdfast.targets.build import target_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from holdfast.cluster.remote.transport import Transport
     from holdfast.spec.load import Eval
 
 _INSTALL_SECONDS: Final = 1800.0
+_REPORT_SECONDS: Final = 15.0
 _EPOCH: Final = (2020, 1, 1, 0, 0, 0)
 
 
@@ -71,7 +76,8 @@ def ensure_python(
     requirement = f"{code}/{name}" + (f"[{','.join(sorted(extras))}]" if extras else "")
     if transport.run(["test", "-e", f"{place}/.ready"]).code != 0:
         say(f"note: installing Holdfast {holdfast.__version__} on {transport.host} (once per version)")
-    completed = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, requirement], timeout=_INSTALL_SECONDS)
+    with _reporting(say):
+        completed = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, requirement], timeout=_INSTALL_SECONDS)
     if completed.code != 0:
         output = "\n".join((completed.stderr.strip() or completed.text.strip()).splitlines()[-8:])
         raise ClusterError(
@@ -79,6 +85,24 @@ def ensure_python(
             remedy='Install it there yourself, and name the interpreter in the profile: python = "/path/to/bin/python"',
         )
     return f"{place}/bin/python"
+
+
+@contextmanager
+def _reporting(say: Callable[[str], None]) -> Iterator[None]:
+    """Say from time to time that the installation is under way: on a busy login node it takes minutes."""
+    over, began = threading.Event(), time.monotonic()
+
+    def report() -> None:
+        while not over.wait(_REPORT_SECONDS):
+            say(f"note: still installing, for {duration(time.monotonic() - began)}")
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 # A virtual environment cannot be moved, so one process creates it in its place; `.ready` marks it complete.

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.cluster.remote import trees
-from holdfast.errors import ClusterError, Unreachable
+from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.durable import replacing, sync, sync_directory
 
 if TYPE_CHECKING:
@@ -109,9 +109,14 @@ class Transport(ABC):
         """Run a program that must succeed."""
         done = self.run(argv, input=input, timeout=timeout, once=once)
         if done.code != 0:
-            reason = done.stderr.strip() or f"exit code {done.code}"
-            raise ClusterError(f"{self.host}: {_shown(argv)}: {reason}")
+            raise self._refusal(_shown(argv), done.stderr.strip() or f"exit code {done.code}")
         return done
+
+    def _refusal(self, what: str, reason: str) -> ClusterError:
+        """Return the error for what was refused. On a full disk every program complains, once for each file."""
+        if full := re.search(r"No space left on device|Disk quota exceeded", reason):
+            return ClusterError(f"{self.host}: {what}: {full[0]}", remedy=_MAKE_ROOM)
+        return ClusterError(f"{self.host}: {what}: {reason}")
 
     def exists(self, path: str) -> bool:
         """Return True if there is a file or a directory of that name."""
@@ -232,6 +237,11 @@ class Transport(ABC):
                     files[member.name.removeprefix("./")] = file.read()
         return user == owner, files
 
+
+_MAKE_ROOM: Final = (
+    "Make room there, or set remote_job_dir to another file system, then run the same command again. "
+    "`holdfast clean PROFILE` removes what no run needs."
+)
 
 # dd: one write of everything, and the sync, by one process.
 _APPEND: Final = """
@@ -371,7 +381,7 @@ class Here(Transport):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise ClusterError(f"{self.host}: {what}: {error.strerror or error}") from error
+            raise self._refusal(what, str(error.strerror or error)) from error
 
 
 class Ssh(Transport):
@@ -394,7 +404,10 @@ class Ssh(Transport):
         """`config` stands for the user's own and the system's configuration, as `ssh -F` has it."""
         super().__init__(pauses=pauses)
         if host.startswith("-") or (user or "").startswith("-"):
-            raise ValueError(f"not a host: {host!r}, or not a user: {user!r}")
+            raise UsageError(  # ssh would read an option
+                f"not the name of a host: {host!r}" if host.startswith("-") else f"not the name of a user: {user!r}",
+                remedy="Names do not begin with a dash: correct `host` and `user` in the profile, or HOST:PATH.",
+            )
         self._host = host
         self.host = host if user is None else f"{user}@{host}"
         self._config = _defaults(config)
