@@ -286,7 +286,7 @@ def test_a_rule_for_calls_that_were_cut_off_needs_calls_that_happen_once(tmp_pat
 
 @pytest.mark.parametrize("retries", [0, 2])
 def test_a_time_out_during_a_call_leaves_the_trial_uncertain(retries: int, lab: Lab) -> None:
-    lab.spec["limits"] = {"turn_timeout": 2, "retries": retries}
+    lab.spec["limits"] = {"turn_timeout": 8, "retries": retries}  # long enough to get to the call
     done = lab.eval(env={"HANG_AT": "tea 1"}, check=3)
     assert ordered(lab) == ["tea 0", "tea 1"] and "1 trial is uncertain:" in done.out
     assert [error["kind"] for error in kept(done.run, "errors")] == ["timeout", "uncertain"]
@@ -353,9 +353,8 @@ def test_a_second_ctrl_c_during_a_call_leaves_the_trial_uncertain(lab: Lab) -> N
     with start("eval", lab.eval_file.name, cwd=lab.folder, env={"HANG_AT": "tea 1"}) as process:
         wait_for(lambda: ordered(lab) == ["tea 0", "tea 1"], "the call")
         process.send_signal(signal.SIGINT)
-        said = ""
-        while "Ctrl-C again" not in said:
-            said = process.stderr.readline()
+        assert process.stderr is not None
+        next(line for line in process.stderr if "Ctrl-C again" in line)
         process.send_signal(signal.SIGINT)
         process.communicate()
     assert process.returncode == 130
