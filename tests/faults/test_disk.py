@@ -205,7 +205,7 @@ def test_a_disk_too_full_for_the_report_keeps_the_run_unfinished(tmp_path: Path,
         with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
             while True:
                 file.write(bytes(4096))
-        os.truncate(ballast, ballast.stat().st_size - 10 * 4096)  # room for the grades, not for the report
+        os.truncate(ballast, ballast.stat().st_size - 9 * 4096)  # room for the grades, not for the report
         stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
         assert "No space left on device" in stopped.stdout
         assert "run the same command again" in stopped.stdout
@@ -395,7 +395,7 @@ def test_lines_that_are_gone_from_a_finished_run_are_noticed_everywhere(
         told = refused.stdout + refused.stderr
         assert "is finished, and its journals have become shorter" in told and "Traceback" not in told
     assert provider.requests == 0, "nothing is paid for twice without a question"
-    (command,) = re.findall(r"holdfast repair (\S+)", told)
+    (command,) = re.findall(r"`holdfast repair (\S+)`", told)
     holdfast("repair", command, cwd=tmp_path)
     holdfast("eval", eval_file, cwd=tmp_path)
     assert provider.requests == (ROWS - kept if "outputs" in cut else 0)

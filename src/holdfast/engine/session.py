@@ -451,8 +451,8 @@ def _check_journals(rundir: RunDir) -> None:
             raise Fault(
                 "disk",
                 f"{rundir.path} is finished, and its journals have become shorter: work is missing that was done",
-                remedy="Restore outputs.jsonl and grades.jsonl from a backup. Or, to do the missing work again: "
-                f"holdfast repair {run}, then the same command. With --dry-run, repair only says what is missing.",
+                remedy="Restore outputs.jsonl and grades.jsonl from a backup. Or, to do the missing work again, run "
+                f"`holdfast repair {run}`, then the same command. With --dry-run, repair only says what is missing.",
             )
 
 
