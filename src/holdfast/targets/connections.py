@@ -87,7 +87,7 @@ class Response:
         self._ended: OSError | bool = False
         """the failure that ended the body early, or True at its end"""
         self._arrival: asyncio.Future[None] | None = None
-        self._inflater = inflater_of(headers)
+        self._inflater = inflater_of(headers) if "content-encoding" in headers else None
 
     @property
     def ends_with_connection(self) -> bool:
@@ -157,17 +157,19 @@ class Response:
         if not data:
             return
         self._size += len(data)
-        self._connection.check_size(self._size)
         if not self._unread:
             self._unread = data
         else:
             if isinstance(self._unread, bytes):
                 self._unread = bytearray(self._unread)
             self._unread += data
-        if len(self._unread) > _MOST_UNREAD and not self._connection.whole:
-            self._held_up = True
-            self._connection.pause()
-        self._wake()
+        if self._size > _MOST_UNREAD or self._size > self._connection.most_bytes:
+            self._connection.check_size(self._size)
+            if len(self._unread) > _MOST_UNREAD and not self._connection.whole:
+                self._held_up = True
+                self._connection.pause()
+        if self._arrival is not None:
+            self._wake()
 
     def end(self, failure: OSError | None = None) -> None:
         """Take the end of the body, or the failure that ends it."""
@@ -326,11 +328,13 @@ class Connections:
         """Return a connection that waits for a request, if there is one."""
         now = time.monotonic()
         while self._idle:
-            idle = now - self._idle[0].used
-            if self._replies < _PROBATION and idle < _QUIET_SECONDS:
+            if self._replies >= _PROBATION:
+                connection = self._idle.pop()  # whose state is still in the processor's caches
+            elif now - self._idle[0].used < _QUIET_SECONDS:
                 return None
-            connection = self._idle.popleft()
-            if idle < _IDLE_SECONDS and not connection.lost:
+            else:
+                connection = self._idle.popleft()
+            if now - connection.used < _IDLE_SECONDS and not connection.lost:
                 return connection
             connection.close()
         return None
@@ -415,6 +419,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, pool: Connections) -> None:
         self._pool = pool
+        self.most_bytes = pool.most_bytes
         self._transport: asyncio.Transport | None = None
         self.used = 0.0
         """when its last response ended; 0 before the first"""
@@ -504,8 +509,8 @@ class _Connection(asyncio.Protocol):
 
     def check_size(self, size: int) -> None:
         """Raise TooLong if a reply may not have so many bytes."""
-        if size > self._pool.most_bytes:
-            raise TooLong(f"the reply has more than {self._pool.most_bytes:,} bytes")
+        if size > self.most_bytes:
+            raise TooLong(f"the reply has more than {self.most_bytes:,} bytes")
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._unwritten:
@@ -518,7 +523,7 @@ class _Connection(asyncio.Protocol):
             if self._response is None:
                 if self._read > _LONGEST_HEAD:
                     failure = BrokenReply("the headers of the reply do not end")
-            elif self._read > self._pool.most_bytes:  # in chunks of next to nothing, or after the end
+            elif self._read > self.most_bytes:  # in chunks of next to nothing, or after the end
                 self.check_size(self._read - _LONGEST_HEAD)
         except (HttpParserError, HttpParserUpgrade) as error:
             cause = error.__context__  # what a call of ours raised
