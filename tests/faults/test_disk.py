@@ -434,7 +434,12 @@ def test_repair_reports_errors_of_the_disk(unreported: tuple[Path, Path], tmp_pa
     (run / "outputs.jsonl").unlink()
     (run / "outputs.jsonl").mkdir()
     refused = holdfast("repair", run, cwd=tmp_path, check=3)
-    assert f"cannot repair {run}: Is a directory" in refused.stderr and "Repair the disk first" in refused.stderr
+    assert f"{run / 'outputs.jsonl'}: a folder, not a file" in refused.stderr
+    (run / "outputs.jsonl").rmdir()
+    (run / "outputs.jsonl").symlink_to("outputs.jsonl")
+    refused = holdfast("repair", run, cwd=tmp_path, check=3)
+    assert f"cannot repair {run / 'outputs.jsonl'}: Too many levels of symbolic links" in refused.stderr
+    assert "Repair the disk first" in refused.stderr
 
 
 GARBAGE = {

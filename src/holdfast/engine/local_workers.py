@@ -123,6 +123,9 @@ class _LocalWorkers:
             code = process.poll()
             if code is None or code >= 0 or self._signal_sent is not None or worker in self._given_up:
                 continue
+            if -code in (signal.SIGINT, signal.SIGTERM):  # somebody asked this one to stop
+                self._given_up.add(worker)
+                continue
             idle, before = self._deaths[worker]
             recorded = self._recorded(worker)
             idle = 1 if recorded > before else idle + 1
