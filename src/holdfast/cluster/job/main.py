@@ -560,5 +560,6 @@ class JobProgress:
 
     def count_errors(self, records: Iterable[ErrorRecord]) -> int:
         """Count the trials that failed for another reason than that the job's server ended with the job."""
-        last = {record.key: record.kind for record in sorted(records, key=lambda record: record.time)}
+        failed = (record for record in records if record.where == "target")
+        last = {record.key: record.kind for record in sorted(failed, key=lambda record: record.time)}
         return sum(key not in self._index.outputs and kind not in _CUT_OFF for key, kind in last.items())

@@ -342,7 +342,10 @@ def _why_interrupted(files: Files, number: int, jobs: Sequence[JobPicture]) -> s
         reason = f"the last main job ended: {last.why}"
     else:
         reason = f"no {'main ' if workers else ''}job is left" + (f"; the last one: {states[-1]}" if states else "")
-    return f"{reason}; {workers} worker jobs are left, which end by themselves" if workers else reason
+    left = "1 worker job is left, which ends by itself"
+    if workers > 1:
+        left = f"{workers} worker jobs are left, which end by themselves"
+    return f"{reason}; {left}" if workers else reason
 
 
 class _Cache:
