@@ -220,7 +220,7 @@ def step(request: str, end: float, seconds: float, turn: int = 1) -> Step:
 def test_time_before_a_crash_counts_and_calls_at_the_same_time_count_once() -> None:
     steps = [step("x", 110.0, 10.0), step("y", 112.0, 8.0), step("z", 130.0, 5.0), step("other", 200.0, 50.0, turn=2)]
     replay = Replay(None, None, steps, print)  # type: ignore[arg-type]
-    replay.begin_attempt(1)
+    asyncio.run(replay.begin_attempt(1))
     assert replay.recorded_seconds == pytest.approx(17.0)  # from 100 to 112, and from 125 to 130
 
 

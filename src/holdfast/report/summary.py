@@ -6,7 +6,8 @@ import shlex
 from math import isclose
 from typing import TYPE_CHECKING, Final
 
-from holdfast.display.format import dollars, duration, latency, printable
+from holdfast.display.format import dollars, duration, latency
+from holdfast.display.terminal import printable
 from holdfast.plan.changes import format_count
 
 if TYPE_CHECKING:
