@@ -216,6 +216,16 @@ class TestAProgram:
         with pytest.raises(FileNotFoundError):
             asyncio.run(run("true", kind=kind, folder=tmp_path / "missing"))
 
+    def test_a_chain_of_processes_of_which_each_starts_the_next_is_ended(
+        self, kind: Kind, name: str, tmp_path: Path
+    ) -> None:
+        """A search for processes misses such ones, and may find nothing although there is something."""
+        chain = "import os, time\nwhile True:\n    if os.fork(): os._exit(0)\n    time.sleep(0.002); open('up', 'w')"
+        script = f'rm -f up; (exec -a {name} {sys.executable} -I -S -c "$0" &); until [ -e up ]; do :; done'
+        for _ in range(5):
+            assert asyncio.run(run("bash", "-c", script, chain, kind=kind, folder=tmp_path))[0] == 0
+            assert processes(name) == []
+
     def test_orphans_become_no_zombies(self, kind: Kind) -> None:
         if kind == "reaper":
             pytest.skip("its guard reaps them, and the program sees all processes of the machine")
@@ -236,7 +246,7 @@ def test_a_killed_keeper_is_replaced_and_its_programs_go_on(tmp_path: Path) -> N
     async def programs() -> Any:
         script = "until [ -e go ]; do sleep 0.01; done; echo done"
         async with running(["bash", "-c", script], folder=tmp_path, environment=dict(os.environ)) as first:
-            keeper = psutil.Process(first.pid).parent().parent()  # type: ignore[union-attr]
+            keeper = psutil.Process(first.pid).parent().parent()
             keeper.kill()
             await asyncio.to_thread(wait_for, lambda: not is_there(keeper), "the keeper's end")
             second = await run("echo", "second")

@@ -16,7 +16,7 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab
-from tests.support.running import ROOT, Server, lines, module_server, run_dir
+from tests.support.running import ROOT, Server, lines, module_server, run_dir, start, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,22 +41,22 @@ def add(thing: str) -> str:
 """
 
 SERVER = """
-import os, signal
+import os, signal, uuid
 from pathlib import Path
 from plain_mcp import MCPServer
 
 server = MCPServer("adder", log_level="ERROR")
 here = Path(__file__).parent
-added = []
+added, process = [], uuid.uuid4()  # in a namespace, process ids are the same each time
 
 @server.tool()
 def add(thing: str) -> str:
     with (here / "added.txt").open("a") as file:
-        file.write(f"{os.getpid()} {thing}\\n")
+        file.write(f"{process} {thing}\\n")
     if thing == os.environ.get("FALL_AT") and not (here / "fell").exists():
         (here / "fell").touch()
         if os.environ["WHO"] == "holdfast":
-            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
         os._exit(7)
     added.append(thing)
     return f"{len(added)} {thing}"
@@ -91,6 +91,15 @@ def use_server(lab: Lab, who: str, fall_at: str, per: str = "trial") -> None:
     del lab.spec["target"]["tools"][0]["python"]
 
 
+def kill_during_a_call(lab: Lab) -> None:
+    """Run the eval, and kill it when its server waits for that."""
+    lab.write()
+    with start("eval", lab.eval_file.name, cwd=lab.folder) as process:
+        wait_for((lab.folder / "fell").exists, "the call")
+        process.kill()
+        process.communicate()
+
+
 def answers(run: Path) -> list[str]:
     replies = [message for message in kept(run)[0]["messages"] if message["role"] == "assistant"]
     return [message["content"] for message in replies if not message.get("tool_calls")]
@@ -120,7 +129,7 @@ def test_a_python_tools_state_is_the_same_however_often_the_run_is_killed(lab: L
 @pytest.mark.parametrize("fall_at", ["milk 0", "milk 1"])
 def test_a_run_killed_in_the_second_turn_restores_the_state_of_its_server(lab: Lab, fall_at: str) -> None:
     use_server(lab, "holdfast", fall_at)
-    lab.eval(check=-9)
+    kill_during_a_call(lab)
     done = lab.eval()
     assert answers(done.run) == ANSWERS
     assert added(lab)[-1] == ["tea 0", "tea 1", "milk 0", "milk 1"]
@@ -201,7 +210,7 @@ def test_state_that_cannot_be_rebuilt_restarts_the_trial(lab: Lab) -> None:
 def test_a_record_of_the_previous_version_is_resumed_with_its_state_rebuilt(lab: Lab) -> None:
     """That version did not record what tools were called with; the messages of the turn say it."""
     use_server(lab, "holdfast", "milk 0")
-    lab.eval(check=-9)
+    kill_during_a_call(lab)
     run = run_dir(lab.folder)
     steps = kept(run, "steps")
     with (run / "steps.jsonl").open("wb") as file:

@@ -480,7 +480,7 @@ class TestNamespaces:
             )
             await asyncio.to_thread(wait_for, (workspace / "up").exists, "the daemon")
             (leader,) = (one for one in _processes(name) if os.getsid(one.pid) == one.pid)  # the daemon leads none
-            (leader.parent() if number == signal.SIGKILL else leader).send_signal(number)  # type: ignore[union-attr]
+            (leader.parent() if number == signal.SIGKILL else leader).send_signal(number)
             await program
 
         with pytest.raises(AttemptError, match=message):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from typing import Any, NoReturn
 
-_PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36
+_PARENT_DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 1, 4, 36
 """options of prctl"""
 _LINUX = sys.platform.startswith("linux")
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
@@ -186,6 +186,8 @@ def _guard(channel: socket.socket, request: dict[str, Any], streams: list[int], 
     except (OSError, confine.NotAllowed) as error:
         tell(error=_reason(error))
         os._exit(0)
+    if _LINUX:
+        confine.libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # the program may not look into the guard, and report for it
     tell(pid=program, kind=kind)
     status = None
     watched = [channel.fileno(), *holdfast.handles]
@@ -330,29 +332,50 @@ def _wait_for_all() -> Iterable[tuple[int, int]]:
 def _end_descendants(spared: Collection[int], seconds: float = math.inf) -> list[tuple[int, int]]:
     """Kill all descendants of this process, except the spared children and theirs; return the children's statuses.
 
-    Orphans among them become children of this process. A process that starts another one and ends may be missed once,
-    so this repeats until no child is left. Processes that may not be killed, as those of another user, are waited for.
+    Orphans among them become children of this process, so none is left if it has no child. A search of /proc cannot
+    tell that: it misses a process whose parent ends meanwhile. With spared children, two searches in a row have to.
+    Processes that may not be killed, as those of another user, are waited for.
     """
     ended: list[tuple[int, int]] = []
-    pause, deadline, own = 0.001, time.monotonic() + seconds, os.getpgrp()
+    pause, deadline, own, searches = 0.001, time.monotonic() + seconds, os.getpgrp(), 0
     while True:
-        with suppress(ChildProcessError):
+        try:
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 ended.append(reaped)
+        except ChildProcessError:
+            return ended
+        if _kill(_children() - {*spared}):  # at once, for children that start another process and end
+            pause = 0.001
         families = _families()
         doomed = [child for child in families.get(os.getpid(), ()) if child[0] not in spared]
-        if not doomed or time.monotonic() > deadline:
+        searches = 0 if doomed else searches + 1
+        if (spared and searches == 2) or time.monotonic() > deadline:
             return ended
         for pid, _ in doomed:
             doomed += families.get(pid, ())
         for group in {group for _, group in doomed} - {0, own}:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)  # also kills what its members start meanwhile
-        for pid, _ in doomed:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(pid for pid, _ in doomed)
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
+
+
+def _kill(pids: Iterable[int]) -> int:
+    """Kill processes; return how many could be killed."""
+    count = 0
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            count += 1
+    return count
+
+
+def _children() -> set[int]:
+    """Return the children of this process; nothing if the kernel does not list them, as some do not."""
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:  # noqa: PTH123
+        return {*map(int, file.read().split())}
+    return set()
 
 
 def _families() -> dict[int, list[tuple[int, int]]]:

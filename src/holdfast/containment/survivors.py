@@ -45,7 +45,8 @@ def end_survivors(workspace: Path) -> list[str]:
     """
     ended: dict[int, str] = {}
     deadline, pause = time.monotonic() + _END_SECONDS, 0.002
-    while survivors := _survivors(str(workspace)):
+    # A search misses a process whose parent starts it and ends meanwhile. If there are any, it is repeated.
+    while (survivors := _survivors(str(workspace))) or (ended and (survivors := _survivors(str(workspace)))):
         names = ", ".join(map(str, survivors))
         if time.monotonic() > deadline:
             message = f"processes of an earlier attempt are still running in {workspace}, and do not end: {names}"
