@@ -118,9 +118,10 @@ class Scene:
             if paths and not named:
                 nameless[call, by_thread[thread, call]] = None
         places = [(call, number, path) for (call, path), count in by_path.items() for number in range(1, count + 1)]
-        for call, number, path in [*places, *((call, number, None) for call, number in nameless)]:
+        everything = [*places, *((call, number, None) for call, number in nameless)]
+        for call, number, where in everything:
             for error in ("EIO", *(("ENOSPC", "EDQUOT") if call in _FULL else ())):
-                yield Failure(call, error, number, path)
+                yield Failure(call, error, number, where)
 
     def _ours(self, match: tuple[str, str]) -> str | None:
         path = Path(self.folder, match[0] or match[1])
