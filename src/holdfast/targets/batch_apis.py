@@ -384,7 +384,7 @@ class AnthropicBatches(BatchApi):
     async def _carries(self, look: Look, intent: str) -> bool:
         """Return True if the first result of a batch is one of an intent."""
         async with self._client.call("GET", look.files[0]) as response:
-            first = self.read((await response.content.readline()).strip())
+            first = self.read((await response.line()).strip())
         return first is not None and first.custom_id.endswith(f"-{intent[:8]}")
 
     async def cancel(self, batch: str) -> None:

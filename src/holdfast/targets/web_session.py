@@ -6,7 +6,7 @@ Failures are those of `connections.py`. Redirects are the caller's affair.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -16,7 +16,7 @@ from holdfast.targets.asking import REPLY_BYTES
 from holdfast.targets.connections import BrokenReply, TooLong, inflater_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 _CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=300)
 """of requests that no trial waits for, and that the engine sets no limit for"""
@@ -35,7 +35,17 @@ class WebResponse:
         """Return the whole body; raise TooLong if it has more bytes than a reply may have."""
         return b"".join([piece async for piece in self.pieces()])
 
-    async def pieces(self, *, endless: bool = False) -> AsyncIterator[bytes]:
+    async def line(self) -> bytes:
+        """Return the first line of the body, without its end."""
+        begun = b""
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                begun += piece
+                if b"\n" in piece:
+                    break
+        return begun.partition(b"\n")[0]
+
+    async def pieces(self, *, endless: bool = False) -> AsyncGenerator[bytes]:
         """Yield the body as it arrives; `endless`: it holds many replies, and may have any number of bytes."""
         inflater, size = inflater_of({name.lower(): value for name, value in self.headers.items()}), 0
         try:
