@@ -158,7 +158,7 @@ def test_an_agent_killed_during_a_command_in_its_own_session_resumes_as_if_it_ne
 
 @pytest.mark.parametrize("case", PLACES, indirect=True)
 def test_a_time_out_ends_what_the_attempt_has_detached(case: Case) -> None:
-    case.write(limits={"turn_timeout": 2, "retries": 3})
+    case.write(limits={"turn_timeout": 2, "retries": 3, "on_limit": "error"})
     (case.gates / "hang").touch()
     for life in (2, 3, 4):
         case.open_gate(life)  # on a slow machine the first of them may run out of time, too
