@@ -322,3 +322,17 @@ def test_an_unknown_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("HOLDFAST_PROCESS_ISOLATION", "off")
     with pytest.raises(UsageError, match="HOLDFAST_PROCESS_ISOLATION is 'off'"):
         asyncio.run(run("true"))
+
+
+def test_a_program_that_prints_without_end_is_stopped_and_fills_no_memory() -> None:
+    async def run(words: list[str]) -> containment.ContainedProgram:
+        async with running(words, folder=Path("/"), environment=dict(os.environ), most_bytes=100_000) as program:
+            await program.wait()
+        return program
+
+    endless = asyncio.run(run(["yes"]))
+    assert endless.printed_too_much
+    assert len(endless.out) == 100_000
+    noisy = asyncio.run(run(["sh", "-c", "yes | head -c 5000000 >&2; echo fine"]))
+    assert (noisy.printed_too_much, bytes(noisy.out)) == (False, b"fine\n")
+    assert 1_000_000 <= len(noisy.err) <= 2_000_000

@@ -31,6 +31,8 @@ _VARIABLE: Final = "HOLDFAST_PROCESS_ISOLATION"
 _COMMAND: Final = [sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).with_name("keeper.py"))]
 _END_SECONDS: Final = 30.0
 """a killed process ends at once, unless it waits for a device or a network file system"""
+_OUT_BYTES: Final = 64_000_000
+_ERR_BYTES: Final = 1_000_000
 _INHERITED: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """variables that Python may need to start; the keeper gets no others, since programs may read its environment"""
 
@@ -69,7 +71,9 @@ class ContainedProgram:
         self.kind: Kind = "auto"
         """what holds its processes together"""
         self.out, self.err = bytearray(), bytearray()
-        """what it has printed, unless it was given files"""
+        """what it has printed, unless it was given files; of standard error, the end"""
+        self.printed_too_much = False
+        """it was stopped, since it printed more to standard output than it may"""
         self._channel = channel
         self._answers = b""
         self._error: list[Any] | None = None
@@ -103,6 +107,18 @@ class ContainedProgram:
             self._began.set()
             self._over.set()
 
+    def _check_out(self, most_bytes: int) -> None:
+        """Stop a program that prints without end: nobody can use it, and it would fill the memory."""
+        if len(self.out) > most_bytes:
+            del self.out[most_bytes:]
+            self.printed_too_much = True
+            with suppress(OSError):
+                self._channel.shutdown(socket.SHUT_WR)
+
+    def _check_err(self) -> None:
+        if len(self.err) > 2 * _ERR_BYTES:
+            del self.err[:-_ERR_BYTES]
+
     async def _begin(self) -> None:
         await self._began.wait()
         if self._error is not None:
@@ -135,13 +151,15 @@ async def running(
     stdin: bytes | None = None,
     files: tuple[int, int, int] | None = None,
     merged: bool = False,
+    most_bytes: int = _OUT_BYTES,
     kind: Kind | None = None,
     confine: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[ContainedProgram]:
     """Start a program; stop it, and everything that it started, when the block is left. Raise OSError if it cannot be.
 
     `files` are descriptors of its three streams. Without them it reads `stdin`, and what it prints is kept; `merged`
-    writes both streams to `out`. `confine` restricts it further: see `keeper`.
+    writes both streams to `out`. A program that prints more than `most_bytes` there is stopped. `confine` restricts it
+    further: see `keeper`.
     """
     loop = asyncio.get_running_loop()
     request = {
@@ -158,8 +176,8 @@ async def running(
     with ours, _Pipes(loop) as pipes:
         with theirs:
             if files is None:
-                standard_output = pipes.reading_into(program.out)
-                standard_error = standard_output if merged else pipes.reading_into(program.err)
+                standard_output = pipes.reading_into(program.out, lambda: program._check_out(most_bytes))
+                standard_error = standard_output if merged else pipes.reading_into(program.err, program._check_err)
                 files = (pipes.writing(stdin), standard_output, standard_error)
             _keep([theirs.fileno(), *files])
         pipes.close_theirs()
@@ -183,7 +201,7 @@ class _Pipes:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._reading: dict[int, bytearray] = {}
+        self._reading: dict[int, tuple[bytearray, Callable[[], None]]] = {}
         self._writing: dict[int, memoryview] = {}
         self._theirs: list[int] = []
 
@@ -195,12 +213,12 @@ class _Pipes:
             self._close(handle)
         self.close_theirs()
 
-    def reading_into(self, content: bytearray) -> int:
-        """Return the end of a pipe for the program; what it writes is appended to the content."""
+    def reading_into(self, content: bytearray, check: Callable[[], None]) -> int:
+        """Return the end of a pipe for the program. What it writes is appended to the content, and then checked."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self._theirs.append(writing)
-        self._reading[reading] = content
+        self._reading[reading] = (content, check)
         self._loop.add_reader(reading, self._read, reading)
         return writing
 
@@ -232,7 +250,9 @@ class _Pipes:
             part = os.read(handle, 1 << 16)
         except BlockingIOError:
             return False
-        self._reading[handle] += part
+        content, check = self._reading[handle]
+        content += part
+        check()
         if not part:
             self._close(handle)
         return True

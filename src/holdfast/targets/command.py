@@ -11,6 +11,7 @@ from holdfast.errors import AttemptError, Fault, ProgramExited
 from holdfast.spec.code_target_schema import CommandTarget
 from holdfast.spec.fingerprint import check_program, command_files, is_file
 from holdfast.spec.template import RENDER_ERRORS, expression, template
+from holdfast.targets.asking import REPLY_BYTES
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ class Command(Target):
             raise AttemptError("agent", "an argument of target.command holds a NUL character", retry=False)
         program, text = None, None if stdin is None else stdin.encode()
         try:
-            async with running(arguments, folder=place, environment=environment, stdin=text) as program:
+            async with running(
+                arguments, folder=place, environment=environment, stdin=text, most_bytes=REPLY_BYTES.get()
+            ) as program:
                 code = await program.wait()
         except (FileNotFoundError, PermissionError) as error:
             raise Fault(
@@ -169,6 +172,9 @@ class Command(Target):
                 if end := _end(program.out, program.err):
                     cancelled.add_note(f"{arguments[0]} had printed: {end}")  # for the message of a time-out
             raise
+        if program.printed_too_much:
+            message = f"{arguments[0]} printed more than {REPLY_BYTES.get():,} bytes (limits.reply_bytes)"
+            raise AttemptError("bad_reply", message, retry=False)
         if code is None:
             raise AttemptError("agent", f"the process that watches over {arguments[0]} was killed")
         if code != 0:
