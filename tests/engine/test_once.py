@@ -401,6 +401,17 @@ def agent(lab: Lab, source: str) -> None:
     lab.spec["target"] = {"python": "agent.py:reply", "base_url": lab.provider.base_url}
 
 
+def test_the_intents_of_calls_have_no_secrets(lab: Lab) -> None:
+    secret = "sk-tea-0123456789"
+    agent(lab, SIDE_BY_SIDE.replace('"milk"', "os.environ['SHOP_API_KEY']"))
+    lab.eval(env={"DIE": "1", "SHOP_API_KEY": secret}, check=-9)
+    assert secret in ordered(lab), "the tool has it"
+    done = lab.eval(env={"SHOP_API_KEY": secret}, check=3)
+    assert "(hidden: $SHOP_API_KEY)" in done.out
+    assert secret not in done.out + done.err
+    assert all(secret.encode() not in path.read_bytes() for path in done.run.rglob("*.jsonl"))
+
+
 def test_several_calls_of_a_trial_are_settled_one_by_one(lab: Lab) -> None:
     agent(lab, SIDE_BY_SIDE)
     lab.rows[0]["expected"] = "bought tea, none left, bought tea"

@@ -307,7 +307,8 @@ class Replay:
         """Record that a call is about to be made that must not be made twice; raise AttemptError if it has begun."""
         if key in self._turn_calls:  # it failed, and the target repeats it: the next attempt says what happens now
             raise AttemptError("agent", f"{describe_call(self._turn_calls[key])} was cut off, and is not made again")
-        self._intents[key] = await self._write(key, msgspec.to_builtins(intent), NO_USAGE, time.monotonic())
+        response = self.without_secrets(msgspec.to_builtins(intent))
+        self._intents[key] = await self._write(key, response, NO_USAGE, time.monotonic())
 
     async def _write(self, key: Key, response: Any, usage: Usage, started: float) -> Step:
         turn, kind, request, nth = key
