@@ -708,3 +708,38 @@ def test_a_server_waits_while_nobody_reads_its_stream() -> None:
             await connections.close()
 
     uvloop.run(ask())
+
+
+def test_a_stray_reply_that_nobody_has_read_yet_is_noticed_before_a_request_is_written() -> None:
+    """Eight requests of one iteration are written before the event loop looks at what has arrived."""
+
+    async def ask() -> None:
+        writers: list[asyncio.StreamWriter] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            try:
+                while True:
+                    await reader.readuntil(b"\r\n\r\n{}")
+                    writer.write(WHOLE)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        connections = Connections(url, {})
+
+        async def ask_eight_times() -> list[bytes]:
+            requests = [connections.request("POST", url, b"{}", None, whole=True) for _ in range(8)]
+            return [await response.read() for response in await asyncio.gather(*requests)]
+
+        async with asyncio.timeout(30):
+            assert await ask_eight_times() == [BODY] * 8
+            for writer in writers:
+                writer.write(STRAY)  # sent at once by this kind of event loop
+            assert await ask_eight_times() == [BODY] * 8
+        assert len(writers) == 16 and connections.strayed
+        await connections.close()
+        server.close()
+
+    asyncio.run(ask())

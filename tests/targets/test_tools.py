@@ -238,11 +238,12 @@ def test_the_traceback_of_a_tool_is_recorded_without_secrets_and_not_shown_to_th
     use(lab, f"{deep}def tool(word: str):\n    return deep(word)\n")
     lab.write()
     run = evaluate(lab.eval_file, runs_dir=lab.runs)
-    assert results(run.path)[0] == "Error: tools.py:2: ValueError: no tea 0: (hidden) ?"
+    assert results(run.path)[0] == "Error: tools.py:2: ValueError: no tea 0: (hidden: $SHOP_API_KEY) ?"
     steps = [step["response"] for step in kept(run.path, "steps") if step["kind"] == "tool"]
     assert [step["result"] for step in steps] == results(run.path)
     trace = steps[0]["traceback"]
-    assert trace.startswith("Traceback (most recent call last)") and trace.endswith("ValueError: no tea 0: (hidden) ?")
+    assert trace.startswith("Traceback (most recent call last)")
+    assert trace.endswith("ValueError: no tea 0: (hidden: $SHOP_API_KEY) ?")
     assert 'tools.py", line 4, in tool' in trace and "return deep(word)" in trace
     assert "holdfast/functions" not in trace and "holdfast/targets" not in trace
     assert "Traceback" not in (run.path / "outputs.jsonl").read_text()

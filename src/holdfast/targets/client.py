@@ -172,8 +172,8 @@ class Client:
         raise Fault(
             "rejected",
             f"{bare_url(url)} redirects to another server: {shown}. Nothing was sent there.",
-            remedy=f"If you trust that server with the key and the prompts, set base_url (for an HTTP target, http) to "
-            f"its address: {shown}",
+            remedy="If you trust that server with the key and the prompts, set base_url (of an HTTP target: http) so "
+            "that requests go there.",
         )
 
     def _loop_of_redirects(self) -> AttemptError:
@@ -379,7 +379,7 @@ class Client:
         if isinstance(error, TooLong):
             return AttemptError(
                 "bad_reply",
-                f"{self.url}: {error}",
+                f"{self.url}: {error} (limits.reply_bytes)",
                 remedy="If such replies are wanted, raise limits.reply_bytes.",
                 retry=False,
             )
