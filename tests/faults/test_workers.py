@@ -193,18 +193,23 @@ def test_one_process_can_continue_where_workers_stopped(
     assert_same_numbers(run, calm)
 
 
-def test_killed_workers_are_replaced(tmp_path: Path, provider: Server, eval_file: Path, calm: Path) -> None:
-    provider.control(latency=0.1)
-    crew = start("eval", eval_file, "--workers", "4", cwd=tmp_path)
-    wait_for(lambda: len(provider.stats()["answered"]) > CONCURRENCY, "some answers")
-    for victim in [process for process in leftovers(tmp_path) if process.pid != crew.pid]:
+def test_killed_workers_are_replaced(tmp_path: Path, provider: Server) -> None:
+    provider.control(fail={"hang": 1.0})  # so that the run goes on until all were killed
+    limits = {"concurrency": CONCURRENCY, "turn_timeout": "20s"}
+    crew = start(
+        "eval", write_eval(tmp_path, provider.base_url, rows=ROWS, limits=limits), "--workers", "4", cwd=tmp_path
+    )
+    wait_for(lambda: provider.stats()["active"] == 4 * CONCURRENCY, "four full windows")
+    workers = [process for process in leftovers(tmp_path) if process.pid != crew.pid]
+    for victim in workers:
         victim.kill()
-        gone = {victim.pid, crew.pid}
-        wait_for(lambda gone=gone: len({each.pid for each in leftovers(tmp_path)} - gone) == 4, "another worker")
+    old = {crew.pid, *(victim.pid for victim in workers)}
+    wait_for(lambda: len({process.pid for process in leftovers(tmp_path)} - old) == 4, "four other workers")
+    provider.control(fail={})
     _, err = crew.communicate(timeout=300)
     assert crew.returncode == 0, err
     assert err.count("was killed (SIGKILL); its finished trials are saved, and another worker takes its place") == 4
-    assert_same_numbers(run_dir(tmp_path), calm)
+    assert_each_once(run_dir(tmp_path), ROWS)
 
 
 CRASHES = """import os, signal

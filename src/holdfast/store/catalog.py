@@ -309,7 +309,7 @@ def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
             **common,
         )
     status: Status = ended if metrics else "unfinished"
-    if metrics and rundir.has_lost_lines(metrics):
+    if metrics and _lacks_lines(rundir, metrics):
         status, common["done"] = "damaged", _count_outputs(rundir)
     return RunSummary(
         id=manifest.id,
@@ -340,6 +340,14 @@ def _count_uncertain(rundir: RunDir) -> int:
     for path in rundir.journals("outputs") if keys else ():
         keys -= {line[_KEY_START:_KEY_END].decode(errors="replace") for _, line in scan_raw(path)}
     return len(keys)
+
+
+def _lacks_lines(rundir: RunDir, metrics: Metrics) -> bool:
+    """True if journals are shorter than the report says, or cannot be looked at."""
+    try:
+        return rundir.has_lost_lines(metrics)
+    except OSError:
+        return True
 
 
 def finished_status(rundir: RunDir) -> Status:
