@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import signal
 import sys
 from importlib import import_module
@@ -16,7 +17,6 @@ from holdfast.cli.errors import show_error, show_usage_error
 from holdfast.display.terminal import echo
 from holdfast.engine.signals import Signals
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.store.home import apply_umask
 
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",
@@ -108,7 +108,10 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     Signals(_stop).install()
     try:
-        apply_umask()
+        if "HOLDFAST_UMASK" in os.environ:
+            from holdfast.store.home import apply_umask  # imports pathlib
+
+            apply_umask()
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
         show_error(error)
