@@ -1,4 +1,4 @@
-"""Fail every system call on a run's files in turn: `python -m bench.failing_calls [SCENE…]`, about ten minutes.
+"""Fail every system call on a run's files in turn: `python -m bench.failing_calls [SCENE…]`, about an hour.
 
 Needs strace. Prints each failure that ended wrongly, and how many ended well. The test suite has a sample of these.
 """
