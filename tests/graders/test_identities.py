@@ -183,7 +183,7 @@ TARGETS: list[tuple[dict[str, Any], str]] = [
                 {"scripted": {"name": "t", "responses": [{"result": 1}]}},
             ],
         },
-        "sha256:e0e42b13eda1b9a46f6ba101daf78bb9",
+        "sha256:b9280f2f1d04ad343ca98182e10176bf",
     ),
     ({"python": "agent.py:reply", "params": {"a": 1}}, "sha256:aa518d210111aa6a377139e34a06746c"),
     (
@@ -192,7 +192,7 @@ TARGETS: list[tuple[dict[str, Any], str]] = [
             "state": {"save": "agent.py:save", "restore": "check.py:check"},
             "tools": [{"python": "helper.py:same"}],
         },
-        "sha256:d17a780b88673c6b8740dd186c107c05",
+        "sha256:8893e31c809d0f0d1f06b51c704c16a8",
     ),
     (
         {

@@ -13,6 +13,8 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from holdfast.errors import RunFileError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -63,9 +65,11 @@ _ABSENT: Final = frozenset(
 
 @contextmanager
 def if_present() -> Iterator[None]:
-    """Ignore errors that say that a file is not there, or not for this user; not those of a disk that fails."""
+    """Ignore errors that say that a file is not there, not for this user or not Holdfast's; not those of a bad disk."""
     try:
         yield
+    except RunFileError:
+        return
     except OSError as error:
         if error.errno not in _ABSENT:
             raise

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 import sys
 from contextlib import suppress
@@ -167,7 +166,8 @@ def unseal(path: Path) -> None:
         path.chmod(stat.S_IMODE(status.st_mode) | stat.S_IWUSR)
         return
     with path.open("rb") as file, replacing(path) as copy:
-        shutil.copyfileobj(file, copy, _CHUNK)
+        while data := file.read(_CHUNK):
+            copy.write(data)
 
 
 def settle(path: Path) -> None:
