@@ -149,6 +149,19 @@ def test_a_model_that_does_not_answer_is_not_the_agents_fault(lab: Lab, provider
     assert kept(run_dir(lab.folder)) == [] and "a model call had no answer for" in done.out + done.err
 
 
+@pytest.mark.parametrize("kind", ["async def", "def"])
+def test_a_function_whose_model_does_not_answer_is_not_scored(kind: str, lab: Lab, provider: Server) -> None:
+    awaited = "await " if kind.startswith("async") else ""
+    (lab.folder / "agent.py").write_text(
+        f"{kind} reply(prompt, context):\n    return ({awaited}context.model(prompt, model='own')).text\n"
+    )
+    lab.spec["target"] = {"python": "agent.py:reply", "base_url": provider.base_url}
+    lab.spec["limits"] = {"retries": 0, "turn_timeout": 3}
+    provider.control(holds_after=0)
+    done = lab.eval(check=3)
+    assert kept(run_dir(lab.folder)) == [] and "a model call had no answer for" in done.out + done.err
+
+
 SHORT_DEFAULT = """
 from holdfast.spec import schema
 schema.AGENT_TURN = 3.0

@@ -6,9 +6,12 @@ import asyncio
 import gzip
 import select
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -401,6 +404,36 @@ def test_a_certificate_is_checked(certificate: Path, monkeypatch: pytest.MonkeyP
             assert script.connections == 1
 
     uvloop.run(ask())
+
+
+def test_tickets_of_a_tls_server_are_no_replies(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come right after the handshake: while this process is busy, before the request is written."""
+    secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secure.load_cert_chain(certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("public.pem")))
+    count = 24
+
+    class Answering(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with secure.wrap_socket(self.request, server_side=True) as connection:
+                connection.recv(65536)
+                connection.sendall(WHOLE)
+                connection.recv(65536)  # until the client closes it
+
+    async def ask(url: str) -> None:
+        async with Client(url, {}) as client:
+            asking = [asyncio.ensure_future(client.post({})) for _ in range(count)]
+            while not all(each.done() for each in asking):
+                time.sleep(0.02)  # noqa: ASYNC251 - the loop is busy
+                await asyncio.sleep(0)
+            assert [await each for each in asking] == [{"answer": "two"}] * count
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            uvloop.run(ask(f"https://127.0.0.1:{server.server_address[1]}/v1/chat"))
+        finally:
+            server.shutdown()
 
 
 def test_a_request_that_is_given_up_before_it_is_written_is_not_sent_and_holds_up_no_other() -> None:

@@ -103,6 +103,9 @@ def _is_resumable() -> bool:
 
 def main() -> None:
     """The entry point."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # a standard stream was closed, and its number would become that of a file or a connection
+    os.close(handle)
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

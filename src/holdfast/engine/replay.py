@@ -407,6 +407,8 @@ class RecordedCalls:
         """calls that are being made"""
         self._asked: dict[Key, float] = {}
         """when the model calls that are being made began, by the monotonic clock"""
+        self._cut_off: dict[Key, float] = {}
+        """model calls that were cancelled since the last answer, and when they began"""
         self._held: list[asyncio.Future[None]] = []
         """calls that may not start, because the run is halted, or a limit is reached"""
         self._ending = False
@@ -491,8 +493,9 @@ class RecordedCalls:
 
     @property
     def seconds_unanswered(self) -> float:
-        """How long the oldest model call in flight has been waiting for its answer."""
-        return time.monotonic() - min(self._asked.values(), default=time.monotonic())
+        """How long the oldest model call without an answer has been waiting for it, or had been when it was cut off."""
+        now = time.monotonic()
+        return now - min((*self._asked.values(), *self._cut_off.values()), default=now)
 
     async def _make(self, key: Key, live: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
         """Make a call and record its result."""
@@ -507,6 +510,12 @@ class RecordedCalls:
             response = self._replay.without_secrets(response)
             self._check_not_over()  # the next attempt may have an answer of its own to the same call
             await self._replay.end_call(call, response, usage)
+            if key[1] == "model":
+                self._cut_off.clear()  # the target has got over it
+        except asyncio.CancelledError:
+            if key in self._asked:
+                self._cut_off[key] = call.started
+            raise
         finally:
             _INSIDE_CALL.reset(outside)
             self._in_flight -= 1

@@ -257,8 +257,8 @@ class Connections:
         """how many have arrived, up to the end of the probation"""
         parts = urlsplit(url)
         self._host = parts.hostname or ""
-        self._secure = parts.scheme == "https"
-        self._port = parts.port or (443 if self._secure else 80)
+        self.secure = parts.scheme == "https"
+        self._port = parts.port or (443 if self.secure else 80)
         ports = "" if parts.port is None else f":{parts.port}"
         named = f"[{self._host}]" if ":" in self._host else self._host
         if not named.isascii():
@@ -365,7 +365,7 @@ class Connections:
     async def _connect(self) -> _Connection:
         loop = self.loop
         secure: dict[str, Any] = {}
-        if self._secure:
+        if self.secure:
             secure = {"ssl": self._trust(), "server_hostname": self._host}
         async with asyncio.timeout(_CONNECT_SECONDS):
             addresses = await self._resolve()
@@ -469,7 +469,8 @@ class _Connection(asyncio.Protocol):
         if self.lost or not self._unwritten:
             return
         assert self._transport is not None
-        if self._readable.poll(0):
+        # After a TLS handshake, servers send tickets that nobody asked for. Of other strays, `data_received` is told.
+        if (self.used or not self._pool.secure) and self._readable.poll(0):
             self._not_sent()
             self._pool.loop.call_later(1.0, self.close)  # it may be nothing that either of them would see
             return
