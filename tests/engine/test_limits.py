@@ -393,6 +393,18 @@ def test_reaching_a_limit_can_be_an_error(lab: Lab) -> None:
     assert lab.eval(check=3).asked == 0
 
 
+def test_a_trial_without_model_calls_is_not_limited_by_them_and_others_are(lab: Lab) -> None:
+    use(
+        lab,
+        "Path('done.txt').touch()\n[print(ask('x')) for _ in range(9) if sys.argv[1] == 'ask']\n",
+        trial={"calls": 2},
+    )
+    lab.rows = [{"id": "silent", "question": "nothing"}, {"id": "asks", "question": "ask"}]
+    done = lab.eval()
+    assert "a trial made no model call that is seen, so limits.trial.calls did not apply to it" in done.err
+    assert {output["sample"]: output["stop"] for output in kept(done.run)} == {"silent": "stop", "asks": "call_limit"}
+
+
 def test_a_limit_that_cannot_be_enforced_is_named(lab: Lab, provider: Server) -> None:
     provider.control(usage=False)
     try:

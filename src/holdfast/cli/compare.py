@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.env_file import env_file_options, load_env_file
-from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
+from holdfast.cli.runs import open_run, runs_dir_option, runs_directory
 from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import UsageError
 
@@ -65,8 +65,6 @@ def command(
     runs directory; the same command resumes the comparison and asks nothing twice.
     """
     from holdfast.report.compare import compare_scores, read_scores
-    from holdfast.report.run_view import RunView
-    from holdfast.store.rundir import RunDir
 
     if len(runs) < 2:
         raise UsageError("compare needs at least two runs", remedy="`holdfast ls` lists them.")
@@ -81,7 +79,7 @@ def command(
         return judge_runs(runs, judge, runs_directory(runs_dir), as_json=as_json, accept_errors=accept_errors)
     if accept_errors:
         raise UsageError("--accept-errors needs --judge")
-    views = [RunView(RunDir(fetch_run(run, runs_directory(runs_dir)))) for run in runs]
+    views = [open_run(run, runs_directory(runs_dir)) for run in runs]
     scored = [read_scores(view) for view in views]
     if form is not None:
         from holdfast.export.comparison import write_comparison

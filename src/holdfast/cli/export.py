@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.errors import show_error, show_note, show_warning
+from holdfast.cli.errors import show_error, show_note
 from holdfast.cli.flags import ExporterName
-from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
+from holdfast.cli.runs import open_run, runs_dir_option, runs_directory
 from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.spec.load_exports import EXPORTERS
@@ -51,15 +51,13 @@ def command(
     updates the export.
     """
     from holdfast.export.registry import describe, export, export_block, is_done, read_entries
-    from holdfast.report.run_view import RunView
-    from holdfast.store.rundir import RunDir
 
     if (exporter is None) == (not failed):
         raise UsageError(f"give --to {'|'.join(EXPORTERS)}, or --failed")
     if failed and (options or output):
         raise UsageError("--failed repeats exports with their original options; use --to to change them")
-    rundir = RunDir(fetch_run(run, runs_directory(runs_dir)))
-    view = RunView(rundir)
+    view = open_run(run, runs_directory(runs_dir))
+    rundir = view.rundir
     entries = read_entries(rundir)
     names = [exporter] if exporter else [name for name, entry in entries.items() if entry.state != "done"]
     blocks = [export_block(view, name, options, output) for name in names if name in EXPORTERS]
@@ -77,11 +75,6 @@ def command(
             code = max(code, error.exit_code)
     if not blocks:
         echo("no export has failed")
-    if view.missing_outputs:
-        show_warning(
-            f"{view.missing_outputs:,} outputs that metrics.json counts are missing; "
-            f"`holdfast repair {rundir.path}` says more"
-        )
     if view.missing_rows:
         show_note(f"{view.missing_rows:,} rows are no longer in the dataset; their fields are left out")
     if blocks and not rundir.finished:

@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_note
-from holdfast.cli.runs import fetch_run, runs_dir_option, runs_directory
+from holdfast.cli.runs import open_run, runs_dir_option, runs_directory
 from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import UsageError
 
@@ -91,13 +91,11 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     too few samples to tell. A system that did not change is worse in at most 5 % of the gates.
     """
     from holdfast.report.gate import Rules, gate_run, margin_of
-    from holdfast.report.run_view import RunView
-    from holdfast.store.rundir import RunDir
 
     root = runs_directory(flags["runs_dir"])
     if baseline is None and (flags["max_drop"] or flags["max_regression_pct"] is not None):
         raise UsageError("--max-drop and --max-regression-pct need --baseline")
-    view, base = (RunView(RunDir(fetch_run(name, root))) if name else None for name in (current, baseline))
+    view, base = (open_run(name, root) if name else None for name in (current, baseline))
     assert view is not None
     allowed = flags["max_regression_pct"]
     rules = Rules(

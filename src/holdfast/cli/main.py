@@ -103,9 +103,9 @@ def _is_resumable() -> bool:
 
 def main() -> None:
     """The entry point."""
-    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # a standard stream was closed, and its number would become that of a file or a connection
-    os.close(handle)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed, and its number would become that of a file or a connection
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib is not imported here
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
@@ -115,6 +115,10 @@ def main() -> None:
             from holdfast.store.home import apply_umask  # imports pathlib
 
             apply_umask()
+        if "HOLDFAST_PROCESS_ISOLATION" in os.environ:
+            from holdfast.containment.program import requested_kind
+
+            requested_kind()  # before a run is archived for a fresh one
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
         show_error(error)

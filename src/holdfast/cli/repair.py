@@ -83,8 +83,6 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
     problems = []
     if not rundir.manifest.exists():
         problems.append("manifest.json is missing; the `holdfast eval` command that made the run writes it again")
-    if index.damage:
-        return problems  # which is why lines are missing
     with suppress(VersionError):
         try:
             metrics = rundir.read_metrics()

@@ -162,6 +162,8 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
     manifest = rundir.read_manifest()
     if manifest is None:
         raise UsageError(f"{path} has no manifest", remedy="`holdfast eval` with its eval file writes it again.")
+    if options.settle and rundir.finished:
+        show_note("the run is finished, so there is nothing to settle")
     _refuse_hidden(manifest.eval, manifest.eval_file)
     changes = [parse_override(text) for text in overrides]
     load_env_file(Path(manifest.folder), Path())

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.errors import show_note
+from holdfast.cli.errors import show_note, show_warning
 from holdfast.errors import NoSuchRun, UsageError
 
 if TYPE_CHECKING:
     from holdfast.cluster.watch.find import Subject
+    from holdfast.report.run_view import RunView
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
 
@@ -45,6 +46,21 @@ def find_run(name: str, runs_dir: Path) -> Path:
 def fetch_run(name: str, runs_dir: Path) -> Path:
     """A run to read: one on this machine, as `find_run` finds it, or a copy of the one of a task or `HOST:PATH`."""
     return fetch_runs(name, runs_dir, most=1)[0]
+
+
+def open_run(name: str, runs_dir: Path) -> RunView:
+    """Open a run to read, as `fetch_run` finds it. Warns if its journals no longer hold what its report was made of."""
+    from holdfast.report.run_view import RunView
+    from holdfast.store.rundir import RunDir
+
+    view = RunView(RunDir(fetch_run(name, runs_dir)))
+    if view.metrics is not None and view.rundir.has_lost_lines(view.metrics):
+        path = shlex.quote(str(view.rundir.path))
+        show_warning(
+            f"the journals of {view.rundir.path} have become shorter since its report was made; the numbers are those "
+            f"of the report, and `holdfast repair {path} --dry-run` says what is missing"
+        )
+    return view
 
 
 def fetch_runs(name: str, runs_dir: Path, most: int | None = None) -> list[Path]:

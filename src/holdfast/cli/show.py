@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.completion import complete_runs, complete_samples
 from holdfast.cli.flags import Positive
-from holdfast.cli.runs import fetch_run, run_name, runs_dir_option, runs_directory
+from holdfast.cli.runs import open_run, run_name, runs_dir_option, runs_directory
 from holdfast.display.terminal import echo_json
 from holdfast.errors import UsageError
 
@@ -64,11 +64,9 @@ def command(
 
     On a terminal, long output goes through $PAGER.
     """
-    from holdfast.report.run_view import RunView
     from holdfast.report.selection import Chosen, Criteria, find_graders
-    from holdfast.store.rundir import RunDir
 
-    view = RunView(RunDir(fetch_run(run, runs_directory(runs_dir))))
+    view = open_run(run, runs_directory(runs_dir))
     if sample is not None:
         if failed or errors or answer or grader or limit:
             raise UsageError(

@@ -349,13 +349,14 @@ class Trial:
     def _check_enforced(self, reply: Reply) -> None:
         """Say once which limits could not be enforced, or left something out."""
         limits, usage, note_once = self._shared.limits, reply.usage, self._shared.note_once
-        unseen = "cannot be enforced: the target makes no model calls that are seen, or they do not report their"
-        if limits.tokens is not None and usage.tokens is None:
-            note_once(f"limits.trial.tokens {unseen} tokens")
-        if limits.cost is not None and usage.cost is None:
-            note_once(f"limits.trial.cost {unseen} cost")
-        if limits.calls is not None and not usage.requests:
-            note_once("limits.trial.calls cannot be enforced: the target makes no model calls that are seen")
+        written = {"tokens": limits.tokens, "cost": limits.cost, "calls": limits.calls}
+        if not usage.requests:
+            for name in (name for name, limit in written.items() if limit is not None):
+                note_once(f"a trial made no model call that is seen, so limits.trial.{name} did not apply to it")
+        else:
+            for name, value in (("tokens", usage.tokens), ("cost", usage.cost)):
+                if written[name] is not None and value is None:
+                    note_once(f"limits.trial.{name} cannot be enforced: model calls do not report their {name}")
         if not isinstance(reply.files_partial, UnsetType):
             note_once(
                 "a workspace is larger than workspace.max_size: its largest files are not kept, and graders do not see "

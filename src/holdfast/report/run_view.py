@@ -163,11 +163,6 @@ class RunView:
         """Names of the graders as metrics have them."""
         return [place.name for place in self.places]
 
-    @property
-    def missing_outputs(self) -> int:
-        """Number of outputs that `metrics.json` counts and the journals no longer hold."""
-        return 0 if self.metrics is None else max(0, self.metrics.outputs - len(self._index.outputs))
-
     @cached_property
     def script(self) -> Script:
         """The templates of the user's messages."""

@@ -79,7 +79,8 @@ def _paid(usage: Usage, judges: Usage, spent: Spent | None) -> str | None:
 
 
 def _more_than(worth: str) -> str:
-    return f"more than the {worth} of its outputs and grades: calls that failed or were repeated are paid for, too"
+    others = "calls that failed, were repeated or belong to unfinished trials count, too"
+    return f"more than the {worth} of its outputs and grades: {others}"
 
 
 def retried(failures: Failures | None) -> Iterator[str]:
