@@ -133,6 +133,9 @@ def test_a_settled_trial_continues_and_equals_an_uninterrupted_one(
     assert kept(done.run)[0]["messages"] == kept(calm)[0]["messages"]
     settled = [step["response"]["settled"] for step in kept(done.run, "steps") if "settled" in (step["response"] or {})]
     assert settled == (["happened"] if "happened" in decision else [])
+    assert kept(done.run)[0].get("settled", 0) == len(settled)
+    shown = lab.do("show", done.run, "a").out
+    assert ("the result of 1 tool call was given by hand" in shown) == bool(settled)
     assert lab.eval().asked == 0
 
 

@@ -128,6 +128,10 @@ class Replay:
         self.id = token_hex(16)
         self._unused = {(step.turn, step.kind, step.request, step.nth): step for step in recorded}
         """recorded calls that the conversation has not asked for yet"""
+        self.settled = sum(
+            step.kind == "tool" and step.response.get("settled") == "happened" for step in self._unused.values()
+        )
+        """calls whose results a person has given"""
         self._from_earlier_process = set(self._unused)
         """calls that an earlier process recorded, and that are not counted in `replayed_seconds` yet"""
         self.replayed_seconds = 0.0
@@ -259,6 +263,7 @@ class Replay:
         self._turn_calls.clear()
         self._positions.clear()
         self._intents.clear()
+        self.settled = 0
         self._turn = self._last_live_turn = 0
         self._from_earlier_process.clear()
         self.again.clear()

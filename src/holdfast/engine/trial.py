@@ -439,6 +439,7 @@ class Trial:
             opening=conversation.opening if self._shared.has_opening else UNSET,
             value=reply.value,
             row=self._pending.sample.row if self._shared.sees_part else UNSET,
+            settled=(self._replay.settled if self._replay is not None else 0) or UNSET,
         )
 
 

@@ -17,6 +17,7 @@ from holdfast.conversation.script import Prompts
 from holdfast.conversation.simulated_user import Decision
 from holdfast.data.dataset import Sample
 from holdfast.errors import AttemptError
+from holdfast.plan.changes import format_count
 from holdfast.report.chat import ChatMessage, ToolUse, listed_call, read_messages
 from holdfast.report.checkpoints import (
     CheckpointBand,
@@ -193,7 +194,7 @@ class _Finished:
                 status=trial_status(trial, self._errors),
                 score=trial.score,
                 stop=output.stop,
-                detail=output.stop_detail or "",
+                detail="; ".join(filter(None, (output.stop_detail or "", _describe_settled(output.settled or 0)))),
                 partial=describe_partial(output.files_partial) if output.files_partial else "",
                 answer=output.answer,
                 turns=output.turns,
@@ -321,6 +322,11 @@ def trial_status(trial: GradedTrial | Pending, errors: Sequence[ErrorRecord]) ->
 def _whole(output: Output) -> Mark:
     """Return the mark of a conversation of one turn, which the output does not have."""
     return Mark(end=len(output.messages), digest=output.digest, files=output.files)
+
+
+def _describe_settled(calls: int) -> str:
+    """Say that a person has given the results of tool calls, if that is so."""
+    return f"the result of {format_count(calls, 'tool call')} was given by hand (--settle)" if calls else ""
 
 
 def _opening(output: Output) -> int:

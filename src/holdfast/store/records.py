@@ -298,6 +298,8 @@ class Output(Struct, frozen=True, omit_defaults=False):
     as JSON"""
     row: str | UnsetType = UNSET
     """only if the target sees no more than a part of the row: 16 digits of the row's digest, by which it is graded"""
+    settled: int | UnsetType = UNSET
+    """only if a person has said what a tool returned whose call was cut off: the number of such calls"""
     redacted: int | UnsetType = UNSET
     """only if the value of an environment variable that holds a secret was replaced: how often `(hidden: $NAME)` stands
     in the record"""
