@@ -384,8 +384,9 @@ def test_lines_that_are_gone_from_a_finished_run_are_noticed_everywhere(
         assert f"outputs.jsonl: {ROWS - kept} of the {ROWS} outputs that metrics.json counts are missing" in looked
     else:
         assert "the journals are shorter than when metrics.json was written" in looked
-    for reading in (["export", run, "--to", "csv"], ["show", run], ["gate", run, "--min", "coverage=1"]):
-        assert "have become shorter since its report was made" in holdfast(*reading, cwd=tmp_path).stderr
+    for verb, *options in (("export", "--to", "csv"), ("show",), ("gate", "--min", "coverage=1")):
+        done = holdfast(verb, run, *options, cwd=tmp_path)
+        assert "have become shorter since its report was made" in done.stderr
     (listed,) = json.loads(holdfast("cache", "ls", "--json", cwd=tmp_path).stdout)
     assert (listed["status"], listed["done"]) == ("damaged", kept if "outputs" in cut else ROWS)
 
