@@ -300,7 +300,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """only if the target sees no more than a part of the row: 16 digits of the row's digest, by which it is graded"""
     redacted: int | UnsetType = UNSET
     """only if the value of an environment variable that holds a secret was replaced: how often `(hidden: $NAME)` stands
-    in the record"""
+    in the record; a text of this form that the dataset or the target wrote itself counts, too"""
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
