@@ -9,7 +9,7 @@ HoldfastError
 │   ├── ManifestError     a run directory whose manifest.json cannot be read
 │   ├── ResultsError      a run directory whose metrics.json or results.json cannot be read
 │   └── VersionError      a file of a version that this Holdfast does not read
-├── RunFileError          exit 3: a file of a run that is none, or too large to be one; also an OSError
+├── RunFileError          exit 3: a file of a run that is not a regular file, or too large; also an OSError
 ├── RunHeld               exit 4: another process holds this run
 │   └── RunBeingFinished  all trials are finished, and that process writes the report
 ├── Interrupted           exit 130 or 143: stopped by a signal

@@ -78,6 +78,8 @@ REFUSED = [
         "ENV",
     ),
     *("HTTPS_PROXY", "https_proxy", "All_Proxy", "NO_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("HF_ENDPOINT", "HF_INFERENCE_ENDPOINT", "HF_HOME", "HF_TOKEN_PATH", "HF_HUB_CACHE", "MLFLOW_TRACKING_URI"),
+    *("MLFLOW_TRACKING_INSECURE_TLS", "NODE_TLS_REJECT_UNAUTHORIZED", "DOCKER_HOST", "NETRC"),
     *("NODE_OPTIONS", "IFS", "HOLDFAST_HOME", "HOLDFAST_RUNS_DIR", "AWS_CONFIG_FILE", "PERL5OPT", "JAVA_TOOL_OPTIONS"),
 ]
 
@@ -92,11 +94,11 @@ def test_what_decides_on_programs_and_connections_is_refused(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize(
-    "name", ["OPENAI_API_KEY", "GITHUB_TOKEN", "AWS_REGION", "NODE_ENV", "MY_PATH", "WANDB_PROJECT"]
+    "name", ["OPENAI_API_KEY", "GITHUB_TOKEN", "AWS_REGION", "NODE_ENV", "MY_PATH", "WANDB_PROJECT", "HF_TOKEN"]
 )
 def test_other_variables_are_taken(tmp_path: Path, name: str) -> None:
     (tmp_path / ".env").write_text(f"{name}=x\n")
-    assert take_env_file(tmp_path / ".env", {"HF_TOKEN": "x"}) == ({name: "x"}, [])
+    assert take_env_file(tmp_path / ".env", {"OTHER_TOKEN": "x"}) == ({name: "x"}, [])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,6 @@ def test_other_variables_are_taken(tmp_path: Path, name: str) -> None:
     [
         ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
         ("AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY"),
-        ("HF_ENDPOINT", "HF_TOKEN"),
         ("WANDB_BASE_URL", "WANDB_API_KEY"),
     ],
 )

@@ -79,6 +79,27 @@ def test_processes_of_the_workspace_are_ended_and_named(left: Processes, workspa
     assert end_survivors(workspace) == []
 
 
+def test_a_workspace_below_a_link_is_found_by_its_real_folder(left: Processes, workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    named = tmp_path / "link" / "workspace"
+    left.leave("by-folder", workspace / "src")
+    left.leave("by-variable", tmp_path, HOLDFAST_WORKSPACE=str(named), A="a")
+    end_survivors(named)
+    assert left.alive() == set()
+
+
+def test_a_workspace_that_became_a_link_gives_nobody_else_away(
+    left: Processes, workspace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir()
+    left.leave("elsewhere", tmp_path / "home")
+    (workspace / "src").rmdir()
+    workspace.rmdir()
+    workspace.symlink_to(tmp_path / "home")
+    assert end_survivors(workspace) == []
+    assert left.alive() == {"elsewhere"}
+
+
 def test_a_removed_folder_is_still_the_workspace(left: Processes, workspace: Path) -> None:
     left.leave("inside", workspace / "src")
     (workspace / "src").rmdir()

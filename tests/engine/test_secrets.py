@@ -93,7 +93,10 @@ def test_what_contains_no_secret_is_returned_as_it_is() -> None:
         ("MY_API_KEY", "abc12345", True),
         ("CACHE_KEY", "production", False),  # a word
         ("PIN_SECRET", "1234567890", False),  # a number
-        ("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/credentials-1.json", False),  # a path
+        ("GOOGLE_APPLICATION_CREDENTIALS", __file__, False),  # a path
+        ("GOOGLE_APPLICATION_CREDENTIALS", "~/../../../../../../../usr/bin/env", False),
+        ("AWS_SECRET_ACCESS_KEY", "/wJalrXUtnFEMI/K7MDENG", True),
+        ("DB_PASSWORD", "~tilde2hunter2", True),
         ("DB_PASSWORD", "hunter2hunter2", True),
         ("HOME_TOWN", "hunter2hunter2", False),  # another name
         ("MY_LLM", "hunterhunter", True),  # the eval names it

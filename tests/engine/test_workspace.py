@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -368,6 +370,40 @@ def test_a_file_name_that_is_not_text_is_an_error_of_its_trial(lab: Lab) -> None
 
 def snapshot(folder: Path, blobs: Blobs) -> Files:
     return Snapshots(folder, blobs, Ignored([]), 1 << 30).take()
+
+
+def test_a_file_that_grows_while_it_is_stored_is_stored_as_it_was_read(tmp_path: Path) -> None:
+    folder, blobs = tmp_path / "work", Blobs(tmp_path / "files")
+    folder.mkdir()
+    log = folder / "server.log"
+    log.write_bytes(b"started\n" * 500_000)
+    sizes: list[int] = []
+    with log.open("ab", buffering=0) as file, ThreadPoolExecutor(1) as pool:
+        stop = Event()
+
+        def write() -> None:
+            while not stop.wait(0.0005):
+                file.write(b"served\n")
+
+        writing = pool.submit(write)
+        try:
+            while len({*sizes}) < 5:
+                sizes.append(len(blobs.read(snapshot(folder, blobs)["server.log"])))
+        finally:
+            stop.set()
+        writing.result()
+    assert sizes == sorted(sizes) and 4_000_000 <= sizes[0] <= sizes[-1] <= log.stat().st_size
+    assert not [*(tmp_path / "files").rglob(".*")]
+
+
+def test_a_file_that_is_stored_already_is_not_written_again(tmp_path: Path) -> None:
+    folder, blobs = tmp_path / "work", Blobs(tmp_path / "files")
+    folder.mkdir()
+    (folder / "a").write_text("text")
+    stored = blobs.path(snapshot(folder, blobs)["a"])
+    inode = stored.stat().st_ino
+    (folder / "b").write_text("text")
+    assert blobs.path(snapshot(folder, blobs)["b"]) == stored and stored.stat().st_ino == inode
 
 
 def test_a_folder_is_saved_and_restored_with_executables_and_empty_folders(tmp_path: Path) -> None:

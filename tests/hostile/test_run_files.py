@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.errors import RunFileError
 from holdfast.store import lines, run_files
+from holdfast.store.durable import remove_leftovers, temporary_folder
 from holdfast.store.lines import LineRef, find_lines, read_blocks, scan
 from tests.hostile.inputs import DAMAGED, FILES, SPECIAL, assert_harmless, hostile_eval, put
 from tests.support.running import HOLDFAST, environment, holdfast, wait_for
@@ -245,7 +246,14 @@ def test_a_umask_that_is_none_is_an_error(tmp_path: Path) -> None:
     assert "HOLDFAST_UMASK is 'rwx'; expected an octal number" in done.stderr
 
 
-def test_what_a_killed_export_left_is_removed_by_the_next(place: Path, run: Run) -> None:
+@pytest.mark.parametrize("umask", ["777", "0277", "400"])
+def test_a_umask_that_locks_its_owner_out_is_an_error(tmp_path: Path, umask: str) -> None:
+    done = holdfast("ls", cwd=tmp_path, env={"HOLDFAST_UMASK": umask}, check=2)
+    assert f"HOLDFAST_UMASK is '{umask}': you could not read or write your own runs" in done.stderr
+    assert "hint: 077 lets only you read" in done.stderr
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(place: Path, run: Run) -> None:
     folder = run_of(place) / "export" / "csv"
     folder.mkdir(parents=True)
     ended = subprocess.Popen(["true"])
@@ -260,6 +268,23 @@ def test_what_a_killed_export_left_is_removed_by_the_next(place: Path, run: Run)
         os.utime(path, (0, 0))
     assert run(("export", "RUN", "--to", "csv")).code == 0
     assert sorted(folder.iterdir()) == sorted([alive, new, folder / "trials.csv"]), "others may still be written"
-    os.utime(new, (0, 0))
+    half = run_of(place) / "files" / f".new.{ended.pid}-140000-abc.tmp"
+    half.parent.mkdir(exist_ok=True)
+    half.write_text("half a file of a workspace")
+    for path in (new, half):
+        os.utime(path, (0, 0))
     assert run(("repair", "RUN")).code == 0
-    assert not new.exists() and alive.exists()
+    assert not new.exists() and not half.exists() and alive.exists()
+
+
+def test_a_temporary_folder_stays_while_its_process_is_alive(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with temporary_folder(tmp_path, "mlflow") as uploaded:
+        gone = tmp_path / uploaded.name.replace(f".{os.getpid()}-", f".{ended.pid}-")
+        (gone / "inner").mkdir(parents=True)
+        for folder in (uploaded, gone):
+            os.utime(folder, (0, 0))
+        remove_leftovers(tmp_path)
+        assert [*tmp_path.iterdir()] == [uploaded]
+    assert [*tmp_path.iterdir()] == []

@@ -9,6 +9,8 @@ import errno
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,13 +18,12 @@ import pytest
 from holdfast.report.run_view import RunView
 from holdfast.store.lines import scan, seal
 from holdfast.store.rundir import RunDir
-from holdfast.store.shared import end_of, journal_size, share
-from tests.support.breaking import holdfast_with_faults, metrics_bytes, needs_strace, numbers
+from holdfast.store.shared import end_of, journal_size, share, unseal
+from tests.support.breaking import holdfast_with_faults, metrics_bytes, needs_root, needs_strace, numbers
 from tests.support.running import holdfast, lines, metrics, start, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from holdfast.store.index import Index
 
@@ -342,10 +343,45 @@ def test_a_journal_that_cannot_be_linked_is_copied(
         raise OSError(reason, os.strerror(reason))
 
     monkeypatch.setattr(os, "link", fail)
+    journal.chmod(0o664)
     place = share(journal, 8, "outputs", 0, tmp_path)
+    assert journal.stat().st_mode & 0o777 == 0o664, "nobody else has it"
     assert place.read_bytes() == b"counted\n"
     assert end_of(place) == 8
     assert [line.data for line in scan(place)] == [b"counted"]
+
+
+@pytest.mark.parametrize(
+    ("umask", "sealed", "mode"), [(0o002, 0o444, 0o664), (0o022, 0o444, 0o644), (0o002, 0o400, 0o600)]
+)
+def test_a_journal_gets_back_the_rights_of_a_new_file(tmp_path: Path, umask: int, sealed: int, mode: int) -> None:
+    journal = tmp_path / "outputs.jsonl"
+    journal.write_bytes(b"counted\n")
+    journal.chmod(sealed)
+    before = os.umask(umask)
+    try:
+        unseal(journal)
+    finally:
+        os.umask(before)
+    assert journal.stat().st_mode & 0o777 == mode
+    assert [*tmp_path.iterdir()] == [journal]
+
+
+@needs_root
+def test_a_colleague_goes_on_in_a_copy_of_a_journal() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # others may not enter pytest's
+        journal = Path(folder) / "outputs.jsonl"
+        journal.write_bytes(b"counted\n")
+        journal.chmod(0o444)
+        Path(folder).chmod(0o777)
+        os.seteuid(65534)
+        try:
+            unseal(journal)
+            with journal.open("ab") as file:
+                file.write(b"more\n")
+        finally:
+            os.seteuid(0)
+        assert journal.read_bytes() == b"counted\nmore\n" and journal.stat().st_uid == 65534
 
 
 only_cached = pytest.mark.parametrize("finished", ["1000000"], indirect=True, ids=["index cached"])

@@ -64,11 +64,15 @@ def end_survivors(workspace: Path) -> list[str]:
 def _survivors(workspace: str) -> list[_Process]:
     processes = {process.pid: process for process in _processes()}
     own = {*_ancestors(os.getpid(), processes)}
+    # As the kernel names it: TMPDIR may be a link. The folder itself is not resolved: an agent may have replaced it by
+    # a link to somebody's home.
+    parent, name = os.path.split(workspace)
+    folder = os.path.join(os.path.realpath(parent), name)  # noqa: PTH118
     marked = [
         process
         for process in processes.values()
         if process.pid not in own
-        and (_names(process.pid, workspace) or (_is_in(process.pid, workspace) and not _is_seen(process, processes)))
+        and (_names(process.pid, workspace) or (_is_in(process.pid, folder) and not _is_seen(process, processes)))
     ]
     roots = {process.pid for process in marked}
     return [
@@ -116,10 +120,10 @@ if os.path.isdir("/proc/self"):  # noqa: PTH112 - as below: pathlib would take a
             return b"\0HOLDFAST_WORKSPACE=" + os.fsencode(workspace) + b"\0" in b"\0" + file.read()
         return False
 
-    def _is_in(pid: int, workspace: str) -> bool:
+    def _is_in(pid: int, folder: str) -> bool:
         with suppress(OSError):
-            folder = os.readlink(f"/proc/{pid}/cwd").removesuffix(" (deleted)")  # noqa: PTH115
-            return folder == workspace or folder.startswith(workspace + "/")
+            current = os.readlink(f"/proc/{pid}/cwd").removesuffix(" (deleted)")  # noqa: PTH115
+            return current == folder or current.startswith(folder + "/")
         return False
 
 else:  # macOS, whose `ps` shows the environment of a user's own processes
@@ -132,7 +136,7 @@ else:  # macOS, whose `ps` shows the environment of a user's own processes
         lines = _ps("-p", str(pid), "-Ewwo", "pid=,ppid=,command=")
         return any(f" HOLDFAST_WORKSPACE={workspace} " in f" {command} " for _, _, command in lines)
 
-    def _is_in(pid: int, workspace: str) -> bool:  # noqa: ARG001 - `ps` does not show it
+    def _is_in(pid: int, folder: str) -> bool:  # noqa: ARG001 - `ps` does not show it
         return False
 
     def _ps(*options: str) -> list[list[str]]:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -20,6 +18,7 @@ from holdfast.export.registry import Exported
 from holdfast.export.tables import rows
 from holdfast.export.tracking import about, environment, flat, numbers, shown_name
 from holdfast.spec.redact import bare_url
+from holdfast.store.durable import temporary_folder
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -130,8 +129,8 @@ def _send(client: MlflowClient, run: str, view: RunView) -> None:
         if path.exists():
             client.log_artifact(run, str(path))
     # In the run, where the next export finds what a killed one has left.
-    with tempfile.TemporaryDirectory(dir=rundir.path, prefix=".mlflow-", suffix=".tmp") as folder:
-        table = Path(folder) / "trials.json"
+    with temporary_folder(rundir.path, "mlflow") as folder:
+        table = folder / "trials.json"
         with table.open("wb") as file:
             _write_table(view, file)
         client.log_artifact(run, str(table))

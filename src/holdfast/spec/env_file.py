@@ -5,7 +5,7 @@ and line breaks. Values of other variables are not inserted.
 
 The file may be a stranger's, like the eval beside it, and is read even by commands that run nothing of the eval. So it
 cannot decide which programs and libraries are loaded, through which proxy requests go, or to which server a key is
-sent that does not come from the file, too.
+sent that does not come from the file, too, or that a library has stored at a login.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ _LINE: Final = r"""[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][\w.-]*)[ \t]*=[ \t]
     [ \t]*(?:(?:^|(?<=\s))\#[^\n]*)?(?:\r?\n|\Z)"""
 _EMPTY: Final = r"[ \t]*(?:\#[^\n]*)?(?:\r?\n|\Z)"
 _REFUSED: Final = (
-    r"(LD|DYLD|GIT|BASH|SSH|XDG|SSL_CERT|OPENSSL|NPM_CONFIG|HOLDFAST)_.*|PYTHON.*|PERL5.*|.*_PROXY"
-    r"|PATH|ENV|IFS|SHELL|HOME|TMPDIR|EDITOR|VISUAL|PAGER|LESSOPEN|LESSCLOSE|BROWSER|NODE_(OPTIONS|PATH|EXTRA_CA_CERTS)"
+    r"(LD|DYLD|GIT|BASH|SSH|XDG|SSL_CERT|OPENSSL|NPM_CONFIG|DOCKER|HOLDFAST)_.*|PYTHON.*|PERL5.*|.*_PROXY"
+    r"|PATH|ENV|IFS|SHELL|HOME|TMPDIR|EDITOR|VISUAL|PAGER|LESSOPEN|LESSCLOSE|BROWSER|NODE_(OPTIONS|PATH|EXTRA_CA_CERTS|TLS_.*)"
+    r"|GCONV_PATH|RUSTC_WRAPPER|GOFLAGS|CLASSPATH|LUA_.*|(PIP|UV)_.*|KUBECONFIG"
     r"|RUBY(OPT|LIB)|_?JAVA(_TOOL)?_OPTIONS|SSLKEYLOGFILE|(REQUESTS|CURL)_CA_BUNDLE"
-    r"|AWS_(CONFIG|SHARED_CREDENTIALS)_FILE|GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES"
+    r"|AWS_(CONFIG|SHARED_CREDENTIALS)_FILE|GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES|NETRC"
+    r"|HF_(HOME|TOKEN_PATH|STORED_TOKENS_PATH|(\w+_)?(ENDPOINT|CACHE|TRUST_REMOTE_CODE))|HUGGINGFACE_(HUB_CACHE|CO_\w+)"
+    r"|MLFLOW_((TRACKING|REGISTRY)_URI|TRACKING_(AUTH|INSECURE_TLS|SERVER_CERT_PATH))"
 )
-"""variables that decide what is run or loaded, where files are, or whom connections trust"""
+"""variables that decide what is run or loaded, where files are, whom connections trust, or where a stored login goes"""
 _ADDRESS: Final = r"(\w+?)_(API_)?(BASE|BASE_URL|ENDPOINT|ENDPOINT_URL\w*|URL|URI|HOST)"
 """a variable with the address of a service"""
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
@@ -77,7 +80,7 @@ def take_env_file(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, str
 def _reason_against(name: str, environ: Mapping[str, str]) -> str | None:
     """Return why a file may not set a variable; None if it may."""
     if re.fullmatch(_REFUSED, name, re.IGNORECASE):
-        return "it decides what is run or loaded, where files are, or whom connections trust"
+        return "it decides what is run or loaded, where files are, whom connections trust, or where a login goes"
     if (address := re.fullmatch(_ADDRESS, name, re.IGNORECASE)) is not None:
         service = address[1].upper()
         own = next((each for each in environ if each.upper().startswith(f"{service}_") and looks_secret(each)), None)

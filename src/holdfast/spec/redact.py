@@ -27,8 +27,8 @@ _URLS = ("base_url", "http", "url", "tracking_uri")
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _SHORTEST_SECRET = 8
 """shorter values, as in `KEY=none`, are found in texts by chance"""
-_NOT_SECRET = re.compile(r"[A-Za-z]{1,19}|\d+|[/~].*", re.DOTALL)
-"""values that are one word or number, which are found in texts by chance, or the path of a file"""
+_WORD_OR_NUMBER = re.compile(r"[A-Za-z]{1,19}|\d+")
+"""values that are found in texts by chance"""
 MARK: Final = b"(hidden: $"
 """how the replacement of a secret begins"""
 
@@ -67,6 +67,13 @@ def shown_url(url: str) -> str:
     return _without_password(start) + mark + (shown if query else "")
 
 
+def _is_harmless(value: str) -> bool:
+    """Tell a word, a number and the path of a file from a secret, which may begin with `/` or `~` as well."""
+    if _WORD_OR_NUMBER.fullmatch(value):
+        return True
+    return value[0] in "/~" and os.path.exists(os.path.expanduser(value))  # noqa: PTH110, PTH111 - never raises
+
+
 class Secrets:
     """The values of environment variables that hold secrets, and their replacement by `(hidden: $NAME)`.
 
@@ -90,7 +97,7 @@ class Secrets:
         spellings: dict[str, str] = {}
         for name, value in environ.items():
             if len(value) >= _SHORTEST_SECRET and (
-                name in named or (_SECRET_NAME.search(name) and not _NOT_SECRET.fullmatch(value))
+                name in named or (_SECRET_NAME.search(name) and not _is_harmless(value))
             ):
                 for spelling in _spellings(value):
                     spellings.setdefault(spelling, name)

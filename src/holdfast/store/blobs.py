@@ -36,8 +36,6 @@ _MOST_PATHS: Final = 1000
 """files that did not fit and are listed by name"""
 _PIECE: Final = 1 << 20
 """bytes that are in memory at once"""
-_TRIES: Final = 3
-"""how often a file that changes while it is copied is copied again"""
 _SETTLED: Final = 2.0
 """seconds after which another change of a file is sure to change its times, on any file system"""
 
@@ -66,18 +64,22 @@ class Blobs:
         return digest
 
     def keep_file(self, source: Path) -> str:
-        """Store the contents of a file durably, a piece at a time, and return their digest."""
-        for _ in range(_TRIES):
-            digest = digest_file(source)
-            path = self.path(digest)
-            if path.exists():
-                return digest
-            make_directory(path.parent)
-            with suppress(_Changed), replacing(path) as file:
-                if _copy(source, file) != digest:
-                    raise _Changed
-                return digest
-        raise OSError(f"{source.name} changes while it is stored")
+        """Store the contents of a file durably, a piece at a time, and return their digest.
+
+        A file that is being written, such as the log of a server, is stored as it was read.
+        """
+        digest = digest_file(source)
+        if self.path(digest).exists():
+            return digest  # most files are stored already, and reading costs less than a durable write
+        make_directory(self._folder)
+        with replacing(self._folder / "new", lambda: self._made_place(digest)) as file:
+            digest = _copy(source, file)
+        return digest
+
+    def _made_place(self, digest: str) -> Path:
+        path = self.path(digest)
+        make_directory(path.parent)
+        return path
 
     def copy(self, digest: str, target: Path) -> None:
         """Write the contents of a digest into a new file; raise ValueError if they do not match it."""
@@ -108,10 +110,6 @@ class Blobs:
         if digest_bytes(data) != digest.removesuffix("+x"):
             raise ValueError(f"the content in files/ does not match its digest {digest[:80]}")
         return data
-
-
-class _Changed(Exception):
-    """A file was written to while it was read."""
 
 
 def _copy(source: Path, target: BinaryIO | None) -> str:

@@ -11,16 +11,16 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from holdfast.errors import RunFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 _SILENT_FILE: Final = 60.0
-_SILENT_FOLDER: Final = 3600.0
+_SILENT_FOLDER: Final = 24 * 3600.0
 """seconds after which temporary files and folders of a process that seems to be gone are removed"""
 
 if sys.platform == "darwin":
@@ -100,15 +100,18 @@ def make_directory(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write a file under a temporary name; on exit, sync it and rename it in one step."""
-    # Two containers that share a disk may have the same process and thread ids.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}-{secrets.token_hex(3)}.tmp")
+def replacing(path: Path, place: Callable[[], Path] | None = None) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name; on exit, sync it and rename it in one step.
+
+    `place` is called on exit and returns the file's path, if that depends on its content.
+    """
+    temporary = path.with_name(f"{_prefix(path.name)}{secrets.token_hex(3)}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        path = path if place is None else place()
         temporary.replace(path)
         sync_directory(path.parent)
     except BaseException:
@@ -117,27 +120,44 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that killed processes have left in a folder to which several may write.
+@contextmanager
+def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Create a folder that is removed on exit, or by `remove_leftovers` if this process is killed."""
+    import tempfile  # as below
 
-    A file goes if no process of its number runs here and nobody has written to it for a minute: in a container, or on
-    another machine, the process may be alive. Temporary folders go after an hour.
+    with tempfile.TemporaryDirectory(dir=parent, prefix=_prefix(name), suffix=".tmp") as folder:
+        yield Path(folder)
+
+
+def _prefix(name: str) -> str:
+    """Begin the name of a temporary file; a random part follows, as two containers may have the same process ids."""
+    return f".{name}.{os.getpid()}-{threading.get_ident()}-"
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files and folders that killed processes have left in a folder to which several may write.
+
+    What is left of a process whose number runs here stays. In a container, or on another machine, the process may be
+    alive: a file goes only if nobody has written to it for a minute, and a folder, whose files may be uploaded for
+    hours, after a day.
     """
     for leftover in folder.glob(".*.tmp"):
         with suppress(OSError):
+            is_folder = leftover.is_dir() and not leftover.is_symlink()
             age = time.time() - leftover.stat().st_mtime
-            if leftover.is_dir() and not leftover.is_symlink():
-                if age > _SILENT_FOLDER:
-                    import shutil  # imports all kinds of compression
+            if age <= (_SILENT_FOLDER if is_folder else _SILENT_FILE) or _is_alive(leftover.name):
+                continue
+            if is_folder:
+                import shutil  # imports all kinds of compression
 
-                    shutil.rmtree(leftover, ignore_errors=True)
-            elif age > _SILENT_FILE and not _is_alive(leftover.name):
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
                 leftover.unlink()
 
 
 def _is_alive(name: str) -> bool:
-    """Tell whether a process with the number in the name of a temporary file runs on this machine."""
-    match = re.search(r"\.([1-9]\d{0,8})-\d+-[0-9a-f]+\.tmp$", name)
+    """Tell whether a process with the number in the name of a temporary file or folder runs on this machine."""
+    match = re.search(r"\.([1-9]\d{0,8})-\d+-\w+\.tmp$", name)
     if match is None:
         return False
     try:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from holdfast.errors import UsageError
+
+_REMEDY: Final = "077 lets only you read what is written, 027 also your group."
 
 
 def home_directory() -> Path:
@@ -21,6 +24,12 @@ def apply_umask() -> None:
     if len(text) > 4 or not set(text) <= set("01234567"):
         raise UsageError(
             f"HOLDFAST_UMASK is {text!r}; expected an octal number",
-            remedy="077 lets only you read what is written, 027 also your group.",
+            remedy=_REMEDY,
         )
-    os.umask(int(text, 8))
+    umask = int(text, 8)
+    if umask & 0o700:
+        raise UsageError(
+            f"HOLDFAST_UMASK is {text!r}: you could not read or write your own runs",
+            remedy=_REMEDY,
+        )
+    os.umask(umask)

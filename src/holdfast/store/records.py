@@ -302,7 +302,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """only if a person has said what a tool returned whose call was cut off: the number of such calls"""
     redacted: int | UnsetType = UNSET
     """only if the value of an environment variable that holds a secret was replaced: how often `(hidden: $NAME)` stands
-    in the record"""
+    in the record; a text of this form that the dataset or the target wrote itself counts, too"""
 
     @property
     def conversation(self) -> list[dict[str, Any]]:

@@ -111,7 +111,7 @@ class RunDir:
                 for leftover in self.path.glob(f"{place}.*.tmp"):
                     with suppress(OSError):
                         leftover.unlink()
-            for folder in self.path.glob("export/*/"):  # which needs no lease
+            for folder in (self.files, *self.path.glob("export/*/")):  # others may write there without the lease
                 remove_leftovers(folder)
         if self._is_large and not verify:
             return self._load_large(repair=repair)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import stat
 import sys
 from contextlib import suppress
@@ -141,13 +142,16 @@ def _clone(source: Path, place: Path) -> bool:
 
 
 def link_sealed(source: Path, place: Path) -> bool:
-    """Link a file that nobody may write from now on; False if that is impossible."""
+    """Link a file that nobody may write from now on; False, and the file as it was, if that is impossible."""
+    mode = stat.S_IMODE(source.stat().st_mode)
     try:
-        mode = stat.S_IMODE(source.stat().st_mode)
         if mode & _WRITABLE:
             source.chmod(mode & ~_WRITABLE)
         os.link(source, place)
     except OSError as error:
+        with suppress(OSError):
+            if mode & _WRITABLE and source.stat().st_nlink == 1:  # another run may have a link by now
+                source.chmod(mode)
         if error.errno not in _CANNOT_LINK:
             raise
         return False
@@ -163,11 +167,24 @@ def unseal(path: Path) -> None:
     if status.st_mode & _WRITABLE or not os.access(path.parent, os.W_OK):
         return  # a run that somebody protected as a whole stays as it is
     if status.st_nlink == 1:
-        path.chmod(stat.S_IMODE(status.st_mode) | stat.S_IWUSR)
-        return
+        with suppress(PermissionError):  # another user's, as in the folder of a group: a copy is this user's
+            path.chmod(_unsealed(path, stat.S_IMODE(status.st_mode)))
+            return
     with path.open("rb") as file, replacing(path) as copy:
         while data := file.read(_CHUNK):
             copy.write(data)
+
+
+def _unsealed(path: Path, mode: int) -> int:
+    """Let those who may read a file write it too, if they could write a new file in its folder."""
+    probe = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    fd = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # both the umask and the folder's ACL count
+    try:
+        new = os.fstat(fd).st_mode
+    finally:
+        os.close(fd)
+        probe.unlink()
+    return mode | stat.S_IWUSR | (new & _WRITABLE & (mode >> 1))
 
 
 def settle(path: Path) -> None:

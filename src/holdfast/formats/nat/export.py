@@ -13,8 +13,6 @@ import shutil
 import time
 from array import array
 from contextlib import ExitStack, suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -29,11 +27,12 @@ from holdfast.formats.nat.schema import NatOutput
 from holdfast.formats.nat.steps import nat_steps
 from holdfast.functions import describe_error
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.durable import keep_backup, make_directory, replacing, slug
+from holdfast.store.durable import keep_backup, make_directory, replacing, slug, temporary_folder
 from holdfast.store.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from holdfast.report.run_view import RunView
     from holdfast.spec.load import Eval
@@ -249,8 +248,7 @@ def _write_config(view: RunView, block: NatOutput, folder: Path) -> list[Path]:
 def _write_profile(view: RunView, form: RowForm, folder: Path) -> list[Path]:
     """Write the profiler's files, made from the recorded steps of all trials."""
     traces = [form.steps(trial.output, view.steps(trial.output.key), all_types=True) for trial in view.trials()]
-    with TemporaryDirectory(dir=folder, prefix=".profiler-", suffix=".tmp") as temporary:
-        profiled = Path(temporary)
+    with temporary_folder(folder, "profiler") as profiled:
         try:
             profile(form.block.profiler or {}, traces, profiled)
         except Exception as error:  # raised by the profiler
