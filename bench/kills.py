@@ -11,9 +11,9 @@ programs  Conversations of two turns with a program in a workspace. It asks its 
 tools     Conversations of two turns with a model that calls a tool with side effects (`replay: never`) and the tool of
           an MCP server. A trial that stops as uncertain is settled as a person would do it: by looking at the orders.
 
-After each kill an independent reader of the journals checks that no line is gone that was there before, and that no
-process is left that carries this eval's mark in its environment. At the end of each run its numbers must be those of
-a run that was never killed. Prints a table, and exits with 1 unless everything is 0 that should be. Linux.
+After each kill an independent reader of the journals checks that no earlier line is gone, and that no process is left
+that carries this eval's mark in its environment. A finished run must have the same answers, files and numbers as a run
+that was never killed. Prints a table, and exits with 1 unless everything is 0 that should be. Linux.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ server.run()
 
 @dataclass
 class Counts:
-    """What a lane has seen."""
+    """Count the events of a lane."""
 
     kills: int = 0
     runs: int = 0
@@ -116,11 +116,11 @@ class Counts:
     missing: int = 0
     """side effects that a finished run lacks"""
     repeated: int = 0
-    """model calls beyond those of a run that was never killed"""
+    """model calls in excess of a run that was never killed"""
     excess: int = 0
     """among them, calls beyond those that can have been in flight"""
     different: int = 0
-    """finished runs whose numbers or answers are not those of a run that was never killed"""
+    """finished runs whose answers, files or numbers differ from a run that was never killed"""
     settled: int = 0
     """trials that a person had to settle"""
     slowest: float = 0.0
