@@ -723,7 +723,13 @@ def test_a_kill_leaves_no_error_and_commands_that_look_at_the_run_say_uncertain(
     with start("eval", lab.eval_file.name, cwd=lab.folder, env={"HANG_AT": "tea 1"}) as process:
         wait_for(lambda: ordered(lab) == ["tea 0", "tea 1"], "the call")
         assert looks(lab) == "0 0 pending", "the call is in flight"
-        process.kill()
+        with viewer(lab.folder) as page:
+            trials = f"/run/{run_dir(lab.folder).name.rpartition('-')[2]}/trials.json"
+            wait_for(lambda: page.json(trials)["building"] is None, "the columns")
+            assert page.json(f"{trials}?q=uncertain")["rows"] == []
+            process.kill()
+            process.wait()
+            wait_for(lambda: [row["sample"] for row in page.json(f"{trials}?q=uncertain")["rows"]] == ["a"], "the kill")
     assert not (run_dir(lab.folder) / "errors.jsonl").exists()
     assert looks(lab) == "1 0 uncertain listed shown"
     assert 'order({"thing":"tea 1"})' in lab.do("show", run_dir(lab.folder), "a").out

@@ -120,10 +120,13 @@ def set_verdicts(table: TrialTable, row: int, judged: JudgedOutput, failure: Fai
     set_failure(table, row, failure if table["status"][row] == CODES["error"] else None, root)
 
 
-def set_missing(table: TrialTable, row: int, failure: Failure | None, root: Path) -> None:
-    """Write that a row has no output: an error if an attempt at it has failed, as in reports, else pending."""
-    status = "pending" if failure is None else "uncertain" if failure.kind == "uncertain" else "error"
-    table.set(row, status=CODES[status])
+def set_missing(table: TrialTable, row: int, failure: Failure | None, root: Path, *, uncertain: bool = False) -> None:
+    """Write that a row has no output: an error if an attempt at it has failed, as in reports, else pending.
+
+    `uncertain`: a call was cut off, although no failed attempt says so.
+    """
+    uncertain = uncertain or (failure is not None and failure.kind == "uncertain")
+    table.set(row, status=CODES["uncertain" if uncertain else "pending" if failure is None else "error"])
     set_failure(table, row, failure, root)
 
 

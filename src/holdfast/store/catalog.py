@@ -266,7 +266,7 @@ def _with_status(rundir: RunDir, summary: RunSummary) -> RunSummary:
     """Return the summary of a run, which a process may write just now."""
     if not summary.total or not is_running(rundir):
         return summary
-    uncertain = _count_uncertain(rundir, running=True) if summary.uncertain else 0
+    uncertain = len(find_uncertain(rundir, running=True)) if summary.uncertain else 0
     return msgspec.structs.replace(summary, status="running", uncertain=uncertain)
 
 
@@ -321,22 +321,25 @@ def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
         status=status,
         total=manifest.dataset.count * manifest.trials,
         created=manifest.created,
-        uncertain=0 if metrics else _count_uncertain(rundir),
+        uncertain=0 if metrics else len(find_uncertain(rundir)),
         **common,
     )
 
 
-def _count_uncertain(rundir: RunDir, *, running: bool = False) -> int:
-    """Count the trials that wait for a person. Journals are read only if they hold calls that must not happen twice."""
+def find_uncertain(rundir: RunDir, *, running: bool = False) -> set[str]:
+    """Return the keys of trials that wait for a person; if the run is `running`, without calls that may be in flight.
+
+    Journals are only searched, not read, if no call in them must not happen twice.
+    """
     marks = {"errors": b'"kind":"uncertain"', "steps": b'"kind":"intent"'}
     if all(next(search(path, words), None) is None for name, words in marks.items() for path in rundir.journals(name)):
-        return 0
+        return set()
     from holdfast.store.index import uncertain_trials  # which lists of runs do not need otherwise
 
     try:
-        return len(uncertain_trials(rundir.load(repair=False), running=running))
+        return set(uncertain_trials(rundir.load(repair=False), running=running))
     except Fault:
-        return 0  # a journal was replaced meanwhile
+        return set()  # a journal was replaced meanwhile
 
 
 def _lacks_lines(rundir: RunDir, metrics: Metrics) -> bool:
