@@ -72,6 +72,13 @@ def test_an_invocation_takes_no_changes(slurm: Cluster, invocation: Launched, tm
     assert "limits.max_cost=3 is for runs" in stderr and live(slurm, invocation) == []
 
 
+def test_an_invocation_says_where_its_calls_are_settled(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
+    env, decision = env_of(slurm, tmp_path / "home"), 'a/1=happened:"bought tea"'
+    stderr = holdfast("resume", invocation.directory, "--settle", decision, cwd=tmp_path, env=env, check=2).stderr
+    assert f"holdfast resume RUN_DIR --settle '{decision}'" in stderr and "Submit it again" not in stderr
+    assert live(slurm, invocation) == []
+
+
 # Runs on this machine
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import signal
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from holdfast.engine.replay import Replay
+from holdfast.store.records import ErrorRecord, to_line
+from holdfast.store.rundir import RunDir
 from tests.support.breaking import (
     assert_same_numbers,
     kept,
@@ -23,6 +28,8 @@ from tests.support.viewing import viewer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from holdfast.store.records import Step
 
 pytestmark = pytest.mark.faults
 
@@ -375,7 +382,66 @@ def test_workers_leave_a_trial_uncertain_and_one_process_settles_it(lab: Lab) ->
     assert ordered(lab) == ["tea 0", "tea 1"] and len(kept(done.run)) == 1
 
 
+@pytest.mark.parametrize("on_limit", ["score", "error"])
+def test_a_time_limit_that_scores_names_the_call_that_it_cut_off(on_limit: str, lab: Lab) -> None:
+    agent(
+        lab,
+        "import shop\n"
+        "def reply(prompt, context):\n"
+        "    return context.tool(shop.order, {'thing': 'tea'}, replay='never')\n",
+    )
+    lab.spec |= {"workspace": {}, "limits": {"turn_timeout": 3, "retries": 0, "on_limit": on_limit}}
+    done = lab.eval(env={"HANG_AT": "tea"}, check=0 if on_limit == "score" else 3)
+    cut_off = f'order({{"thing":"tea"}}) (call {call_ids(lab)[0][:12]}) was cut off, and may or may not have happened'
+    if on_limit == "error":
+        assert kept(done.run) == [] and "1 trial is uncertain" in done.out and cut_off in done.out
+    else:
+        (output,) = kept(done.run)
+        assert output["stop"] == "time_limit" and output["stop_detail"].endswith(f"; {cut_off}")
+        assert f"a #1: {cut_off}; the trial is graded as it was left" in done.err
+        assert "uncertain" not in lab.do("ls").out
+        lab.eval()
+    assert ordered(lab) == ["tea"]
+
+
 # Several calls at once, and calls in another order
+
+
+def test_a_call_that_is_held_does_not_end_a_trial_between_an_intent_and_its_call() -> None:
+    """The disk is a fake, since a real one cannot be told to be slow."""
+
+    async def converse() -> list[str]:
+        events: list[str] = []
+        halted, writing, written = False, asyncio.Event(), asyncio.Event()
+
+        class SlowDisk:
+            async def step(self, step: Step) -> None:
+                if step.kind == "intent":
+                    writing.set()
+                    await written.wait()
+                events.append(step.kind)
+
+        pending = SimpleNamespace(key="k", sample=SimpleNamespace(id="a"), trial=1)
+        ways: dict[str, Any] = {"halted": lambda: halted, "end_trial": lambda: events.append("ended")}
+        calls = await Replay(cast("Any", pending), cast("Any", SlowDisk()), [], print, **ways).begin_attempt(1)
+
+        async def order(_: str) -> str:
+            events.append("call")
+            return "bought"
+
+        once = asyncio.create_task(calls.tool("order", {}, order, "never"))
+        await writing.wait()
+        halted = True  # the budget is spent
+        held = asyncio.create_task(calls.tool("look", {}, order, "record"))
+        await asyncio.sleep(0)
+        written.set()
+        await once
+        calls.end()
+        await asyncio.gather(held, return_exceptions=True)
+        return events
+
+    assert asyncio.run(converse()) == ["intent", "call", "tool", "ended"]
+
 
 SIDE_BY_SIDE = """
 import asyncio, os, signal
@@ -636,3 +702,55 @@ def test_commands_that_look_at_a_run_say_that_a_trial_is_uncertain(lab: Lab) -> 
         assert [row["sample"] for row in page.json(f"/run/{name}/trials.json?q=uncertain")["rows"]] == ["a"]
     settle(lab, "a/1=restart")
     assert "uncertain" not in lab.do("ls").out + lab.do("show", run).out
+
+
+def looks(lab: Lab) -> str:
+    """Return how often `ls`, `status`, `show` and a dry run call a trial uncertain."""
+    run = run_dir(lab.folder)
+    status = json.loads(lab.do("status", run, "--json").out)
+    (timeline,) = json.loads(lab.do("show", run, "a", "--json").out)
+    listed, shown = lab.do("ls").out, lab.do("show", run).out
+    return " ".join(
+        [
+            str(status["uncertain"]),
+            str(status["errors"]),
+            timeline["facts"]["status"],
+            "listed" if "0/1 (1 uncertain)" in listed else "",
+            "shown" if "1 ? uncertain" in shown else "",
+        ]
+    ).strip()
+
+
+def test_a_kill_leaves_no_error_and_commands_that_look_at_the_run_say_uncertain(lab: Lab) -> None:
+    lab.write()
+    with start("eval", lab.eval_file.name, cwd=lab.folder, env={"HANG_AT": "tea 1"}) as process:
+        wait_for(lambda: ordered(lab) == ["tea 0", "tea 1"], "the call")
+        assert looks(lab) == "0 0 pending", "the call is in flight"
+        with viewer(lab.folder) as page:
+            trials = f"/run/{run_dir(lab.folder).name.rpartition('-')[2]}/trials.json"
+            wait_for(lambda: page.json(trials)["building"] is None, "the columns")
+            assert page.json(f"{trials}?q=uncertain")["rows"] == []
+            process.kill()
+            process.wait()
+            wait_for(lambda: [row["sample"] for row in page.json(f"{trials}?q=uncertain")["rows"]] == ["a"], "the kill")
+    assert not (run_dir(lab.folder) / "errors.jsonl").exists()
+    assert looks(lab) == "1 0 uncertain listed shown"
+    assert 'order({"thing":"tea 1"})' in lab.do("show", run_dir(lab.folder), "a").out
+    decided = "import os, signal\nfrom holdfast.engine.session import Session\n"
+    decided += "Session.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    (lab.folder / "killed.py").write_text(decided + "from holdfast.cli.main import main\nmain()\n")
+    with spawn("killed", "resume", run_dir(lab.folder), "--settle", "a/1=again", cwd=lab.folder) as process:
+        process.communicate()
+    assert process.returncode == -9
+    assert looks(lab) == "0 0 pending", "it is settled"
+
+
+@pytest.mark.parametrize(("first", "second"), [("w1", "w2"), ("w2", "w1")])
+def test_the_last_error_by_time_tells_whether_a_trial_is_uncertain(first: str, second: str, tmp_path: Path) -> None:
+    """Journals of workers are read one after the other."""
+    for worker, kind, time in ((first, "server", 100.0), (second, "uncertain", 200.0)):
+        folder = tmp_path / "workers" / worker
+        folder.mkdir(parents=True)
+        error = ErrorRecord("k", "a", 1, 1, "target", kind, "", None, time, 0.5, True)
+        (folder / "errors.jsonl").write_bytes(to_line(error))
+    assert RunDir(tmp_path).load(repair=False).uncertain == {"k"}

@@ -65,11 +65,12 @@ grades = st.builds(
     st.sampled_from([msgspec.UNSET, (1, 2)]),
 )
 errors = st.builds(
-    lambda key, where, usage, time: ErrorRecord(
-        key, "s", 1, 1, where, "server", "", 500, time, 0.5, False, **({} if usage is None else {"usage": usage})
+    lambda key, where, kind, usage, time: ErrorRecord(
+        key, "s", 1, 1, where, kind, "", 500, time, 0.5, False, **({} if usage is None else {"usage": usage})
     ),
     keys,
     st.sampled_from(["target", "g"]),
+    st.sampled_from(["server", "uncertain"]),
     st.none() | usages,
     times,
 )
@@ -107,6 +108,7 @@ def content(index: Index) -> dict[str, Any]:
         "outputs": dict(index.outputs),
         "verdicts": dict(index.verdicts),
         "attempts": index.attempts,
+        "failures": (index.failed_at, index.uncertain),
         "grader attempts": index.grader_attempts,
         "steps": {key: sorted(lines) for key, lines in index.steps.items()},
         "damage": index.damage,
@@ -226,7 +228,7 @@ def test_a_cache_of_another_version_or_machine_or_of_other_content_is_ignored(ru
         cache_file(run).write_bytes(whole)
         rewrite(run, change)
         assert not assert_as_fresh(run).origin
-    cache_file(run).write_bytes(whole.replace(b"holdfast index 5", b"holdfast index 4", 1))
+    cache_file(run).write_bytes(whole.replace(b"holdfast index 6", b"holdfast index 5", 1))
     assert not assert_as_fresh(run).origin
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +78,16 @@ def command(
             "--concurrency": concurrency,
             "--accept-errors": accept_errors,
             "--retry-failed": retry_failed,
-            "--settle": settle,
             "--wait": wait,
             "--no-wait": no_wait,
         }
+        if settle:
+            raise UsageError(
+                f"{subject.name} is an invocation, and --settle is for runs",
+                remedy="Settle the run where it is, on the cluster: holdfast resume RUN_DIR "
+                + " ".join(f"--settle {shlex.quote(decision)}" for decision in settle)
+                + f". `holdfast status {subject.name}` names its directory; resume the invocation afterwards.",
+            )
         if changes := [*overrides, *(flag for flag, value in flags.items() if value)]:
             raise UsageError(
                 f"an invocation resumes as it was submitted: {' '.join(changes)} is for runs",

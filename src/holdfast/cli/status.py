@@ -219,6 +219,7 @@ def look_at_run(path: Path) -> RunPicture:
     from holdfast.report.waiting import batch_lines
     from holdfast.store.batches import waiting_batches
     from holdfast.store.catalog import summarize_run
+    from holdfast.store.index import uncertain_trials
     from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
 
@@ -234,7 +235,8 @@ def look_at_run(path: Path) -> RunPicture:
     errors = 0
     if listed.status in ("running", "unfinished"):
         index = rundir.load(repair=False)
-        errors = sum(key not in index.outputs for key in index.attempts) - listed.uncertain
+        uncertain = uncertain_trials(index, running=listed.status == "running")
+        errors = sum(key not in index.outputs and key not in uncertain for key in index.attempts)
     return RunPicture(
         id=listed.id,
         name=listed.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
@@ -165,7 +166,7 @@ class Recorder:
         record = replace(record, message=self.secrets.hide(record.message), traceback=traceback)
         if record.where == "target":
             self._index.attempts[record.key] = record.attempt
-            self._index.note_failure(record.key, record.kind)
+            self._index.note_failure(record.key, record.kind, math.inf)  # the last, whatever other clocks said
         else:
             self._index.grader_attempts[record.key, record.where] = record.attempt
         if record.usage is not None:

@@ -43,7 +43,7 @@ from msgspec.structs import replace
 from holdfast.canonical import digest
 from holdfast.engine.replay_again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault, RestartTrial, Uncertain
-from holdfast.store.index import cut_off_calls
+from holdfast.store.index import cut_off_calls, describe_cut_off, why_uncertain
 from holdfast.store.records import (
     NO_USAGE,
     CallIntent,
@@ -52,6 +52,7 @@ from holdfast.store.records import (
     ToolResponse,
     Usage,
     call_id,
+    describe_call,
     to_microseconds,
     to_milliseconds,
 )
@@ -77,8 +78,6 @@ _INSIDE_CALL: ContextVar[bool] = ContextVar("inside_call", default=False)
 """True in what a recorded call runs, such as a tool that asks a model"""
 _UNKNOWN: Final = "Error: this call was interrupted, and it is unknown whether it happened"
 """result of a call that was cut off, with `on_cut_off: error_result`"""
-_LONGEST: Final = 300
-"""characters of a call's arguments in messages"""
 
 
 class LiveCall(msgspec.Struct, frozen=True):
@@ -229,16 +228,19 @@ class Replay:
         if (uncertain := self.uncertain()) is not None:
             raise uncertain
         if cut_off := self._cut_off():
-            raise self._restarted(f"{describe_call(cut_off[0][0])} was cut off, and may or may not have happened")
+            raise self._restarted(describe_cut_off([cut_off[0][0]]))
 
     def uncertain(self) -> Uncertain | None:
         """Return the error that stops the trial because of calls that were cut off; None if there is no such call."""
-        cut_off = [(step, intent) for step, intent in self._cut_off() if intent.on_cut_off != "error_result"]
-        if not cut_off or (all(intent.on_cut_off == "restart" for _, intent in cut_off) and self._may_restart()):
-            return None
-        calls = "; ".join(describe_call(step) for step, _ in cut_off)
-        were = "was" if len(cut_off) == 1 else "were"
-        return Uncertain(f"{calls} {were} cut off, and may or may not have happened")
+        why = why_uncertain((step for step, _ in self._cut_off()), self._intents.values())
+        return Uncertain(why) if why else None
+
+    def report_cut_off(self) -> str:
+        """Mention calls that were cut off although the turn has an end that counts; return what is said, or nothing."""
+        text = describe_cut_off(step for step, _ in self._cut_off())
+        if text:
+            self._notice(f"{self.trial_name}: {text}; the trial is graded as it was left")
+        return text
 
     def _may_restart(self) -> bool:
         """Return True if no call is on record whose tool forbids that the trial makes it again."""
@@ -546,6 +548,19 @@ class RecordedCalls:
         self._outages.pop(request, None)
         return response
 
+    async def _call_once(self, key: Key, intent: CallIntent, live: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
+        """Return the result of a call that must not be made twice; its intent is on disk before it begins."""
+        if self._replay.has(key):
+            return await self._call(key, live)
+        await self._admit("tool")  # before the intent, which would say that the call may have happened
+        self._in_flight += 1  # so that a call that is held does not end the trial between the intent and the call
+        try:
+            await self._replay.record_intent((key[0], "intent", *key[2:]), intent)
+            return await self._call(key, live, admitted=True)
+        finally:
+            self._in_flight -= 1
+            self._end_if_held()
+
     def _model_key(self, request: Any, reading: Reading | None) -> Key:
         if reading is None or reading.identity is UNSET:
             return self._next_key("model", request)
@@ -588,7 +603,7 @@ class RecordedCalls:
         on_cut_off: OnCutOff = "stop",
     ) -> Any:
         """Return a tool's result."""
-        turn, _, request, nth = key = self._next_key("tool", [name, arguments])
+        turn, _, request, _ = key = self._next_key("tool", [name, arguments])
         identity = self._replay.call_id(key)
         workspace, again = self._replay.workspace, self._replay.again
         files_before = None if workspace is None else workspace.last
@@ -611,14 +626,10 @@ class RecordedCalls:
             )
             return msgspec.to_builtins(response), NO_USAGE
 
-        admitted = replay == "never"
-        if admitted and not self._replay.has(key):
-            await self._admit("tool")  # before the intent, which would say that the call may have happened
-            await self._replay.record_intent(
-                (turn, "intent", request, nth), CallIntent(name, arguments, function, on_cut_off)
-            )
+        once = CallIntent(name, arguments, function, on_cut_off) if replay == "never" else None
         try:
-            response = msgspec.convert(await self._call(key, run, admitted=admitted), ToolResponse)
+            answer = await (self._call(key, run) if once is None else self._call_once(key, once, run))
+            response = msgspec.convert(answer, ToolResponse)
         except (AttemptError, Fault):
             raise
         except Exception:  # raised by the user's function, which was called all the same
@@ -696,15 +707,6 @@ class RecordedCalls:
         """Raise a failure that the target met and did not overcome: a reply after an outage is not its answer."""
         for error in sorted(self._outages.values(), key=lambda error: not isinstance(error, Fault)):
             raise error
-
-
-def describe_call(step: Step) -> str:
-    """Return a recorded tool call or intent for people, with its id: `order({"item":"desk"}) (call 3f2a9c1e0b12)`."""
-    arguments = msgspec.json.encode(step.response.get("arguments")).decode()
-    if len(arguments) > _LONGEST:
-        arguments = arguments[:_LONGEST] + "…"
-    identity = call_id(step.key, step.turn, step.request, step.nth)
-    return f"{step.response['tool']}({arguments}) (call {identity[:12]})"
 
 
 def _usage(response: Any) -> Usage:

@@ -16,13 +16,21 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.data.dataset import Dataset
 from holdfast.display.format import one_line
-from holdfast.engine.replay import describe_call
 from holdfast.errors import Fault, UsageError
 from holdfast.store.durable import advice_for
-from holdfast.store.index import count_uncertain, cut_off_calls, is_decision, read_steps
+from holdfast.store.index import cut_off_calls, is_decision, read_steps, uncertain_trials
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, search
-from holdfast.store.records import NO_USAGE, CallIntent, Step, ToolResponse, call_id, to_line, to_milliseconds
+from holdfast.store.records import (
+    NO_USAGE,
+    CallIntent,
+    Step,
+    ToolResponse,
+    call_id,
+    describe_call,
+    to_line,
+    to_milliseconds,
+)
 from holdfast.targets.tools import as_text
 
 if TYPE_CHECKING:
@@ -82,7 +90,7 @@ def settle(run: Session) -> None:
         _append(run, decision.trial.key, _steps(decision))
         calls = ", ".join(map(describe_call, decision.calls)) or "the trial begins again"
         run.notice(f"{decision.trial.name}: {decision.verb}: {calls}")
-    run.plan = msgspec.structs.replace(run.plan, uncertain=count_uncertain(run.index))
+    run.plan = msgspec.structs.replace(run.plan, uncertain=len(uncertain_trials(run.index)))
 
 
 def _read(text: str, begun: Sequence[_Trial], run: Session) -> _Decision | None:

@@ -293,6 +293,8 @@ class Trial:
                 reply = Reply(text=error.output, stop=f"{EXIT}{error.code}", stop_detail=error.message)
             calls.raise_outage()
             replay.report_unasked()
+            if isinstance(reply.stop_detail, str) and (cut_off := replay.report_cut_off()):
+                reply = replace(reply, stop_detail=f"{reply.stop_detail}; {cut_off}")
             if workspace is not None:
                 files = await asyncio.to_thread(workspace.keep)
                 reply = replace(reply, files=files, files_partial=workspace.partial)

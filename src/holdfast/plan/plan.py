@@ -12,7 +12,7 @@ from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import format_count
 from holdfast.plan.keys import generation_key, grade_key
 from holdfast.plan.votes import combine_votes
-from holdfast.store.index import count_uncertain
+from holdfast.store.index import uncertain_trials
 from holdfast.store.records import apply_threshold
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def make_plan(
     to_run = total - finished - reused - to_grade
     lenders = dict(borrowed.runs) if borrowed else {}
     begun = min(to_run, sum(key not in index.outputs for key in index.steps))
-    uncertain = count_uncertain(index) if index.intents else 0
+    uncertain = len(uncertain_trials(index))
     counts = survey.count, work.trials, finished, to_grade, to_run, reused
     return Plan(*counts, lenders, begun=begun, uncertain=uncertain, done=bytes(done))
 

@@ -71,7 +71,8 @@ def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_byte
         return failures
     for head in read_error_heads(rundir):
         if head.final:
-            last[head.key, head.where] = head
+            if (earlier := last.get((head.key, head.where))) is None or earlier.time <= head.time:
+                last[head.key, head.where] = head
         else:
             failures.retried[head.kind] += 1
     groups: dict[str, dict[str, Alike]] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ from holdfast.report.line_places import LinePlaces
 from holdfast.report.verdicts import as_measurement, grading_rules, judge_output, level_measurements
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.row_fields import fields_of_target
+from holdfast.store.catalog import is_running
 from holdfast.store.index import (
     Entry,
     Index,
@@ -37,6 +38,7 @@ from holdfast.store.index import (
     read_output,
     read_output_head,
     read_steps,
+    uncertain_trials,
 )
 from holdfast.store.lines import LineRef, count_lines, first_line_since, is_sound, scan, search, search_parts
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
@@ -48,7 +50,7 @@ from holdfast.store.trial_notes import TableNotes, stamp_journals, stamp_report
 from holdfast.store.trial_table import TrialTable
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, MutableMapping
+    from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping
 
     from holdfast.data.dataset import Sample
     from holdfast.report.checkpoints import TrialStatus
@@ -68,6 +70,8 @@ class _Keyed(msgspec.Struct):
 
 
 _keyed = msgspec.json.Decoder(_Keyed)
+_UNCERTAIN: Final = "uncertain: "
+"""how the error of a trial begins in which a call was cut off"""
 
 
 class GradedTrial(NamedTuple):
@@ -103,7 +107,7 @@ class Pending(NamedTuple):
         """`pending` if the trial was not tried yet; else `error`, or `uncertain`."""
         if not self.error:
             return "pending"
-        return "uncertain" if self.error.startswith("uncertain: ") else "error"
+        return "uncertain" if self.error.startswith(_UNCERTAIN) else "error"
 
 
 class RowRef(NamedTuple):
@@ -205,8 +209,13 @@ class RunView:
             return self._trial(outputs[key], fields, panel, *self._verdicts_of(key, outputs[key], panel))
         if row is None:
             return None
-        failures = [error for error in self.failed_attempts(own_key) if error.where == "target"]
-        return Pending(sample, number, _cause(failures[-1]) if failures else "", dict(row.fields), own_key)
+        index, error = Index(), ""
+        for failure in self.failed_attempts(own_key):
+            if failure.where == "target":
+                index.note_failure(own_key, failure.kind, failure.time)
+                error = f"{failure.kind}: {failure.message}"
+        index.intents, index.steps = {own_key}, {own_key: list(self._lines_of("steps", own_key))}
+        return Pending(sample, number, self._why_missing(index)(own_key, error), dict(row.fields), own_key)
 
     def _row(self, sample: str, near: float) -> Sample | None:
         try:
@@ -302,7 +311,7 @@ class RunView:
 
     def rows(self) -> Iterator[RowRef]:
         """Yield every trial unread: those of the dataset, as far as it can be read, then outputs without a row."""
-        outputs, errors = self._index.outputs, self._errors()
+        outputs, errors, why_missing = self._index.outputs, self._errors(), self._why_missing(self._index)
         with_row = changed = 0
         for sample, number, key in self._keyed_rows():
             ref = outputs.get(key)
@@ -311,7 +320,7 @@ class RunView:
                 yield RowRef(None, 0, key, ref)
                 continue
             with_row += ref is not None
-            yield RowRef(sample, number, key, ref, "" if ref else errors.get(key, ""))
+            yield RowRef(sample, number, key, ref, "" if ref else why_missing(key, errors.get(key, "")))
         self.missing_rows = len(outputs) - with_row
         if self.missing_rows > changed:  # which is rare, so that no keys are kept until then
             keys = {key for _, _, key in self._keyed_rows()}
@@ -432,13 +441,26 @@ class RunView:
 
     def _errors(self) -> dict[str, str]:
         """Return the last failure of the target, by trial."""
-        errors: dict[str, str] = {}
+        errors: dict[str, tuple[float, str]] = {}
         for path in self.rundir.journals("errors"):
             for line in scan(path):
                 error = read_error_head(line.data) if line.sound else None
-                if error is not None and error.where == "target":
-                    errors[error.key] = f"{error.kind}: {error.message}"
-        return errors
+                if error is None or error.where != "target":
+                    continue
+                if error.key not in errors or errors[error.key][0] <= error.time:
+                    errors[error.key] = error.time, f"{error.kind}: {error.message}"
+        return {key: text for key, (_, text) in errors.items()}
+
+    def _why_missing(self, index: Index) -> Callable[[str, str], str]:
+        """Return what tells, by its key and last failure, why a trial has no output: also a call that was cut off."""
+        uncertain = uncertain_trials(index, running=is_running(self.rundir))
+
+        def why_missing(key: str, error: str) -> str:
+            if error.startswith(_UNCERTAIN):
+                return error if key in uncertain else ""  # it was settled, and has not continued yet
+            return f"{_UNCERTAIN}{uncertain[key]}" if key in uncertain else error
+
+        return why_missing
 
     def _trial(
         self,
@@ -509,10 +531,6 @@ def _key_words(key: str) -> bytes:
 def _graded_at(line: bytes) -> float | None:
     head = read_grade_head(line)
     return None if head is None else head.time
-
-
-def _cause(error: ErrorRecord) -> str:
-    return f"{error.kind}: {error.message}"
 
 
 def _with_rule(place: GraderPlace, rule: Rule) -> GraderPlace:

@@ -32,15 +32,16 @@ output_facts: Final = msgspec.json.Decoder(OutputFacts)
 
 
 class Failure(NamedTuple):
-    """The last failed attempt at a trial: its kind, and where its line is."""
+    """The last failed attempt at a trial: when it failed, its kind, and where its line is."""
 
+    time: float
     kind: str
     path: Path
     offset: int
 
 
 class LastFailures:
-    """Failed attempts of a run by trial; of several, the last one in the order of the journals counts."""
+    """Failed attempts of a run by trial; of several, the last one counts."""
 
     def __init__(self) -> None:
         self.of_target: dict[str, Failure] = {}
@@ -57,8 +58,8 @@ class LastFailures:
         """Add a failed attempt."""
         failures = self.of_target if head.where == "target" else self.of_graders
         earlier = failures.get(head.key)
-        if earlier is None or (len(earlier.path.parts), earlier.path, earlier.offset) < (len(path.parts), path, offset):
-            failures[head.key] = Failure(head.kind, path, offset)
+        if earlier is None or (earlier.time, earlier.path, earlier.offset) < (head.time, path, offset):
+            failures[head.key] = Failure(head.time, head.kind, path, offset)
 
 
 def set_output(table: TrialTable, row: int, facts: OutputFacts, line: LineRef, file: str) -> None:
@@ -119,10 +120,13 @@ def set_verdicts(table: TrialTable, row: int, judged: JudgedOutput, failure: Fai
     set_failure(table, row, failure if table["status"][row] == CODES["error"] else None, root)
 
 
-def set_missing(table: TrialTable, row: int, failure: Failure | None, root: Path) -> None:
-    """Write that a row has no output: an error if an attempt at it has failed, as in reports, else pending."""
-    status = "pending" if failure is None else "uncertain" if failure.kind == "uncertain" else "error"
-    table.set(row, status=CODES[status])
+def set_missing(table: TrialTable, row: int, failure: Failure | None, root: Path, *, uncertain: bool = False) -> None:
+    """Write that a row has no output: an error if an attempt at it has failed, as in reports, else pending.
+
+    `uncertain`: a call was cut off, although no failed attempt says so.
+    """
+    uncertain = uncertain or (failure is not None and failure.kind == "uncertain")
+    table.set(row, status=CODES["uncertain" if uncertain else "pending" if failure is None else "error"])
     set_failure(table, row, failure, root)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from holdfast.errors import NoSuchRun, ResultsError, UsageError, VersionError
+from holdfast.errors import Fault, NoSuchRun, ResultsError, UsageError, VersionError
 from holdfast.store.catalog_cache import CatalogCache, stamp_of
 from holdfast.store.durable import if_present
 from holdfast.store.lease import is_held
@@ -264,8 +264,10 @@ def _is_run(path: str, files: dict[str, os.stat_result]) -> bool:
 
 def _with_status(rundir: RunDir, summary: RunSummary) -> RunSummary:
     """Return the summary of a run, which a process may write just now."""
-    running = summary.total > 0 and is_running(rundir)
-    return msgspec.structs.replace(summary, status="running") if running else summary
+    if not summary.total or not is_running(rundir):
+        return summary
+    uncertain = len(find_uncertain(rundir, running=True)) if summary.uncertain else 0
+    return msgspec.structs.replace(summary, status="running", uncertain=uncertain)
 
 
 def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
@@ -319,27 +321,25 @@ def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
         status=status,
         total=manifest.dataset.count * manifest.trials,
         created=manifest.created,
-        uncertain=0 if metrics else _count_uncertain(rundir),
+        uncertain=0 if metrics else len(find_uncertain(rundir)),
         **common,
     )
 
 
-def _count_uncertain(rundir: RunDir) -> int:
-    """Count the trials without an output whose last attempt stopped as uncertain."""
-    from holdfast.store.index import read_error_head  # which lists of runs do not need otherwise
+def find_uncertain(rundir: RunDir, *, running: bool = False) -> set[str]:
+    """Return the keys of trials that wait for a person; if the run is `running`, without calls that may be in flight.
 
-    last: dict[str, str] = {}
-    for path in rundir.journals("errors"):
-        if next(search(path, b'"kind":"uncertain"'), None) is None:
-            continue
-        for line in scan(path):
-            head = read_error_head(line.data) if line.sound else None
-            if head is not None and head.where == "target":
-                last[head.key] = head.kind
-    keys = {key for key, kind in last.items() if kind == "uncertain"}
-    for path in rundir.journals("outputs") if keys else ():
-        keys -= {line[_KEY_START:_KEY_END].decode(errors="replace") for _, line in scan_raw(path)}
-    return len(keys)
+    Journals are only searched, not read, if no call in them must not happen twice.
+    """
+    marks = {"errors": b'"kind":"uncertain"', "steps": b'"kind":"intent"'}
+    if all(next(search(path, words), None) is None for name, words in marks.items() for path in rundir.journals(name)):
+        return set()
+    from holdfast.store.index import uncertain_trials  # which lists of runs do not need otherwise
+
+    try:
+        return set(uncertain_trials(rundir.load(repair=False), running=running))
+    except Fault:
+        return set()  # a journal was replaced meanwhile
 
 
 def _lacks_lines(rundir: RunDir, metrics: Metrics) -> bool:

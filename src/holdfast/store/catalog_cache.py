@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FORM: Final = 3
+_FORM: Final = 4
 """changes when runs are read differently, so that earlier caches no longer count"""
 _MANY: Final = 200
 """runs that have to be read again before it is worth writing a file"""

@@ -18,7 +18,19 @@ from holdfast.store.answers import KIND_CODES, AnswerClass, answer_kind
 from holdfast.store.damage import Damage, cut_damage
 from holdfast.store.index_table import OutputTable, VerdictTable
 from holdfast.store.lines import LineRef, is_sound, read_blocks, scan
-from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Mark, Output, Step, Timing, Together, Usage
+from holdfast.store.records import (
+    CallIntent,
+    ErrorRecord,
+    Grade,
+    GradeStatus,
+    Mark,
+    Output,
+    Step,
+    Timing,
+    Together,
+    Usage,
+    describe_call,
+)
 from holdfast.store.refs import OutputRef, VerdictRef, moments
 from holdfast.store.run_files import UNREADABLE
 from holdfast.store.shared import journal_size, lender_of, run_of, settle, unwanted_keys
@@ -27,6 +39,8 @@ from holdfast.store.step_places import StepPlaces
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
+
+    from holdfast.store.records import OnCutOff
 
 T = TypeVar("T")
 
@@ -104,6 +118,8 @@ class Index(msgspec.Struct):
     """by grade key"""
     attempts: dict[str, int] = {}
     """failed attempts of the target by generation key"""
+    failed_at: dict[str, float] = {}
+    """when the last of these attempts failed"""
     uncertain: set[str] = set()
     """keys of trials whose last attempt stopped because a person has to settle a call"""
     grader_attempts: dict[tuple[str, str], int] = {}
@@ -129,12 +145,14 @@ class Index(msgspec.Struct):
         self.outputs.reserve(trials)
         self.verdicts.reserve(trials * graders)
 
-    def note_failure(self, key: str, kind: str) -> None:
-        """Note why the last attempt at a trial failed."""
-        if kind == "uncertain":
-            self.uncertain.add(key)
-        else:
+    def note_failure(self, key: str, kind: str, time: float) -> None:
+        """Note why an attempt at a trial failed. Attempts may be read in any order; the last one counts."""
+        before = self.failed_at.get(key, -1.0)
+        if time > before:
+            self.failed_at[key] = time
             self.uncertain.discard(key)
+        if time >= before and kind == "uncertain":
+            self.uncertain.add(key)
 
     def needs_step(self, key: str) -> bool:
         """Return True if recorded calls of a conversation may be needed: no output holds them and is final."""
@@ -308,11 +326,20 @@ def read_steps(lines: Iterable[LineRef]) -> list[Step]:
 
     If several workers ran the conversation, its lines may be passed in another order, file by file.
     """
+    return _in_effect(_in_order(lines))
+
+
+def _in_order(lines: Iterable[LineRef]) -> list[Step]:
     by_file: dict[Path, list[Step]] = {}
     for line in lines:
         by_file.setdefault(line.path, []).append(decode_line(Step, line))
+    return list(merge(*by_file.values(), key=lambda step: step.time))
+
+
+def _in_effect(recorded: Iterable[Step]) -> list[Step]:
+    """Leave out calls that a decision took back."""
     steps: list[Step] = []
-    for step in merge(*by_file.values(), key=lambda step: step.time):
+    for step in recorded:
         if step.kind == "restart":
             steps.clear()
         elif step.kind == "settle":  # the call is to be made again: forget that it was about to be made
@@ -341,10 +368,47 @@ def cut_off_calls(steps: Iterable[Step]) -> list[Step]:
     ]
 
 
-def count_uncertain(index: Index) -> int:
-    """Count the trials without an output in which a call that must not be made twice was cut off."""
-    begun = [index.steps[key] for key in index.intents if key in index.steps and key not in index.outputs]
-    return sum(bool(cut_off_calls(read_steps(lines))) for lines in begun)
+def why_uncertain(cut_off: Iterable[Step], intents: Iterable[Step]) -> str:
+    """Return which calls leave a trial uncertain, for people; empty if what their tools say decides.
+
+    `cut_off` are the intents of calls that were cut off, and `intents` all intents of the trial.
+    """
+    undecided = [step for step in cut_off if _on_cut_off(step) != "error_result"]
+    return "" if all(_on_cut_off(step) == "restart" for step in intents) else describe_cut_off(undecided)
+
+
+def describe_cut_off(calls: Iterable[Step]) -> str:
+    """Return for people which calls were cut off; empty if there are none."""
+    names = [describe_call(step) for step in calls]
+    were = "was" if len(names) == 1 else "were"
+    return f"{'; '.join(names)} {were} cut off, and may or may not have happened" if names else ""
+
+
+def _on_cut_off(intent: Step) -> OnCutOff:
+    return msgspec.convert(intent.response, CallIntent).on_cut_off
+
+
+def uncertain_trials(index: Index, *, running: bool = False) -> dict[str, str]:
+    """Return the trials that wait for a person, by key, each with the calls that may have happened.
+
+    A call without a result was cut off, also if a kill left no time to record an error. If the run is `running`, such a
+    call may be in flight, so that only errors count. The text is empty if only an error on record says what happened.
+    """
+    uncertain = {}
+    for key in index.intents | index.uncertain:
+        if key in index.outputs:
+            continue
+        recorded = _in_order(index.steps.get(key, ()))
+        steps = _in_effect(recorded)
+        try:
+            why = why_uncertain(cut_off_calls(steps), [step for step in steps if step.kind == "intent"])
+        except msgspec.ValidationError:
+            why = "a recorded call cannot be read, and may or may not have happened"
+        failed_at = index.failed_at[key] if key in index.uncertain else None
+        stopped = failed_at is not None and not any(is_decision(step) and step.time >= failed_at for step in recorded)
+        if stopped or (why and not running):
+            uncertain[key] = why
+    return uncertain
 
 
 def load_index(
@@ -608,7 +672,7 @@ def _take_error(index: Index, entry: Entry) -> bool:
         index.spent.add(head.usage)
     if head.where == "target":
         index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
-        index.note_failure(head.key, head.kind)
+        index.note_failure(head.key, head.kind, head.time)
     else:
         pair = head.key, head.where
         index.grader_attempts[pair] = index.grader_attempts.get(pair, 0) + 1

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = "journals"
 _LENT: Final = "lent"
-_MAGIC: Final = b"holdfast index 5\n"
+_MAGIC: Final = b"holdfast index 6\n"
 _HEAD: Final = 4096
 """bytes at the beginning of a journal that are compared"""
 
@@ -90,6 +90,7 @@ class _Header(msgspec.Struct, array_like=True):
     outputs: _Table
     verdicts: _Table
     attempts: dict[str, int]
+    failed_at: dict[str, float]
     uncertain: list[str]
     grader_attempts: list[tuple[str, str, int]]
     steps: list[_Step]
@@ -150,9 +151,8 @@ class IndexCache:
             return False
         reader = IndexReader()  # failed attempts are counted by their lines, which are few
         reader.read(lambda name: paths[name] if name == "errors" else (), durable=False)
-        reader.index = msgspec.structs.replace(
-            index, attempts=reader.index.attempts, grader_attempts=reader.index.grader_attempts
-        )
+        counts = ("attempts", "failed_at", "uncertain", "grader_attempts")
+        reader.index = msgspec.structs.replace(index, **{name: getattr(reader.index, name) for name in counts})
         reader.extents |= {path: Extent(*ends[path][:2]) for path in paths["outputs"] if path in ends}
         for path in paths["grades"]:
             if end := journal_size(path):
@@ -199,6 +199,7 @@ class IndexCache:
                 outputs=_Table(0, 0, 0, {}, {}),
                 verdicts=_Table(0, 0, 0, {}, {}),
                 attempts={},
+                failed_at={},
                 uncertain=[],
                 grader_attempts=[],
                 steps=[],
@@ -222,7 +223,7 @@ class IndexCache:
         ):
             _fill(table, notes, msgspec.convert(notes.rare, rare), file)
         index.attempts = header.attempts
-        index.uncertain = {*header.uncertain}
+        index.failed_at, index.uncertain = header.failed_at, {*header.uncertain}
         index.grader_attempts = {(key, where): count for key, where, count in header.grader_attempts}
         index.spent = Spent(*header.spent)
         for period in header.periods:
@@ -269,6 +270,7 @@ class IndexCache:
             outputs=_notes(index.outputs),
             verdicts=_notes(index.verdicts),
             attempts=index.attempts,
+            failed_at=index.failed_at,
             uncertain=sorted(index.uncertain),
             grader_attempts=[(key, where, count) for (key, where), count in index.grader_attempts.items()],
             steps=[

@@ -6,7 +6,7 @@ from math import floor
 from typing import Any, Final, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.json import Encoder
+from msgspec.json import Encoder, encode
 
 from holdfast.canonical import digest
 from holdfast.store.answers import AnswerClass  # noqa: TC001 - msgspec reads it
@@ -25,6 +25,9 @@ Number = TypeVar("Number", int, float)
 
 MOST_TOKENS: Final = 10**12
 """beyond which a number of tokens, or of dollars, is a mistake"""
+
+_LONGEST: Final = 300
+"""characters of a call's arguments in messages"""
 
 
 def apply_threshold(threshold: float | None, status: GradeStatus, score: float | None) -> GradeStatus:
@@ -188,6 +191,15 @@ class CallIntent(Struct, frozen=True):
 def call_id(key: str, turn: int, request: str, nth: int) -> str:
     """Return the id of a tool call of a trial: the same in every process, attempt and copy of the run."""
     return digest([key, turn, request, nth]).removeprefix("sha256:")
+
+
+def describe_call(step: Step) -> str:
+    """Return a recorded tool call or intent for people, with its id: `order({"item":"desk"}) (call 3f2a9c1e0b12)`."""
+    arguments = encode(step.response.get("arguments")).decode()
+    if len(arguments) > _LONGEST:
+        arguments = arguments[:_LONGEST] + "…"
+    identity = call_id(step.key, step.turn, step.request, step.nth)
+    return f"{step.response['tool']}({arguments}) (call {identity[:12]})"
 
 
 class ProxiedResponse(Struct, frozen=True):

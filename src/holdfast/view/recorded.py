@@ -20,6 +20,7 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError
 from holdfast.report.trial_facts import LastFailures, output_facts, set_missing, set_output, set_verdicts
+from holdfast.store.catalog import find_uncertain, is_running
 from holdfast.store.index import Entry, GradeHead, Index, keep_output, keep_verdict, read_error_head
 from holdfast.store.lines import LineRef, is_sound, scan, scan_raw
 from holdfast.store.run_files import UNREADABLE
@@ -65,6 +66,8 @@ class RecordedNotes(msgspec.Struct):
     journals: list[JournalMark] = []
     panels: list[tuple[tuple[int, ...], list[int]]] = []
     """graders, and unsure ones, of the different panels of rows"""
+    uncertain: set[str] = set()
+    """keys of trials in which a call was cut off, when nobody was working on the run"""
     loose: list[str] = []
     """keys whose lines have no row: of an output that does not count, or of verdicts before their output"""
 
@@ -116,6 +119,8 @@ class JournalReader:
         self._unwanted: dict[Path, frozenset[str]] = {}
         self._touched: dict[int, None] = {}
         """rows that have to be judged again"""
+        self._looked_at: tuple[list[int], set[str]] | None = None
+        """the sizes of the journals of calls, and what they told"""
         self._unusual: set[bytes] = set()
         """keys of trials of which all lines have to be looked for"""
 
@@ -124,13 +129,18 @@ class JournalReader:
 
         Raises StaleColumnsError if a journal is not what it was.
         """
-        journals = self._journals()
-        if not self._new and all(mark.read == size for mark, size, _ in journals):
+        journals, uncertain = self._journals(), self._find_uncertain()
+        if not self._new and uncertain == self.notes.uncertain and all(mark.read == size for mark, size, _ in journals):
             return 0
         if not self._begun:
             self._begin()
             self._begun = True
-        changed: set[int] = set()
+        for key in uncertain ^ self.notes.uncertain:
+            row = self._rows.get(key_bytes(key))
+            if row is not None and not self.table["at"][row]:
+                self._touched[row] = None
+        self.notes.uncertain = uncertain
+        changed = set(self._touched)
         for kind, path, lines in self._new_lines(journals, progress):
             file = str(path.relative_to(self._root))
             for line in lines:
@@ -150,6 +160,17 @@ class JournalReader:
         self.notes.loose = [key.hex() for key in self._loose]
         self._new = False
         return len(changed)
+
+    def _find_uncertain(self) -> set[str]:
+        """Return the keys of trials in which a call was cut off. If somebody was killed, only recorded calls tell."""
+        rundir = self._view.rundir
+        sizes = [journal_size(path) for path in rundir.journals("steps") if path.exists()]
+        if not sizes or is_running(rundir):
+            self._looked_at = None
+            return set()
+        if self._looked_at is None or self._looked_at[0] != sizes:
+            self._looked_at = sizes, find_uncertain(rundir)
+        return self._looked_at[1]
 
     def _begin(self) -> None:
         """Make the rows of a new table, or prepare a stored one for further lines."""
@@ -313,7 +334,9 @@ class JournalReader:
         self._touched.pop(row)
         table, key = self.table, self.table.key_at(row)
         if not table["at"][row]:
-            set_missing(table, row, self._failures.of_target.get(key_text(key)), self._root)
+            text = key_text(key)
+            failure, uncertain = self._failures.of_target.get(text), text in self.notes.uncertain
+            set_missing(table, row, failure, self._root, uncertain=uncertain)
         elif not self._has_all_verdicts(row, key):
             self._unusual.add(key)
         else:
@@ -387,11 +410,13 @@ def read_everything(view: RunView) -> TrialTable:
     root = view.rundir.path
     failures = LastFailures()
     failures.read(view.rundir.journals("errors"))
+    uncertain = find_uncertain(view.rundir, running=is_running(view.rundir))
     for sample, trial, key, ref, _ in view.rows():
         raw_key = key_bytes(key)
         if ref is None:
             assert sample is not None
-            set_missing(table, table.append(sample.id, trial, raw_key), failures.of_target.get(key), root)
+            row = table.append(sample.id, trial, raw_key)
+            set_missing(table, row, failures.of_target.get(key), root, uncertain=key in uncertain)
         else:
             facts = output_facts.decode(ref.line.read())
             row = table.append(facts.sample, facts.trial, raw_key)
