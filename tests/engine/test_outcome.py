@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 PRICES = {"test-model": {"input": 100, "output": 200}, "judge": {"input": 1000, "output": 1000}}
 
 PAID_MORE = (
-    "this run paid $0.0071, more than the $0.0066 of its outputs and grades: calls that failed, were repeated or belong to "
-    "unfinished trials count, too"
+    "this run paid $0.0071, more than the $0.0066 of its outputs and grades: calls that failed, were repeated or "
+    "belong to unfinished trials count, too"
 )
 
 
