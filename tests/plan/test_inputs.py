@@ -259,10 +259,11 @@ def test_a_file_that_changes_between_two_lives_of_a_run_begins_another_one(proje
     (project.folder / "hold").write_text("")
     project.keys["limits"] = {"concurrency": 1}
     project.write()
-    running = start("eval", "e.yaml", cwd=project.folder)
-    wait_for(lambda: project.runs and lines(project.runs[0] / "outputs.jsonl"), "the first output")
-    running.kill()
-    running.communicate()
+    with start("eval", "e.yaml", cwd=project.folder) as running:
+        wait_for(lambda: [*project.folder.glob("runs/*/*/outputs.jsonl")], "the first output's file")
+        wait_for(lambda: lines(project.runs[0] / "outputs.jsonl"), "the first output")
+        running.kill()
+        running.communicate()
     (project.folder / "hold").unlink()
     assert project.work()[0] == ROWS - 1, "unchanged, it is resumed"
     (project.folder / "words.txt").write_text("two")
