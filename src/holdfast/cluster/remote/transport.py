@@ -233,7 +233,7 @@ class Transport(ABC):
         files: dict[str, bytes] = {}
         with suppress(tarfile.TarError), tarfile.open(fileobj=BytesIO(packed)) as tar:
             for member in tar:
-                if (file := tar.extractfile(member)) is not None:
+                if member.isreg() and (file := tar.extractfile(member)) is not None:
                     files[member.name.removeprefix("./")] = file.read()
         return user == owner, files
 

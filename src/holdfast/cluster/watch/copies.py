@@ -361,9 +361,10 @@ class _Fetch:
             archive = self._ask(_READ_BLOBS, "".join(f"{part.name}\n" for part in portion).encode()).stdout
             with tarfile.open(fileobj=BytesIO(archive)) as tar:
                 for member in tar:
-                    content = tar.extractfile(member)
-                    if content is None or not _BLOB.fullmatch(member.name):
+                    if not member.isreg() or not _BLOB.fullmatch(member.name):
                         continue
+                    content = tar.extractfile(member)
+                    assert content is not None
                     path = folder / member.name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content.read())  # one that is cut off has another size
