@@ -29,7 +29,7 @@ from holdfast.graders import sandbox
 from holdfast.graders.build import build_graders
 from holdfast.graders.sandbox import Isolation, isolation
 from holdfast.store.index import Index
-from tests.support.running import HOLDFAST, ROOT, environment, holdfast, lines, wait_for
+from tests.support.running import HOLDFAST, ROOT, environment, holdfast, lines, start, wait_for
 from tests.support.specs import grade, identities, load, write_spec
 
 FILES = {"src/a.py": "print('hello')\n", "README": "read me\n"}
@@ -768,3 +768,24 @@ def test_a_program_may_be_what_the_agent_has_made(tmp_path: Path) -> None:
     holdfast("eval", "eval.yaml", cwd=tmp_path)
     (results,) = (tmp_path / "runs").rglob("results.json")
     assert [trial["score"] for trial in json.loads(results.read_text())["trials"]] == [1.0, 0.0]
+
+
+@pytest.mark.faults
+def test_the_folders_of_a_killed_process_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    write_spec(
+        tmp_path,
+        samples=[{"id": "a"}],
+        target={"command": ["echo", "{{ id }}"], "proxy": False},
+        prompt="{{ id }}",
+        graders=[shell(f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")],
+    )
+    with start("eval", "eval.yaml", cwd=tmp_path, env={"TMPDIR": str(temporary)}) as process:
+        wait_for(lambda: [*temporary.glob("holdfast-grade-*/workspace")], "the grader")
+        process.kill()
+        process.communicate()
+    assert [*temporary.glob("holdfast-grade-*")]
+    (tmp_path / "go").touch()
+    holdfast("eval", "eval.yaml", cwd=tmp_path, env={"TMPDIR": str(temporary)})
+    assert not [*temporary.glob("holdfast-grade-*")]

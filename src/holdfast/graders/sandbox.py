@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import msgspec
 from msgspec import UnsetType
 from msgspec.structs import replace
+from xxhash import xxh3_64_hexdigest
 
 from holdfast import containment
 from holdfast.containment.program import running
@@ -32,6 +33,7 @@ from holdfast.errors import AttemptError
 from holdfast.graders.types import WaitingGrader
 from holdfast.graders.worker_loop import OUTSIDE
 from holdfast.store.blobs import describe_partial, restore
+from holdfast.store.processes import is_running, start_token, this_system
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -109,12 +111,26 @@ class Sandbox(NamedTuple):
 @asynccontextmanager
 async def restored_workspace(case: Case) -> AsyncIterator[Sandbox]:
     """Restore the trial's workspace into a new folder; without a workspace, the folder is empty."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-grade-")).resolve()
+    folder = Path(tempfile.mkdtemp(prefix=_own_prefix(os.getpid()))).resolve()
     try:
         await _in_thread(lambda: _restore(case, folder / "workspace"))
         yield Sandbox(folder, folder / "workspace")
     finally:
         await _in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@lru_cache(maxsize=1)
+def _own_prefix(pid: int) -> str:
+    """Begin the names of this process's folders, and remove the folders of processes that were killed.
+
+    The name says which process it is on which system: another container may share the folder for temporary files.
+    """
+    of_system = f"holdfast-grade-{xxh3_64_hexdigest(this_system().encode())[:8]}-"
+    for folder in Path(tempfile.gettempdir()).glob(f"{of_system}*"):
+        process, _, token = folder.name.removeprefix(of_system).rpartition("-")[0].partition("-")
+        if process.isdigit() and not is_running(int(process), token):
+            shutil.rmtree(folder, ignore_errors=True)
+    return f"{of_system}{pid}-{start_token(pid)}-"
 
 
 def _restore(case: Case, workspace: Path) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from holdfast.cluster.remote.ledger import Disowned, Intent, Ledger, Submitted, Submitter, fold
 from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
+from holdfast.cluster.remote.turn import _TAKE
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from tests.cluster.remote.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
 from tests.support.running import ROOT, wait_for
@@ -292,3 +293,10 @@ def test_new_ids_are_sixteen_hex_digits() -> None:
     ids = {new_invocation() for _ in range(100)}
     assert len(ids) == 100
     assert all(JobName.parse(f"hf-{one}.0.run") for one in ids)
+
+
+def test_a_turn_that_is_given_back_while_another_process_asks_for_it_has_a_name(tmp_path: Path) -> None:
+    """Nobody could give back a turn without one. The first `mkdir` fails here as if the holder had just gone."""
+    late = 'tries=0; mkdir() { tries=$((tries + 1)); [ $tries != 1 ] && command mkdir "$@"; }\n'
+    subprocess.run(["sh", "-c", late + _TAKE, "sh", tmp_path / "submitting", "me"], check=True)
+    assert (tmp_path / "submitting" / "by").read_text() == "me\n"

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 1.0
 _TAKEN: Final = 45
 _TAKE: Final = f"""
-if mkdir -- "$1" 2>/dev/null; then echo "$2" >"$1/by"; exit; fi
-if test -d "$1"; then cat -- "$1/by" 2>/dev/null; exit {_TAKEN}; fi
-exec mkdir -- "$1"
+take() {{ mkdir -- "$1" && echo "$2" >"$1/by"; }}
+take "$@" 2>/dev/null && exit
+# It may have been given back meanwhile; if it cannot be created, the second try says why.
+test -d "$1" || {{ take "$@" && exit; }}
+test -d "$1" || exit 1
+cat -- "$1/by" 2>/dev/null; exit {_TAKEN}
 """
 # Only what was seen is taken away: another process may have been faster.
 _TAKE_AWAY: Final = """
