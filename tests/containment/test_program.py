@@ -80,7 +80,7 @@ def command(place: str, seconds: float, then: str) -> list[str]:
 
 @contextmanager
 def contained(place: str, name: str, then: str, seconds: float = 600) -> Iterator[Any]:
-    """Run a program in a place; once it has begun, yield the process that stands for Holdfast, and the program's."""
+    """Run a program in a place; once it has begun, yield the process that stands for Holdfast, and the program's id."""
     env = environment(NAME=name, PYTHONPATH=str(ROOT))
     if place == "namespaces not wanted":
         env["HOLDFAST_PROCESS_ISOLATION"] = "reaper"
@@ -91,7 +91,7 @@ def contained(place: str, name: str, then: str, seconds: float = 600) -> Iterato
             assert holdfast.stdout is not None
             kind, pid = holdfast.stdout.readline().split()
             assert kind == ("reaper" if place in ("namespaces not wanted", "namespaces refused") else expected_kind())
-            yield holdfast, psutil.Process(int(pid))
+            yield holdfast, int(pid)
         finally:
             holdfast.kill()
 
@@ -117,7 +117,8 @@ def test_nothing_is_left_of_a_program_once_it_has_ended(place: str, then: str, c
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("killed", [("holdfast",), ("guard",), ("holdfast", "keeper"), ("holdfast", "program")])
 def test_nothing_is_left_of_a_program_whoever_is_killed(place: str, killed: tuple[str, ...], name: str) -> None:
-    with contained(place, name, "sleep 600") as (holdfast, program):
+    with contained(place, name, "sleep 600") as (holdfast, pid):
+        program = psutil.Process(pid)
         wait_for(lambda: len(processes(name)) == LEFT, "all that it starts")
         guard = program.parent()
         those = {"program": program, "guard": guard, "keeper": guard.parent(), "holdfast": psutil.Process(holdfast.pid)}
