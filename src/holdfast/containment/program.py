@@ -195,7 +195,7 @@ async def running(
 class _Pipes:
     """The streams of a program, read and written by the event loop.
 
-    Not with `connect_read_pipe`: that of uvloop closes the descriptor twice, and the second time it may be another
+    Not with `connect_read_pipe`: uvloop's closes the descriptor twice, and the second time it may be another
     thread's file (https://github.com/MagicStack/uvloop/issues/763).
     """
 
@@ -316,7 +316,7 @@ _one_at_a_time = threading.Lock()
 
 
 def _keep(handles: Sequence[int]) -> None:
-    """Hand a program over to this process's keeper, and start that if there is none, or if it was killed."""
+    """Hand a program over to this process's keeper. Start a keeper if there is none, or if it was killed."""
     global _keeper
     with _one_at_a_time:
         if _keeper is not None:
