@@ -201,7 +201,7 @@ class TestItself:
         opened = watched(tmp_path, "eval", "eval.yaml")["opened"]
         assert metrics(run_dir(tmp_path, "e"))["outputs"] == 2
         imported = set(json.loads((tmp_path / "modules.json").read_text()))
-        assert {"holdfast.targets.connections", "holdfast.graders.python"} <= imported
+        assert {"holdfast.http.connections", "holdfast.graders.python"} <= imported
         later = {"holdfast.engine.outcome", "holdfast.report.metrics", "holdfast.report.outcome", "rich"}
         unused = {"holdfast.benchmarks.names", "holdfast.formats.providers", "holdfast.formats.waza"}
         unused |= {"aiohttp", "email", "importlib.metadata", "jinja2", "urllib.request"}
@@ -217,7 +217,7 @@ class TestItself:
         script = (
             "import sys\n"
             "from holdfast.cli.main import main\n"
-            "from holdfast.targets.connections import Connections\n"
+            "from holdfast.http.connections import Connections\n"
             "make_request = Connections.request\n"
             "def note_modules(*arguments, **options):\n"
             "    open('modules.txt', 'w').write('\\n'.join(sys.modules))\n"
@@ -240,7 +240,7 @@ class TestItself:
         packages = {name.rpartition(".")[0] for name in imported}
         assert packages & {"holdfast.benchmarks", "holdfast.functions", "holdfast.pages", "holdfast.report"} == set()
         unused = {"holdfast.conversation.simulated_user", "holdfast.graders.likelihood", "holdfast.spec.fingerprint"}
-        unused |= {"holdfast.engine.replay", "holdfast.plan.done", "holdfast.store.metrics", "holdfast.targets.sse"}
+        unused |= {"holdfast.engine.replay", "holdfast.plan.done", "holdfast.store.metrics"}
         unused |= {"click.shell_completion", "csv", "json", "lzma", "rich", "shutil"}
         assert imported & unused == set()
 
@@ -253,7 +253,7 @@ class TestItself:
         script = (
             "import sys\n"
             "from holdfast.cli.main import main\n"
-            "from holdfast.targets.connections import Connections\n"
+            "from holdfast.http.connections import Connections\n"
             "make_request, write_soon, prepared = Connections.request, Connections.write_soon, []\n"
             "def count(*arguments, **options):\n"
             "    prepared.append(1)\n"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.http.client import Client
 from holdfast.spec.model_schema import BatchBlock
 from holdfast.spec.providers import endpoint_of
 from holdfast.store.batches import (
@@ -26,7 +27,6 @@ from holdfast.store.rundir import RunDir
 from holdfast.targets.asking import ASKER
 from holdfast.targets.batch_client import BatchClient
 from holdfast.targets.batches import Batches
-from holdfast.targets.client import Client
 from tests.support.batches import BatchServer, batch_server
 from tests.support.running import wait_for
 

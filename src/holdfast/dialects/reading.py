@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 STOPPED_EARLY: Final = "the stream ended before the answer was complete"
 
-_HALF: Final = re.compile(r"[\ud800-\udfff]")
 _HIDDEN: Final = frozenset(("reasoning", "reasoning_content", "reasoning_details", "raw"))
 """keys of a message that neither graders nor simulated users see"""
 _START_OF_THOUGHTS: Final = re.compile(r"(?i)<(?:think|thinking|thought|reasoning)>")
@@ -126,18 +125,6 @@ def split_thoughts(message: Message, thoughts: ThoughtsBlock) -> Message:
         reasoning, answer = text, ""
     reasoning = reasoning.strip().removeprefix(thoughts.start).strip()
     return {**message, "content": answer.strip("\n"), **({"reasoning": reasoning} if reasoning else {})}
-
-
-def mend(value: Any) -> Any:
-    """Return a value whose texts can be stored: halves of a character are joined, and a lone one is replaced.
-
-    JavaScript cuts texts between the two halves (surrogates) of a character, so that each event has one of them.
-    """
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _HALF.search(value) else value
-    if isinstance(value, dict):
-        return {mend(key): mend(each) for key, each in value.items()}
-    return [mend(each) for each in value] if isinstance(value, list) else value
 
 
 def after_thoughts(text: str) -> str:

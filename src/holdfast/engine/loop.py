@@ -31,6 +31,7 @@ from holdfast.engine.spare_cores import Machine, SpareCores
 from holdfast.engine.trial import Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
 from holdfast.graders.build import grader_places
+from holdfast.http.response import REPLY_BYTES
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import is_judge
@@ -40,7 +41,6 @@ from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import is_agent, time_beside_target
 from holdfast.store.answers import describe_answers
 from holdfast.store.journal import Journal
-from holdfast.targets.asking import REPLY_BYTES
 from holdfast.targets.concurrency import FIXED, concurrency_of
 from holdfast.targets.cores import usable_cores
 

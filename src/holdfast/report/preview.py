@@ -11,11 +11,11 @@ from holdfast.conversation.script import Script
 from holdfast.display.format import dollars
 from holdfast.errors import AttemptError
 from holdfast.graders.likelihood import expected_positions
+from holdfast.http.urls import bare_url
 from holdfast.plan.changes import format_count
 from holdfast.plan.identity import installed_code
 from holdfast.report.estimate import LOOKED_AT, estimate
 from holdfast.spec.providers import endpoint_of
-from holdfast.spec.redact import bare_url
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import content_text

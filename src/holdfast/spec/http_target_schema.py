@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from holdfast.spec.redact import bare_url
+from holdfast.http.urls import bare_url
 from holdfast.spec.target_schema import TargetBlock
 
 

@@ -6,12 +6,7 @@
 `likelihood` a model that is asked for likelihoods, and `likelihood_forms`, its requests
 `tokenizer` token ids, from the server or from a file
 `model_server` the paths of a model's server, and how many requests are in flight
-`client`    the HTTP client that all share, and the meaning of its failures
-`connections` HTTP to one server over kept connections, and `web_session`, which does the rest with aiohttp
-`rate_limits` what servers say about when to ask again
 `concurrency` the number of requests in flight, where the eval sets none
-`sse`       server-sent events, parsed as they arrive
-`balancer`  a client for several servers of one model
 `batches`   requests that are answered in batches, and `batch_apis`, the forms of providers
 `batch_client` the client of one model that is asked in batches
 `batch_files` batches as files, for models without a server

@@ -26,5 +26,3 @@ class Asker(Protocol):
 
 ASKER: Final[ContextVar[Asker]] = ContextVar("asker")
 """set by the engine for each attempt"""
-REPLY_BYTES: ContextVar[int] = ContextVar("reply_bytes", default=64_000_000)
-"""the most bytes that a reply of a server may have: `limits.reply_bytes` of the run"""

@@ -18,16 +18,17 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.errors import AttemptError, Fault
+from holdfast.http.events import parse
 from holdfast.store.durable import advice_for, replacing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
     from pathlib import Path
 
+    from holdfast.http.client import Client
     from holdfast.spec.providers import ModelEndpoint
     from holdfast.spec.schema import Api
     from holdfast.store.batches import Batch
-    from holdfast.targets.client import Client
 
 _SKEW_SECONDS: Final = 900.0
 """by which the provider's clock may differ from ours"""
@@ -158,7 +159,7 @@ class BatchApi:
     async def _json(self, method: str, url: str, body: Any = None) -> Any:
         data = None if body is None else msgspec.json.encode(body)
         async with self._client.call(method, url, data) as response:
-            return self._client.parse(await response.read())
+            return parse(await response.read())
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
@@ -184,7 +185,7 @@ class OpenAIBatches(BatchApi):
         with file.open("rb") as content:
             data, content_type = self._client.form(fields, content, name)
             async with self._client.call("POST", self._base + path, data, content_type) as response:
-                stored = self._client.parse(await response.read())
+                stored = parse(await response.read())
         deadline = time.monotonic() + _FILE_SECONDS
         while stored.get("status") in ("pending", "running") and time.monotonic() < deadline:  # as Azure's files are
             await asyncio.sleep(1)
@@ -333,7 +334,7 @@ class AnthropicBatches(BatchApi):
         """Create the batch."""
         with file.open("rb") as content:
             async with self._client.call("POST", self._url, content) as response:
-                return self._look(self._client.parse(await response.read())).id
+                return self._look(parse(await response.read())).id
 
     async def look(self, batch: str) -> Look:
         """Return the state of a batch."""

@@ -20,6 +20,7 @@ from holdfast.targets.batches import AGAIN, BatchRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.http.client import Client
     from holdfast.spec.model_schema import BatchBlock
     from holdfast.spec.providers import ModelEndpoint
     from holdfast.store.batches import Batch
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from holdfast.targets.asking import Asker
     from holdfast.targets.batch_apis import BatchApi
     from holdfast.targets.batches import Batches, Flight
-    from holdfast.targets.client import Client
 
 
 class BatchClient:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
+    from holdfast.http.client import Client
     from holdfast.store.batches import Batch
-    from holdfast.targets.client import Client
 
 ACCOUNT: Final = "files|"
 """stands for the account in the ledger"""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
+from holdfast.http.urls import is_public
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
@@ -47,12 +46,3 @@ def concurrency_of(spec: Eval) -> int | None:
 def agents_at_once() -> int:
     """Return how many agents run at once: each is a program of its own, and runs others such as compilers."""
     return max(1, min(_AGENTS, int(usable_cores())))
-
-
-def is_public(url: str) -> bool:
-    """Return True for an address on the internet, and not on this machine or in its own network."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_global
-    except ValueError:
-        return "." in host and not host.endswith((".local", ".internal", ".lan", ".localhost", ".home.arpa"))

@@ -14,14 +14,15 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.dialects.chat import is_first
-from holdfast.dialects.reading import mend
 from holdfast.errors import AttemptError, UsageError
+from holdfast.http.client import Client
+from holdfast.http.events import mend
 from holdfast.spec.http_target_schema import HttpTarget
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import VARIABLE, fill_variables, shown_url
 from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.store.records import Usage
-from holdfast.targets.types import Reply, Target
+from holdfast.targets.types import Reply, Target, eval_hints
 
 if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
@@ -56,8 +57,6 @@ class HttpWorkflow(Target):
 
     def __init__(self, block: HttpTarget, origin: Origin) -> None:
         super().__init__(block, origin)
-        from holdfast.targets.client import Client
-
         try:
             self._pick = jmespath.compile(block.response)
         except JMESPathError as error:
@@ -71,8 +70,10 @@ class HttpWorkflow(Target):
         self._client = Client(
             url,
             headers,
-            key_hint="Check target.headers and target.http.",
-            path_hint="Check the path in target.http: the server has nothing there.",
+            hints=eval_hints(
+                "Check target.headers and target.http.",
+                "Check the path in target.http: the server has nothing there.",
+            ),
             secrets=named,
         )
 

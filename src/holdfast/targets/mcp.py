@@ -16,8 +16,9 @@ import msgspec
 
 from holdfast.containment.program import contained
 from holdfast.errors import AttemptError, Fault
+from holdfast.http.urls import bare_url
 from holdfast.spec.fingerprint import check_program, is_file
-from holdfast.spec.redact import bare_url, fill_variables
+from holdfast.spec.redact import fill_variables
 from holdfast.targets.tools import Tool, with_rules
 
 if TYPE_CHECKING:

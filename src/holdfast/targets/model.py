@@ -13,10 +13,13 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.dialects.clouds import dialect_at
-from holdfast.dialects.reading import mend, split_thoughts
+from holdfast.dialects.reading import split_thoughts
 from holdfast.dialects.stops import UNKNOWN, is_known
 from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
+from holdfast.http.balancer import client_of
+from holdfast.http.client import Client
+from holdfast.http.events import mend
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
@@ -25,19 +28,18 @@ from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import normal_expression
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
-from holdfast.targets.types import Reply, Target
+from holdfast.targets.types import Reply, Target, eval_hints
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from holdfast.dialects.types import Answer
+    from holdfast.http.balancer import Balancer
     from holdfast.spec.conversation_schema import ResponderBlock
     from holdfast.spec.judge_schema import PromptGrader
     from holdfast.spec.origin import Origin
-    from holdfast.targets.balancer import Balancer
     from holdfast.targets.batch_client import BatchClient
     from holdfast.targets.batches import Batches
-    from holdfast.targets.client import Client
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
 
@@ -207,19 +209,15 @@ class Model(Target):
     async def _open(self, opening: AsyncExitStack) -> None:
         urls = await self._base_urls(opening)
         path = self._dialect.path(self.endpoint.model, stream=self.block.stream)
-        from holdfast.targets.balancer import client_of
-
         headers = headers_of(self.endpoint, self._dialect)
-        hint = suggest_prefix(self.block.model, self.block.base_url) or ""
-        client = client_of([url + path for url in urls], headers, self._key_hint, hint, self._signer)
+        hints = eval_hints(self._key_hint, suggest_prefix(self.block.model, self.block.base_url) or "")
+        client = client_of([url + path for url in urls], headers, hints, self._signer)
         self._client = await opening.enter_async_context(client)
         self._batched = self._join_batches(path)
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
 
     def _join_batches(self, path: str) -> BatchClient | None:
-        from holdfast.targets.client import Client
-
         if self._batches is None or not isinstance(self._client, Client):
             return None
         from holdfast.targets.batch_apis import batch_api_of

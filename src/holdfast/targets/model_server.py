@@ -7,14 +7,15 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.targets.balancer import client_of
+from holdfast.http.balancer import client_of
+from holdfast.targets.types import eval_hints
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AsyncExitStack
 
-    from holdfast.targets.balancer import Balancer
-    from holdfast.targets.client import Client
+    from holdfast.http.balancer import Balancer
+    from holdfast.http.client import Client
 
 _PAUSES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 """seconds between the attempts of a probe"""
@@ -55,7 +56,7 @@ class ModelServer:
                 f"{url}{path.removeprefix('/v1')}" if path.startswith("/v1/") else f"{url.removesuffix('/v1')}{path}"
                 for url in self._urls
             ]
-            client = client_of(urls, self._headers, self._key_hint)
+            client = client_of(urls, self._headers, eval_hints(self._key_hint))
             self._clients[path] = await self._opened.enter_async_context(client)
         return self._clients[path]
 

@@ -22,24 +22,24 @@ from msgspec import UnsetType
 from holdfast.dialects import dialect_of
 from holdfast.dialects.reading import STOPPED_EARLY
 from holdfast.errors import AttemptError, Fault
+from holdfast.http.balancer import client_of
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.redact import Secrets
 from holdfast.store.records import ProxiedResponse, Usage
-from holdfast.targets.balancer import client_of
 from holdfast.targets.exchange import check_answer, dialect_at, place_of, read_counts, read_messages
 from holdfast.targets.matching import Volatile, without
 from holdfast.targets.prices import Prices
-from holdfast.targets.types import Reading
+from holdfast.targets.types import Reading, eval_hints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.dialects.types import StreamReader
+    from holdfast.http.balancer import Balancer
+    from holdfast.http.client import Client
     from holdfast.spec.code_target_schema import CommandTarget, PythonTarget
     from holdfast.spec.model_schema import Price
     from holdfast.spec.schema import Api
-    from holdfast.targets.balancer import Balancer
-    from holdfast.targets.client import Client
     from holdfast.targets.exchange import Place
     from holdfast.targets.types import Calls
 
@@ -179,7 +179,8 @@ class Proxy:
             headers |= {name: value for name, value in own.items() if DUMMY_KEY not in value}
         name = f"{place.provider} {path} {sorted(headers.items())}"
         if name not in self._clients:
-            client = client_of([f"{url}/{path}" for url in urls], headers, f"Check the key in {key_env}.")
+            hints = eval_hints(f"Check the key in {key_env}.")
+            client = client_of([f"{url}/{path}" for url in urls], headers, hints)
             self._clients[name] = await client.__aenter__()
         return self._clients[name]
 

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import AttemptError, Fault, UsageError
+from holdfast.http.client import Signer
 
 if TYPE_CHECKING:
     from holdfast.dialects.types import Dialect
@@ -14,19 +15,6 @@ if TYPE_CHECKING:
 
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 _LOG_IN: Final = "Log in again, then rerun the same command to resume from here."
-
-
-class Signer:
-    """Makes the headers of one request, whose body is known."""
-
-    async def headers(self, url: str, body: bytes) -> dict[str, str]:
-        """Return the headers that authenticate a request."""
-        raise NotImplementedError
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """What no message may repeat."""
-        return ()
 
 
 def headers_of(endpoint: ModelEndpoint, dialect: Dialect) -> dict[str, str]:
@@ -44,6 +32,8 @@ def signer_of(endpoint: ModelEndpoint) -> Signer | None:
 
 class _AwsSigner(Signer):
     """Signs requests with the credentials that AWS's own programs use, by Signature Version 4."""
+
+    secrets = ()
 
     def __init__(self, endpoint: ModelEndpoint) -> None:
         try:

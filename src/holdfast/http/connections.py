@@ -1,15 +1,14 @@
 """HTTP/1.1 to one server, over connections that are kept open.
 
-aiohttp takes longer to import than the rest of a short run needs, and more time for a request than everything else
-that is done for a trial. This is the part of HTTP that asking a model directly takes; `web_session.py` has the rest.
+This implements only the HTTP that a direct request needs; `session.py` has the rest. aiohttp takes longer to import
+than a short run needs for everything else, and more time per request than everything else that is done with a reply.
 
-Failures are OSErrors: those of sockets, `socket.gaierror`, `ssl.SSLError`, and BrokenReply.
+Failures are OSErrors: a socket's, `socket.gaierror`, `ssl.SSLError`, or BrokenReply.
 
-Nothing that a server sends takes more memory than a reply may have bytes, compressed ones included, or holds up other
-requests for long. HTTP/1.1 has nothing that ties a reply to its request except their order on a connection, so bytes
-that arrive without a request outstanding end the connection, and from then on no connection to that server is reused.
-The first connections are reused only after a pause, so that a server with such a habit is found out before one of its
-stray replies can be taken for an answer.
+Whatever a server sends, it takes no more memory than a reply may have bytes, and holds up other requests only briefly.
+Only the order on a connection ties a reply to its request in HTTP/1.1. So bytes that arrive while no request is
+outstanding end the connection, and no connection to that server is reused afterwards. The first connections are reused
+only after a pause, so that a server with this habit is found out before a stray reply can be taken for an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import re
 import select
 import socket
 import time
-import zlib
 from base64 import b64encode
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -27,11 +25,11 @@ from urllib.parse import quote, unquote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from holdfast.targets.asking import REPLY_BYTES
+from holdfast.http.response import REPLY_BYTES, BrokenReply, Response, TooLong, check_size
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
 
 _CONNECT_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 30.0
@@ -43,10 +41,6 @@ _ADDRESS_SECONDS: Final = 300.0
 _LONGEST_HEAD: Final = 1 << 17
 _LONGEST_HEADER: Final = 1 << 14
 """of one name, if it is repeated: joining the values takes time that grows with the square of their length"""
-_STEP: Final = 1 << 18
-"""bytes that are decompressed at once: a fraction of a millisecond, after which other requests have their turn"""
-_MOST_UNREAD: Final = 1 << 22
-"""bytes of a stream that wait for their reader before the server has to wait, too"""
 _PROBATION: Final = 32
 """replies of a server before its connections are reused at once"""
 _QUIET_SECONDS: Final = 0.25
@@ -58,191 +52,8 @@ _URL_SAFE: Final = "!#$%&'()*+,/:;=?@[]~"
 _UNSAFE: Final = re.compile(r"[\r\n\0]")
 
 
-class BrokenReply(OSError):
-    """A reply that is not HTTP, or ended early."""
-
-
-class TooLong(BrokenReply):
-    """A reply with more bytes than a reply may have."""
-
-
 class _NotSent(Exception):
     """A request that was not written, since its connection turned out to be unusable."""
-
-
-class Response:
-    """A response. Its body arrives piece by piece."""
-
-    def __init__(self, status: int, headers: dict[str, str], connection: _Connection) -> None:
-        self.status = status
-        self.headers = headers
-        """by names in lower case"""
-        self._connection = connection
-        self._unread: bytes | bytearray = b""
-        """what has arrived and was not read yet"""
-        self._size = 0
-        """bytes of the body so far"""
-        self._held_up = False
-        """the server has to wait until something is read"""
-        self._ended: OSError | bool = False
-        """the failure that ended the body early, or True at its end"""
-        self._arrival: asyncio.Future[None] | None = None
-        self._inflater = inflater_of(headers) if "content-encoding" in headers else None
-
-    @property
-    def ends_with_connection(self) -> bool:
-        """True if nothing but the end of the connection tells where the body ends."""
-        return self.status not in (204, 304) and self.headers.keys().isdisjoint(("content-length", "transfer-encoding"))
-
-    @property
-    def inflating(self) -> bool:
-        """True while there is something left to decompress."""
-        return self._inflater is not None and self._inflater.busy
-
-    async def read(self) -> bytes:
-        """Return the whole body."""
-        if self._ended is not True:
-            return b"".join([piece async for piece in self.pieces()])
-        return bytes(self._unread)
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
-        while True:
-            while self._unread:
-                arrived, self._unread = self._unread, b""
-                if self._held_up:
-                    self._held_up = False
-                    self._go_on()
-                yield bytes(arrived)
-            if self._ended is True:
-                return
-            if self._ended:
-                raise self._ended
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-
-    def feed(self, data: bytes) -> None:
-        """Take a piece of the body."""
-        if self._inflater is None:
-            self._take(data)
-            return
-        busy = self._inflater.busy
-        self._inflater.feed(data)
-        if not busy:
-            self._inflate()
-
-    def _inflate(self) -> None:
-        """Decompress one step. The rest follows in later iterations of the event loop, before anything else is read."""
-        assert self._inflater is not None
-        self._take(self._inflater.step())
-        if self._inflater.busy:
-            self._connection.pause()
-            if not self._held_up:
-                asyncio.get_running_loop().call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        """Decompress what has arrived, then have more read."""
-        if self._ended:
-            return
-        if self.inflating:
-            try:
-                self._inflate()
-            except BrokenReply as error:
-                self._connection.fail(error)
-                return
-        if not self.inflating and not self._held_up:
-            self._connection.resume()
-
-    def _take(self, data: bytes) -> None:
-        if not data:
-            return
-        self._size += len(data)
-        if not self._unread:
-            self._unread = data
-        else:
-            if isinstance(self._unread, bytes):
-                self._unread = bytearray(self._unread)
-            self._unread += data
-        if self._size > _MOST_UNREAD or self._size > self._connection.most_bytes:
-            self._connection.check_size(self._size)
-            if len(self._unread) > _MOST_UNREAD and not self._connection.whole:
-                self._held_up = True
-                self._connection.pause()
-        if self._arrival is not None:
-            self._wake()
-
-    def end(self, failure: OSError | None = None) -> None:
-        """Take the end of the body, or the failure that ends it."""
-        if failure is None and self._inflater is not None and not self._inflater.whole:
-            failure = BrokenReply("the compressed reply ended early")
-        self._ended = failure or True
-        self._wake()
-
-    def close(self) -> None:
-        """Close the connection, unless the body has been read to its end."""
-        if not self._ended:
-            self._connection.close()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-
-def inflater_of(headers: Mapping[str, str]) -> Inflater | None:
-    """Return what decompresses a body with such headers; None if it is not compressed."""
-    if "content-encoding" not in headers:
-        return None
-    encoding = headers["content-encoding"].strip().lower()
-    return None if encoding in ("", "identity") else Inflater(encoding)
-
-
-class Inflater:
-    """Decompresses a body step by step: a thousandth of its length may be all that arrives."""
-
-    def __init__(self, encoding: str) -> None:
-        if encoding not in ("gzip", "x-gzip", "deflate"):
-            raise BrokenReply(f"the reply is compressed with {encoding!r}, which was not asked for")
-        self._zlib = zlib.decompressobj(wbits=47)  # a header of gzip or of zlib
-        self._may_be_bare = encoding == "deflate"
-        self._start = b""
-        """what came before there was anything to return"""
-        self._packed = bytearray()
-        """what has arrived and was not decompressed yet"""
-        self.busy = False
-        """there is something left to decompress"""
-
-    @property
-    def whole(self) -> bool:
-        """True if everything has arrived."""
-        return self._zlib.eof or not self._start
-
-    def feed(self, data: bytes) -> None:
-        """Take a piece. What follows the end of the compressed data is dropped."""
-        if not self._zlib.eof:
-            self._packed += data
-            self.busy = True
-
-    def step(self) -> bytes:
-        """Return the next bytes."""
-        data, self._packed = bytes(self._packed), bytearray()
-        if self._may_be_bare:
-            self._start += data
-        else:
-            self._start = self._start or data[:1]
-        try:
-            try:
-                inflated = self._zlib.decompress(data, _STEP)
-            except zlib.error:
-                if not self._may_be_bare:
-                    raise
-                self._zlib = zlib.decompressobj(wbits=-15)  # some servers leave out the header
-                inflated = self._zlib.decompress(self._start, _STEP)
-        except zlib.error as error:
-            raise BrokenReply(f"the reply cannot be decompressed: {error}") from error
-        self._packed += self._zlib.unconsumed_tail
-        self.busy = not self._zlib.eof and (bool(self._packed) or len(inflated) == _STEP)
-        self._may_be_bare = self._may_be_bare and not inflated
-        return inflated
 
 
 class Connections:
@@ -508,11 +319,6 @@ class _Connection(asyncio.Protocol):
         if self._complete:
             self._end()
 
-    def check_size(self, size: int) -> None:
-        """Raise TooLong if a reply may not have so many bytes."""
-        if size > self.most_bytes:
-            raise TooLong(f"the reply has more than {self.most_bytes:,} bytes")
-
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._unwritten:
             self._take_stray(data)
@@ -525,7 +331,7 @@ class _Connection(asyncio.Protocol):
                 if self._read > _LONGEST_HEAD:
                     failure = BrokenReply("the headers of the reply do not end")
             elif self._read > self.most_bytes:  # in chunks of next to nothing, or after the end
-                self.check_size(self._read - _LONGEST_HEAD)
+                check_size(self._read - _LONGEST_HEAD, self.most_bytes)
         except (HttpParserError, HttpParserUpgrade) as error:
             cause = error.__context__  # what a call of ours raised
             failure = cause if isinstance(cause, BrokenReply) else BrokenReply(f"the reply is not HTTP: {error}")
