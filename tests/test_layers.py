@@ -32,6 +32,7 @@ REGISTRIES = {
     "spec/load_exports.py",
     "spec/load_graders.py",
     "spec/load_targets.py",
+    "targets/batching.py",
     "targets/http.py",
 }
 """the modules that name later ones as `module:attribute`, which are imported when an eval or a profile uses them"""

@@ -208,7 +208,7 @@ class TestItself:
         unused |= {"holdfast.spec.file_grader_schema", "holdfast.spec.suite", "holdfast.targets.tools"}
         unused |= {"holdfast.spec.export_schema", "holdfast.spec.code_target_schema", "holdfast.engine.hooks"}
         unused |= {"holdfast.engine.workspace", "holdfast.targets.embedded", "holdfast.targets.tokenizer"}
-        unused |= {"holdfast.store.batches"}
+        unused |= {"holdfast.batches"}
         assert imported & (later | unused) == set()
         assert [path for path in opened if path.endswith("entry_points.txt")] == []  # of all installed packages
 

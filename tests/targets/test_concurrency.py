@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.targets.concurrency import concurrency_of
+from holdfast.targets.build import concurrency_of
 from tests.support.providers import Refuse, provider
 from tests.support.specs import command, load, write_spec
 

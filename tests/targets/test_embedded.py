@@ -35,7 +35,7 @@ def servers() -> list[psutil.Process]:
     children = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if "holdfast.targets.embedded_server" in child.cmdline():
+            if "holdfast.targets.embedded" in child.cmdline():
                 children.append(child)
     return children
 

@@ -11,8 +11,7 @@ from holdfast import evaluate
 from holdfast.canonical import digest
 from holdfast.dialects.reading import visible
 from holdfast.store.lines import seal
-from holdfast.targets.exchange import Place, place_of
-from holdfast.targets.matching import Volatile, without
+from holdfast.targets.exchange import Place, Volatile, place_of, without
 from tests.support.breaking import kept
 from tests.support.providers import Call, Cut, FailMidStream, Say, provider
 from tests.support.running import lines

@@ -16,7 +16,7 @@ from holdfast.display.terminal import echo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.store.batches import Batch
+    from holdfast.batches.ledger import Batch
     from holdfast.store.rundir import RunDir
 
 
@@ -30,7 +30,7 @@ def command(run: str, abandon: bool, runs_dir: Path | None) -> int:
     With --abandon, batches that are under way are given up, for an account or a server that is gone. They are not
     cancelled at the provider, and the next `holdfast eval` pays for their requests once more.
     """
-    from holdfast.store.batches import read_batches
+    from holdfast.batches.ledger import read_batches
     from holdfast.store.rundir import RunDir
 
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
@@ -45,7 +45,7 @@ def command(run: str, abandon: bool, runs_dir: Path | None) -> int:
 
 
 def _abandon(rundir: RunDir) -> None:
-    from holdfast.store.batches import BatchAbandoned, BatchStore, now
+    from holdfast.batches.ledger import BatchAbandoned, BatchStore, now
     from holdfast.store.run_lock import hold
 
     lease = hold(rundir)

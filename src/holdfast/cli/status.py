@@ -20,8 +20,8 @@ from holdfast.errors import HoldfastError, RunHeld, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from holdfast.batches.collecting import Collected
     from holdfast.cluster.watch.status import JobPicture, Picture, TaskPicture
-    from holdfast.engine.collecting import Collected
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
 
@@ -201,7 +201,7 @@ def _ago(moment: float | None) -> str:
 
 def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
     """Ask about the batches of a run that nobody works on, and collect those that have ended; None if that fails."""
-    from holdfast.engine.collecting import collect_batches
+    from holdfast.batches.collecting import collect_batches
 
     load_env_file(Path(manifest.folder), Path())
     try:
@@ -215,13 +215,13 @@ def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
 
 def look_at_run(path: Path) -> RunPicture:
     """Return the status of a run. The permission to read is enough, except to collect batches."""
+    from holdfast.batches.ledger import waiting_batches
     from holdfast.export.registry import unfinished_exports
-    from holdfast.report.waiting import batch_lines
-    from holdfast.store.batches import waiting_batches
     from holdfast.store.catalog import summarize_run
     from holdfast.store.index import uncertain_trials
     from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
+    from holdfast.targets.batching import batch_lines
 
     rundir = RunDir(path)
     manifest = rundir.read_manifest()  # raises what is wrong with it

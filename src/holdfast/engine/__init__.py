@@ -29,7 +29,6 @@
 `parameters`     checks that rows have the values for which users' functions ask
 `inputs`         records the files that users' code reads
 `unseen`         finds code that keys do not cover
-`collecting`     collects the batches of a run that waits for them
 `pairwise`       judges finished runs against each other
 `log`            `run.log`, for people
 """

@@ -41,7 +41,8 @@ from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import is_agent, time_beside_target
 from holdfast.store.answers import describe_answers
 from holdfast.store.journal import Journal
-from holdfast.targets.concurrency import FIXED, concurrency_of
+from holdfast.targets.batching import open_batches
+from holdfast.targets.build import DEFAULT_CONCURRENCY, concurrency_of
 from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from holdfast.engine.session import Session
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchHub
     from holdfast.targets.types import Target
 
 BATCH_WINDOW: Final = 50_000
@@ -78,7 +79,7 @@ class Loop:
         concurrency = concurrency_of(self._spec)
         self._window = Window(self._batch_window() or concurrency)
         by_cores = self._spec.limits.concurrency is None and is_agent(self._spec)  # which says nothing about judges
-        self._grades_at_once = FIXED if concurrency is None or by_cores else concurrency
+        self._grades_at_once = DEFAULT_CONCURRENCY if concurrency is None or by_cores else concurrency
         pending = pending_trials(identity.dataset, identity.survey, identity.work, session.index, plan.done)
         if options.grade_only:
             pending = (trial for trial in pending if trial.output is not None)
@@ -97,7 +98,7 @@ class Loop:
         self._partial_reported = False
         self._spare_cores, self._usable_cores = SpareCores(), usable_cores()
         self._budget = Budget(self._spec.limits, self.progress, session.notice)
-        self._batches: Batches | None = None
+        self._batches: BatchHub | None = None
         self._collector: asyncio.Task[None] | None = None
         """submits batches and collects their results"""
         self._crash: BaseException | None = None
@@ -121,7 +122,7 @@ class Loop:
             return None
         prepared = self._spec.hooks is not None and self._spec.hooks.before_task
         if prepared or any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
-            return FIXED  # each trial starts processes of its own
+            return DEFAULT_CONCURRENCY  # each trial starts processes of its own
         budget = limits.max_cost is not None or limits.token_budget is not None
         return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
 
@@ -290,18 +291,16 @@ class Loop:
                 + " (docs/agents.md#what-ends-with-a-program)"
             )
 
-    def _make_batches(self, target: Target | None) -> Batches | None:
+    def _make_batches(self, target: Target | None) -> BatchHub | None:
         """Return what makes requests in batches, if a part of the run does so, or did so before."""
         session = self._session
         blocks = [*([] if target is None else [self._spec.target]), *(grader.block for grader in self._graders)]
         asked = any(getattr(block, "batch", None) is not None for block in blocks)
         if not asked and not session.rundir.has_batches:
             return None
-        from holdfast.store.batches import BatchStore  # which few runs need
-        from holdfast.targets.batches import Batches
-
-        return Batches(
-            BatchStore(session.rundir, session.journals),
+        return open_batches(
+            session.rundir,
+            session.journals,
             notice=session.notice,
             held=session.lease.still_held,
             idle=lambda: not self.progress.busy and self._source.settled,

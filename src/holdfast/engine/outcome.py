@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,6 @@ from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.outcome import Outcome
 from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import benchmark_tasks
-from holdfast.store.batches import forget_results
 from holdfast.store.claims import end_rounds
 from holdfast.store.durable import advice_for
 
@@ -62,7 +62,7 @@ def conclude(run: Session, remaining: Plan, reason: Reason | None, started: floa
         metrics = write_report(run.identity, run.rundir, run.index)
         gate = settle_gate(run.spec, run.rundir, metrics, options.runs_dir)
         end_rounds(run.rundir)
-        forget_results(run.rundir)
+        shutil.rmtree(run.rundir.batches, ignore_errors=True)  # outputs and grades hold the results
     except (Fault, DataError, OSError) as error:
         return Outcome(run.rundir, remaining, None, run.index.spent, _report_fault(error))
     run.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")

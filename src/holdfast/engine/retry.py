@@ -16,7 +16,7 @@ from holdfast.engine.brake import Halted
 from holdfast.engine.time_limits import TimeLimits
 from holdfast.errors import AttemptError, Fault, RestartTrial, Uncertain
 from holdfast.store.records import ErrorRecord, to_microseconds, to_milliseconds
-from holdfast.targets.asking import ASKER
+from holdfast.targets.batching import ASKER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.document import Document, Location
     from holdfast.spec.origin import Origin
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchHub
     from holdfast.targets.types import Reply
 
 _FORM = '{"reason": "<one or two sentences>", "score": <a number from LOWEST to HIGHEST>}'
@@ -137,7 +137,7 @@ class Judge(WaitingGrader):
         """Return 0.5 for a score that the judge gives, and 1 for a share of checks that passed."""
         return 0.5 if block.prompt is None else 1.0
 
-    def use_batches(self, batches: Batches) -> None:
+    def use_batches(self, batches: BatchHub) -> None:
         """Ask in batches."""
         self._model.use_batches(batches, self.block.name)
 

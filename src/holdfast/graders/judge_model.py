@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from holdfast.spec.judge_schema import PromptGrader
     from holdfast.store.records import Usage
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchHub
     from holdfast.targets.prices import Prices
     from holdfast.targets.types import Message, Reply
 
@@ -45,7 +45,7 @@ class JudgeModel:
         self.takes_tools: bool | None = None
         """None: untried"""
 
-    def use_batches(self, batches: Batches, grader: str) -> None:
+    def use_batches(self, batches: BatchHub, grader: str) -> None:
         """Ask in batches, for a grader of this name."""
         self._model.use_batches(batches, grader)
 

@@ -7,21 +7,17 @@ name the stage that it has reached.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.targets.cores import usable_cores
+
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
 _LONGEST_ANSWER: Final = 1 << 20
-
-
-def usable_cores() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class NoAnswer(Exception):
@@ -43,7 +39,7 @@ class Pool:
 
     def __init__(self, script: str, size: int = 0) -> None:
         self._command = [sys.executable, "-P", str(Path(__file__).parent / script)]
-        self._places = asyncio.Semaphore(size or max(2, min(4, usable_cores())))
+        self._places = asyncio.Semaphore(size or max(2, min(4, int(usable_cores()))))
         self._idle: list[Process] = []
 
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchHub
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -166,7 +166,7 @@ class Grader:
         """Return numbers about the whole run from the sums of its verdicts' `counts`."""
         return {}
 
-    def use_batches(self, batches: Batches) -> None:
+    def use_batches(self, batches: BatchHub) -> None:
         """Take what makes requests in batches, before the grader is opened, if the run has any."""
 
     async def __aenter__(self) -> Self:

@@ -8,7 +8,6 @@
 `failures` why trials and grades are missing, and what was retried
 `example`  a trial that failed, for the end of a command
 `summary`  the lines below the table
-`waiting`  batches that are under way, in words
 `outcome`  how a run ended, or why it stopped
 `agreement` how far several judges agree, pure
 `verdicts` verdicts on an output by the present thresholds

@@ -19,7 +19,7 @@ from holdfast.spec.providers import endpoint_of
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import content_text
-from holdfast.targets.concurrency import concurrency_of
+from holdfast.targets.build import concurrency_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

@@ -16,8 +16,8 @@ from holdfast.report.breakdown_table import breakdown_tables
 from holdfast.report.example import failure_lines
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, uncertain, with_raised_limit
-from holdfast.report.waiting import batch_lines
 from holdfast.spec.redact import without_secrets
+from holdfast.targets.batching import batch_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -29,7 +29,6 @@
 `claims`     assigns trials to workers
 `shared`     journals that a run shares with the run that it borrows from
 `inputs`     the files that users' code read
-`batches`    the ledger of batches, and their results
 `blobs`      stores the files of trials by content
 `rundir`     the directory as a whole
 `upgrade`    brings runs of earlier versions up to date

@@ -1,17 +1,12 @@
 """Targets: one module per kind.
 
 `types`     Turn, Reply, and the base class of targets
-`model`     a model behind an API
-`signing`   how requests to models are authenticated
+`build`     the target of an eval: its identity, its construction, and its concurrency
+`model`     a model behind an API, and `signing`, how its requests are authenticated
 `likelihood` a model that is asked for likelihoods, and `likelihood_forms`, its requests
 `tokenizer` token ids, from the server or from a file
-`model_server` the paths of a model's server, and how many requests are in flight
-`concurrency` the number of requests in flight, where the eval sets none
-`batches`   requests that are answered in batches, and `batch_apis`, the forms of providers
-`batch_client` the client of one model that is asked in batches
-`batch_files` batches as files, for models without a server
-`asking`    who makes a request
-`embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
+`batching`  the interface to batches
+`embedded`  the small model that comes with the `local` extra, and its server
 `cores`     the number of cores that the process may use
 `python`    a Python function, or an object that is opened and closed
 `http`      a workflow behind HTTP
@@ -20,10 +15,7 @@
 `guard`     the target of a plug-in, which is not trusted
 `proxy`     a server on loopback for all APIs of models, whose calls are recorded
 `exchange`  a request of a program to a model, and its answer
-`matching`  which requests of a program count as the same
-`tools`     Python functions that a model may call, and `mcp`, the tools of MCP servers
-`scripted`  tools that answer from a script
+`tools`     Python functions and scripts that a model may call, and `mcp`, the tools of MCP servers
 `trace`     the tool calls of a turn, collected from requests and replies
 `prices`    dollars per token
-`build`     the target of an eval: its identity and construction
 """

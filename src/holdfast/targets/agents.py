@@ -21,7 +21,7 @@ from holdfast.spec.code_target_schema import AgentTarget, CommandTarget
 from holdfast.spec.fingerprint import check_program
 from holdfast.spec.learning import learn
 from holdfast.targets.command import Command
-from holdfast.targets.matching import Volatile
+from holdfast.targets.exchange import Volatile
 from holdfast.targets.types import Target
 
 if TYPE_CHECKING:

@@ -11,15 +11,16 @@ from holdfast.errors import AttemptError, Fault, ProgramExited
 from holdfast.http.response import REPLY_BYTES
 from holdfast.spec.code_target_schema import CommandTarget
 from holdfast.spec.fingerprint import check_program, command_files, is_file
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.template import RENDER_ERRORS, expression, template
-from holdfast.targets.types import Reply, Target
+from holdfast.targets.types import PROXY, Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from holdfast.spec.origin import Origin
-    from holdfast.targets.matching import Volatile
+    from holdfast.targets.exchange import Volatile
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.types import Calls, Turn
 
@@ -51,9 +52,7 @@ class Command(Target):
         if "{{" not in word and (spec.workspace is None or "/" not in word):
             check_program(word, spec.folder, where, by_name=spec.workspace is not None)
         if block.proxy:
-            from holdfast.targets.proxy import Proxy
-
-            self._proxy = Proxy(block, spec.prices, volatile)
+            self._proxy = load_reference(PROXY)(block, spec.prices, volatile)
 
     @classmethod
     def identity(cls, block: CommandTarget, origin: Origin) -> dict[str, Any]:

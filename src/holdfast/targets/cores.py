@@ -1,10 +1,14 @@
-"""Counts the cores that this process may use, by its affinity and the quota of its control group."""
+"""The cores that this process may use, by its affinity and the quota of its control group."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+EMBEDDED_SLOTS: Final = 4
+"""requests that the embedded model's server works on at once"""
 
 
 def usable_cores(root: Path = Path("/")) -> float:
@@ -35,7 +39,7 @@ def _upwards(mount: Path, path: str) -> list[Path]:
 
 
 def _v2(group: Path) -> float:
-    """Read the quota of a group from `cpu.max`, such as `150000 100000` or `max 100000`; 0 where it has none."""
+    """Read the quota of a group from `cpu.max`, such as `150000 100000` or `max 100000`; 0 without a quota."""
     with suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = (group / "cpu.max").read_text().split()
         return int(quota) / int(period)
@@ -43,7 +47,7 @@ def _v2(group: Path) -> float:
 
 
 def _v1(group: Path) -> float:
-    """Read the quota of a group from `cpu.cfs_quota_us`, which is -1 where there is none."""
+    """Read the quota of a group from `cpu.cfs_quota_us`, which is -1 without a quota."""
     with suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = ((group / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
         return int(quota) / int(period)

@@ -1,7 +1,10 @@
 """One request of a program to a model and its answer, in whichever API the program uses.
 
-The path of a request tells the API. What is on record is what the program got; it is read here for its tokens and for
-the messages of the model.
+The path of a request determines the API. The record holds what the program got; it is read here for its tokens and for
+the model's messages.
+
+Two requests count as the same if they ask the same, whatever the client changes on every start: fields that are
+volatile are left out. A path names a field: `metadata.user_id`, or `input[].id` for a field of every object in a list.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from holdfast.errors import AttemptError
 from holdfast.store.records import ProxiedResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.dialects.types import Answer, Dialect, Message
     from holdfast.spec.schema import Api
@@ -149,3 +152,31 @@ def read_counts(place: Place, response: ProxiedResponse) -> TokenCounts:
     if tokens.output is None and tokens.input is not None and counts.get("total_tokens") == tokens.input:
         return TokenCounts(input=tokens.input, output=0)  # embeddings
     return tokens
+
+
+class Volatile(NamedTuple):
+    """A field of requests, or a part of it, that does not change what is asked."""
+
+    path: str
+    pattern: re.Pattern[str] | None = None
+    """matches the parts of a text that are left out; None: the field is left out"""
+
+
+def without(body: Any, fields: Iterable[Volatile]) -> Any:
+    """Return the body of a request without its volatile parts."""
+    for field in fields:
+        body = _without(body, re.findall(r"\[\]|[^.\[\]]+", field.path), field.pattern)
+    return body
+
+
+def _without(value: Any, path: Sequence[str], pattern: re.Pattern[str] | None) -> Any:
+    if not path:
+        return pattern.sub("", value) if pattern is not None and isinstance(value, str) else value
+    name, *rest = path
+    if name == "[]":
+        return [_without(each, rest, pattern) for each in value] if isinstance(value, list) else value
+    if not isinstance(value, dict) or name not in value:
+        return value
+    if not rest and pattern is None:
+        return {key: each for key, each in value.items() if key != name}
+    return {**value, name: _without(value[name], rest, pattern)}

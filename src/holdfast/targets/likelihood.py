@@ -17,9 +17,20 @@ from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.schema import is_embedded
 from holdfast.store.records import NO_USAGE
+from holdfast.targets.likelihood_forms import (
+    Characters,
+    Echo,
+    Gate,
+    LlamaCpp,
+    ModelServer,
+    SGLang,
+    Tokens,
+    Unsupported,
+    patiently,
+)
 from holdfast.targets.model import Model
 from holdfast.targets.signing import headers_of
-from holdfast.targets.tokenizer import LocalTokenizer
+from holdfast.targets.tokenizer import LocalTokenizer, ServerTokenizer
 from holdfast.targets.types import Reply, most_likely
 
 if TYPE_CHECKING:
@@ -28,8 +39,7 @@ if TYPE_CHECKING:
 
     from holdfast.spec.origin import Origin
     from holdfast.spec.target_schema import ModelTarget
-    from holdfast.targets.likelihood_forms import Characters, Form, Score, Tokens
-    from holdfast.targets.model_server import ModelServer
+    from holdfast.targets.likelihood_forms import Form, Score
     from holdfast.targets.prices import Prices
     from holdfast.targets.tokenizer import Tokenizer
     from holdfast.targets.types import Continuation, Turn
@@ -91,8 +101,6 @@ class LikelihoodModel(Model):
         return [f"{self._rows_cut} {rows} cut on the left (likelihood.truncate: left): {limit}"]
 
     async def _open(self, opening: AsyncExitStack) -> None:
-        from holdfast.targets.model_server import Gate, ModelServer
-
         urls = await self._base_urls(opening)
         headers = headers_of(self.endpoint, self._dialect)
         server = ModelServer(urls, headers, self._key_hint, opening)
@@ -101,10 +109,6 @@ class LikelihoodModel(Model):
 
     async def _probe(self, server: ModelServer) -> None:
         """Find out how the server gives likelihoods; raise Fault where it gives none."""
-        from holdfast.targets.likelihood_forms import Characters, Unsupported
-        from holdfast.targets.model_server import patiently
-        from holdfast.targets.tokenizer import ServerTokenizer
-
         if self._tokenizer is None:
             self._tokenizer = await ServerTokenizer.find(server, self.endpoint.model)
         text = _CONTEXT + _CONTINUATION
@@ -136,8 +140,6 @@ class LikelihoodModel(Model):
         raise _no_likelihoods(failures, hint)
 
     def _candidates(self, server: ModelServer) -> list[Form]:
-        from holdfast.targets.likelihood_forms import Echo, LlamaCpp, SGLang
-
         forms: list[Form] = [Echo(server, self.endpoint.model), SGLang(server), LlamaCpp(server)]
         name = self._settings.form
         if name == "auto" and is_embedded(self.block.model):
@@ -145,16 +147,12 @@ class LikelihoodModel(Model):
         return forms if name == "auto" else [form for form in forms if form.name == name]
 
     async def _probe_tokens(self) -> Tokens:
-        from holdfast.targets.likelihood_forms import Tokens
-
         assert self._tokenizer is not None
         context = await self._tokenizer.encode(_CONTEXT)
         return Tokens(await self._tokenizer.encode(_CONTEXT + _CONTINUATION), len(context))
 
     async def _settle(self, form: Form, server: ModelServer, *, text: bool) -> None:
         """Use a form from now on, and read what else has to be known about the server."""
-        from holdfast.targets.model_server import patiently
-
         self._form = form
         if text:
             self._tokenizer = None
@@ -240,8 +238,6 @@ class LikelihoodModel(Model):
 
     async def _span(self, context: str, continuation: str, encode: Callable[[str], Awaitable[list[int]]]) -> _Span:
         """Divide a context and its continuation; raise AttemptError where they do not fit."""
-        from holdfast.targets.likelihood_forms import Characters, Tokens
-
         bare = context.rstrip()
         continuation = context[len(bare) :] + continuation
         if self._tokenizer is None:
@@ -286,8 +282,6 @@ def rolling_windows(ids: list[int], prefix: int, limit: int | None) -> Iterator[
     The windows are lm-eval's (`get_rolling_token_windows` with a context of 1, and `make_disjoint_window`): the first
     begins with the prefix, and the last is filled up with tokens of the one before.
     """
-    from holdfast.targets.likelihood_forms import Tokens
-
     size = max(1, len(ids) if limit is None else limit - 1)
     for start in range(0, len(ids), size):
         end = min(start + size, len(ids))

@@ -21,11 +21,13 @@ from holdfast.http.balancer import client_of
 from holdfast.http.client import Client
 from holdfast.http.events import mend
 from holdfast.spec.grader_schema import is_judge
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import normal_expression
+from holdfast.targets.batching import batch_problem
 from holdfast.targets.prices import Prices
 from holdfast.targets.signing import headers_of, signer_of
 from holdfast.targets.types import Reply, Target, eval_hints
@@ -38,13 +40,21 @@ if TYPE_CHECKING:
     from holdfast.spec.conversation_schema import ResponderBlock
     from holdfast.spec.judge_schema import PromptGrader
     from holdfast.spec.origin import Origin
-    from holdfast.targets.batch_client import BatchClient
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchedClient, BatchHub
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
 
     Ask = Callable[[list[Message]], Awaitable[Reply]]
 
+_PARTS: Final = {
+    "likelihood": "holdfast.targets.likelihood:LikelihoodModel",
+    "tokenizer_identity": "holdfast.targets.tokenizer:tokenizer_identity",
+    "tools": "holdfast.targets.tools:Toolbox",
+    "tools_identity": "holdfast.targets.tools:tools_identity",
+    "check_embedded": "holdfast.targets.embedded:check_embedded",
+    "serve_embedded": "holdfast.targets.embedded:serve",
+}
+"""parts that few evals need, loaded by name"""
 _MOST_PAUSES: Final = 20
 """how often a model that pauses within an answer is asked to go on"""
 
@@ -69,8 +79,8 @@ class Model(Target):
         self._schema = schema
         self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
         self._client: Client | Balancer | None = None
-        self._batches: Batches | None = None
-        self._batched: BatchClient | None = None
+        self._batches: BatchHub | None = None
+        self._batched: BatchedClient | None = None
         """where the run has batches"""
         self._place = "target"
         """the block of the eval file that asks"""
@@ -78,13 +88,11 @@ class Model(Target):
         """stop reasons that no table has"""
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
-            from holdfast.targets.embedded import check_embedded  # which few evals need
-
-            check_embedded(block.model, where)
+            _part("check_embedded")(block.model, where)
         elif block.batch is None or block.batch.via == "api":
             self._check_endpoint(where)
-        if block.batch is not None:
-            self._check_batch(where)
+        if block.batch is not None and (problem := batch_problem(block.batch, block.model, self.endpoint)):
+            raise ConfigError([Problem(where, problem)], remedy="Remove `batch`.")
         self._dialect = dialect_at(self.endpoint)
         self._signer = signer_of(self.endpoint)
 
@@ -92,17 +100,12 @@ class Model(Target):
     def build(cls, block: ModelTarget, origin: Origin) -> Model:
         """Build the target of an eval, with its tools."""
         if origin.spec.continuations is not None:
-            from holdfast.targets.likelihood import LikelihoodModel  # which few evals need
-
             if block.batch is not None:
                 problem = Problem(origin.where("batch"), "likelihoods cannot be asked for in batches")
                 raise ConfigError([problem], remedy="Remove `batch`.")
-            return LikelihoodModel(block, Prices(block.model, origin.spec.prices), origin)
-        tools = None
-        if block.tools:
-            from holdfast.targets.tools import Toolbox  # which few evals need
-
-            tools = Toolbox(block.tools, origin.spec)
+            model: Model = _part("likelihood")(block, Prices(block.model, origin.spec.prices), origin)
+            return model
+        tools = _part("tools")(block.tools, origin.spec) if block.tools else None
         prices, where = Prices(block.model, origin.spec.prices), origin.where("model")
         return cls(block, prices, tools, where, _schema_of(block, origin))
 
@@ -129,9 +132,7 @@ class Model(Target):
             urls = [""] if default else sorted(shown_url(url) for url in endpoint.urls)
             identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
         if block.tools:
-            from holdfast.targets.tools import tools_identity
-
-            identity |= {"tools": tools_identity(block.tools, origin.spec), "max_steps": block.max_steps}
+            identity |= {"tools": _part("tools_identity")(block.tools, origin.spec), "max_steps": block.max_steps}
         return identity
 
     @classmethod
@@ -166,23 +167,7 @@ class Model(Target):
             remedy=hint or f"export {exports}, or point base_url there at your server.",
         )
 
-    def _check_batch(self, where: str) -> None:
-        from holdfast.targets.batch_apis import batch_api_of  # which few evals need
-
-        problem = None
-        if is_embedded(self.block.model):
-            problem = "the embedded model has no batches"
-        elif self.block.batch is not None and self.block.batch.via == "files":
-            if self.endpoint.api != "chat":
-                problem = f"files of batches are for the chat API, not {self.endpoint.api!r}"
-        elif batch_api_of(self.endpoint) is None:
-            problem = f"batches of {self.block.model} are not supported (API {self.endpoint.api!r})"
-        elif len(self.endpoint.urls) > 1:
-            problem = "batches are submitted to one server: give a single base_url"
-        if problem is not None:
-            raise ConfigError([Problem(where, problem)], remedy="Remove `batch`.")
-
-    def use_batches(self, batches: Batches, where: str = "target") -> None:
+    def use_batches(self, batches: BatchHub, where: str = "target") -> None:
         """Take part in the batches of a run, before it is opened."""
         self._batches, self._asked_by = batches, where
 
@@ -194,9 +179,7 @@ class Model(Target):
 
     async def _base_urls(self, opening: AsyncExitStack) -> list[str]:
         if is_embedded(self.block.model):
-            from holdfast.targets.embedded import serve
-
-            return [await opening.enter_async_context(serve(self.block.model))]
+            return [await opening.enter_async_context(_part("serve_embedded")(self.block.model))]
         return self.endpoint.urls
 
     @property
@@ -217,16 +200,10 @@ class Model(Target):
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
 
-    def _join_batches(self, path: str) -> BatchClient | None:
+    def _join_batches(self, path: str) -> BatchedClient | None:
         if self._batches is None or not isinstance(self._client, Client):
             return None
-        from holdfast.targets.batch_apis import batch_api_of
-        from holdfast.targets.batch_client import BatchClient
-
-        in_files = self.block.batch is not None and self.block.batch.via == "files"
-        if not in_files and batch_api_of(self.endpoint) is None:
-            return None
-        return BatchClient(self._batches, self._client, self.endpoint, path, self.block.batch, self._asked_by)
+        return self._batches.client(self._client, self.endpoint, path, self.block.batch, self._asked_by)
 
     async def __aexit__(self, *details: Any) -> None:
         await self._opened.__aexit__(*details)
@@ -243,8 +220,6 @@ class Model(Target):
             raise self.explained(error) from error
 
     async def _reply_with_tools(self, turn: Turn, toolbox: Toolbox) -> Reply:
-        from holdfast.targets.tools import answer
-
         assert turn.calls is not None
         tools = await toolbox.of(turn.calls)
         await toolbox.restore(tools, turn)
@@ -258,7 +233,7 @@ class Model(Target):
             if not calls:
                 return replace(reply, messages=messages)
             for call in calls:
-                messages.append(await answer(tools, call, turn))
+                messages.append(await toolbox.answer(tools, call, turn))
         return Reply(text=reply.text, messages=messages, stop="max_steps", first_token=reply.first_token)
 
     async def answer(
@@ -390,6 +365,10 @@ class Model(Target):
         return Fault("rejected", error.message, remedy=line, status=error.status)
 
 
+def _part(name: str) -> Any:
+    return load_reference(_PARTS[name])
+
+
 def _stop_notices(model: str, words: set[str]) -> Iterator[str]:
     for word in sorted(words - {UNKNOWN}):
         yield f"{model} ended answers with {word!r}, which Holdfast does not know; they are graded as whole ones"
@@ -408,7 +387,5 @@ def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:
     if settings := block.likelihood.model_dump(exclude_defaults=True):
         identity["likelihood"] = settings
     if block.tokenizer is not None:
-        from holdfast.targets.tokenizer import tokenizer_identity
-
-        identity["tokenizer"] = tokenizer_identity(block.tokenizer, origin)
+        identity["tokenizer"] = _part("tokenizer_identity")(block.tokenizer, origin)
     return identity

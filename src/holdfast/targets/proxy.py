@@ -26,8 +26,15 @@ from holdfast.http.balancer import client_of
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.redact import Secrets
 from holdfast.store.records import ProxiedResponse, Usage
-from holdfast.targets.exchange import check_answer, dialect_at, place_of, read_counts, read_messages
-from holdfast.targets.matching import Volatile, without
+from holdfast.targets.exchange import (
+    Volatile,
+    check_answer,
+    dialect_at,
+    place_of,
+    read_counts,
+    read_messages,
+    without,
+)
 from holdfast.targets.prices import Prices
 from holdfast.targets.types import Reading, eval_hints
 

@@ -24,6 +24,7 @@ from holdfast.functions import (
     user_error,
 )
 from holdfast.spec.code_target_schema import PythonTarget
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import several_answers
 from holdfast.spec.target_schema import ModelTarget
@@ -31,7 +32,7 @@ from holdfast.store.records import OnCutOff, Usage
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
 from holdfast.targets.tools import Toolbox, ToolContext, as_text, find_home, tools_identity, use
-from holdfast.targets.types import PROCESS, Home, ReplayPolicy, Reply, Target
+from holdfast.targets.types import PROCESS, PROXY, Home, ReplayPolicy, Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -180,9 +181,8 @@ class PythonFunction(Target):
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
             if self._function.takes("context"):
-                from holdfast.targets.proxy import Proxy
-
-                self._proxy = await opening.enter_async_context(Proxy(self.block, self._prices))
+                proxy = load_reference(PROXY)(self.block, self._prices)
+                self._proxy = await opening.enter_async_context(proxy)
             if self._tools is not None:
                 await opening.enter_async_context(self._tools)
             await opening.enter_async_context(_lifetime(self._object, self.block.params, self._where))

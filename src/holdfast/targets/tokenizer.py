@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from holdfast.spec.origin import Origin
-    from holdfast.targets.model_server import ModelServer
+    from holdfast.targets.likelihood_forms import ModelServer
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 

@@ -1,4 +1,4 @@
-"""Tools a model may call: Python functions, and what MCP servers offer.
+"""Tools a model may call: Python functions, scripted responses, and what MCP servers offer.
 
 A tool that fails does not fail the trial: what went wrong goes back to the model as the tool's result. A tool that is
 gone, a server that crashed, is an error of the attempt, which is tried again. The traceback of a Python function is
@@ -22,6 +22,7 @@ from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.functions import Function, describe_error, function_source, load_function, user_traceback
 from holdfast.spec.agent_schema import MAX_RESULT
 from holdfast.spec.fingerprint import command_files
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import redact, shown_url
 from holdfast.targets.types import PROCESS, Home, ToolFailure
 
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from holdfast.spec.agent_schema import ToolBlock
+    from holdfast.spec.agent_schema import ScriptedResponse, ScriptedTool, ToolBlock
     from holdfast.spec.load import Eval
     from holdfast.store.records import OnCutOff
     from holdfast.targets.mcp import McpServer
     from holdfast.targets.types import Calls, Message, PastCall, ReplayPolicy, Turn
 
+_MCP_SERVER = "holdfast.targets.mcp:McpServer"
 _LONGEST_MARK = 80
 """bytes that say how much of a result is left out"""
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
@@ -90,13 +92,10 @@ class Toolbox:
                 function = load_function(block.python, spec.folder, where, spec.functions)
                 tool = function_tool(function, block.replay, where)
             elif block.scripted is not None:
-                from holdfast.targets.scripted import scripted_tool
-
                 tool = scripted_tool(block.scripted, where)
             else:
-                from holdfast.targets.mcp import McpServer
-
-                self._servers.append(McpServer(block, spec.folder, where, f"tools[{number}]"))
+                server = load_reference(_MCP_SERVER)(block, spec.folder, where, f"tools[{number}]")
+                self._servers.append(server)
                 continue
             self._functions.append(with_rules(tool, block))
         names = [tool.name for tool in self._functions]
@@ -135,6 +134,20 @@ class Toolbox:
             return find_home(tools, past, turn)
 
         await turn.calls.restore(find)
+
+    @staticmethod
+    async def answer(tools: dict[str, Tool], call: Any, turn: Turn) -> Message:
+        """Return the message that answers a model's tool call."""
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise AttemptError("bad_reply", f"not a tool call: {call!r:.200}")
+        text = function.get("arguments")
+        try:
+            arguments = msgspec.json.decode(text or "{}") if isinstance(text, str | None) else text
+        except msgspec.DecodeError:
+            arguments = text  # which is reported to the model
+        result = await use(tools, function["name"], arguments, turn)
+        return {"role": "tool", "tool_call_id": str(call.get("id") or ""), "name": function["name"], "content": result}
 
 
 def with_rules(tool: Tool, block: ToolBlock) -> Tool:
@@ -198,20 +211,6 @@ def find_home(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None
         return None
     rerun = functools.partial(_run, tools, past.name, past.arguments, turn, past.turn, past.call_id)
     return Home(tool.home, rerun)
-
-
-async def answer(tools: dict[str, Tool], call: Any, turn: Turn) -> Message:
-    """Return the message that answers a model's tool call."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise AttemptError("bad_reply", f"not a tool call: {call!r:.200}")
-    text = function.get("arguments")
-    try:
-        arguments = msgspec.json.decode(text or "{}") if isinstance(text, str | None) else text
-    except msgspec.DecodeError:
-        arguments = text  # which is reported to the model
-    result = await use(tools, function["name"], arguments, turn)
-    return {"role": "tool", "tool_call_id": str(call.get("id") or ""), "name": function["name"], "content": result}
 
 
 def function_tool(function: Callable[..., Any], replay: ReplayPolicy, where: str) -> Tool:
@@ -305,3 +304,60 @@ def _tool_identity(block: ToolBlock, spec: Eval, number: int) -> dict[str, Any]:
     if block.mcp.url is not None:
         server = {"url": shown_url(block.mcp.url)}
     return {"mcp": server, "only": block.only, **version}
+
+
+def scripted_tool(block: ScriptedTool, where: str) -> Tool:
+    """Return a tool that answers from its responses; a call that fits none gets an error as its result."""
+    responses = [(_matching(response, where), response) for response in block.responses]
+
+    async def run(arguments: dict[str, Any], _: ToolContext) -> str:
+        for fits, response in responses:
+            if fits(arguments):
+                if response.error is not None:
+                    return f"Error: {response.error}"
+                return as_text(response.result)
+        return f"Error: no response of the scripted tool {block.name!r} fits these arguments"
+
+    return Tool(block.name, block.description, block.parameters, "record", run)
+
+
+def _matching(response: ScriptedResponse, where: str) -> Callable[[dict[str, Any]], bool]:
+    """Return a test of a call's arguments: whether the response is for the call."""
+    patterns = {name: _pattern(pattern, where) for name, pattern in response.match_regex.items()}
+    valid: Callable[[Any], bool] = lambda _: True  # noqa: E731 - the alternative is a method
+    if response.match_schema:
+        import jsonschema_rs  # few tools are told apart by schemas
+
+        try:
+            valid = jsonschema_rs.validator_for(response.match_schema, retriever=_no_retrieval).is_valid
+        except ValueError as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError([Problem(where, f"match_schema is not a JSON Schema: {reason}")]) from error
+
+    def fits(arguments: dict[str, Any]) -> bool:
+        return (
+            (not response.match or response.match == arguments)
+            and all(
+                name in arguments and pattern.search(as_text(arguments[name])) for name, pattern in patterns.items()
+            )
+            and valid(arguments)
+        )
+
+    return fits
+
+
+def _pattern(source: str, where: str) -> Any:
+    """Compile a pattern that is matched in linear time."""
+    import re2  # type: ignore[import-untyped]  # few tools are told apart by patterns
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(source, options)
+    except re2.error as error:
+        message = f"match_regex: {source!r} is not a regular expression of RE2: {error}"
+        raise ConfigError([Problem(where, message)]) from error
+
+
+def _no_retrieval(uri: str) -> dict[str, Any] | bool:
+    raise ValueError(f"{uri} is not fetched; put what it refers to under $defs")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.spec.origin import Origin
     from holdfast.spec.target_schema import TargetBlock
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchHub
 
 Message = dict[str, Any]
 """a message as OpenAI's chat API has it: role, content, tool calls"""
@@ -31,6 +31,8 @@ again if it was cut off. `never`: the same, but if it was cut off it is not made
 `again`: it runs again, to bring a server's own state back."""
 
 
+PROXY: Final = "holdfast.targets.proxy:Proxy"
+"""the recording proxy, loaded by name because aiohttp takes long to import"""
 PROCESS: Final = object()
 """the home of state in this process, such as the globals of a Python module"""
 
@@ -271,7 +273,7 @@ class Target:
         keep their sum within the limit, which may change at any time.
         """
 
-    def use_batches(self, batches: Batches) -> None:
+    def use_batches(self, batches: BatchHub) -> None:
         """Take what makes requests in batches, before the target is opened, if the run has any."""
 
     async def __aenter__(self) -> Self:

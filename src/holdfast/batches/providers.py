@@ -1,15 +1,22 @@
-"""The two APIs of batches: OpenAI's, which Azure, Groq and others have too, Together with changes, and Anthropic's.
+"""The APIs of batches: OpenAI's, which Azure, Groq and others have too, Together's variant of it, and Anthropic's.
 
-Both take many requests at once, each with a `custom_id`, answer them within a day, and return a file with a line for
-each. The `custom_id` is that of the request, `<trial's key>-<request's digest>`, with the first digits of the intent
-behind it, so that a result says which batch it belongs to.
+They take many requests at once, each with a `custom_id`, answer them within a day, and return a file with a line for
+each. The `custom_id` is the request's name, `<trial's key>-<request's digest>`, followed by the first digits of the
+intent, so that a result shows which batch it belongs to.
+
+A model that the user runs without a server has batches as files, for `vllm run-batch -i REQUESTS -o ANSWERS`: a file of
+requests in OpenAI's format, whose answers are expected in a second file, a line for each request. Removing the file of
+requests cancels the batch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shlex
+import shutil
 import time
 from codecs import BOM_UTF8
+from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final, NamedTuple
@@ -17,19 +24,24 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.batches.ledger import result_lines
 from holdfast.errors import AttemptError, Fault
 from holdfast.http.events import parse
-from holdfast.store.durable import advice_for, replacing
+from holdfast.spec.schema import is_embedded
+from holdfast.store.durable import advice_for, make_directory, replacing, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
     from pathlib import Path
 
+    from holdfast.batches.ledger import Batch
     from holdfast.http.client import Client
+    from holdfast.spec.model_schema import BatchBlock
     from holdfast.spec.providers import ModelEndpoint
     from holdfast.spec.schema import Api
-    from holdfast.store.batches import Batch
 
+FILES: Final = "files|"
+"""stands for the account of batches that are files, in the ledger"""
 _SKEW_SECONDS: Final = 900.0
 """by which the provider's clock may differ from ours"""
 _FILE_SECONDS: Final = 600.0
@@ -447,6 +459,93 @@ def same_answers(lines: Iterable[bytes]) -> bool:
     return all(answer == answers[0] for answer in answers)
 
 
+class FileBatches(OpenAIBatches):
+    """Files of requests that somebody answers."""
+
+    verb: ClassVar[str] = "wrote"
+
+    def __init__(self, client: Client, folder: Path, path: str) -> None:
+        super().__init__(client, "", path)
+        self._folder = folder
+
+    async def upload(self, file: Path, intent: str) -> str:
+        """Store the requests where nobody looks for them yet."""
+        await asyncio.to_thread(self._stage, file, intent)
+        return intent
+
+    def _stage(self, file: Path, intent: str) -> None:
+        make_directory(self._folder)
+        with file.open("rb") as source, replacing(self._staged(intent)) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+    def _staged(self, intent: str) -> Path:
+        return self._folder / f".{intent}.staged"
+
+    async def submit(self, file: Path, uploaded: str | None, intent: str) -> str:
+        """Show the requests under their name."""
+        self._staged(intent).replace(requests_of(self._folder, intent))
+        sync_directory(self._folder)
+        return intent
+
+    def advice(self, batch: str) -> str:
+        """Return the command that answers the batch."""
+        return f"; answer it with: {answer_command(self._folder, batch)}"
+
+    async def look(self, batch: str) -> Look:
+        """Count the answers. A file that is still being written has fewer lines than requests."""
+        return await asyncio.to_thread(self._count, batch)
+
+    def _count(self, batch: str) -> Look:
+        requests, answers = requests_of(self._folder, batch), answers_of(self._folder, batch)
+        done = total = 0
+        with suppress(FileNotFoundError):
+            done = sum(glance(line) is not None for _, line in result_lines(answers))
+        try:
+            total = sum(1 for _ in result_lines(requests))
+            status = "completed" if done >= total else "in_progress"
+        except FileNotFoundError:
+            status = "cancelled"
+        files = (str(answers),) if answers.exists() else ()
+        return Look(batch, status, done, total, status != "in_progress", files)
+
+    async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
+        """Look for the file of requests."""
+        intent = batch.intent.intent
+        return await self.look(intent) if requests_of(self._folder, intent).exists() else False
+
+    async def cancel(self, batch: str) -> None:
+        """Remove the requests."""
+        requests_of(self._folder, batch).unlink(missing_ok=True)
+
+    async def download(self, look: Look, path: Path) -> None:
+        """Copy the answers, which somebody may still change, to where results are kept."""
+        await asyncio.to_thread(self._copy, look, path)
+
+    def _copy(self, look: Look, path: Path) -> None:
+        with replacing(path) as target:
+            if look.files:
+                with answers_of(self._folder, look.id).open("rb") as source:
+                    shutil.copyfileobj(source, target, 1 << 20)
+
+
+def requests_of(folder: Path, intent: str) -> Path:
+    """Return the file of a batch's requests."""
+    return folder / f"{intent}.requests.jsonl"
+
+
+def answers_of(folder: Path, intent: str) -> Path:
+    """Return the file in which a batch's answers are expected."""
+    return folder / f"{intent}.answers.jsonl"
+
+
+def answer_command(folder: Path, intent: str) -> str:
+    """Return the command that answers a batch."""
+    requests, answers = requests_of(folder, intent), answers_of(folder, intent)
+    with requests.open("rb") as file:
+        model = msgspec.json.decode(file.readline())["body"]["model"]
+    return shlex.join(["vllm", "run-batch", "-i", str(requests), "-o", str(answers), "--model", model])
+
+
 _APIS: Final[dict[Api, type[BatchApi]]] = {
     "chat": OpenAIBatches,
     "completions": OpenAIBatches,
@@ -461,3 +560,19 @@ def batch_api_of(endpoint: ModelEndpoint) -> type[BatchApi] | None:
     if endpoint.provider == "together" or host.endswith(("together.xyz", "together.ai")):
         return TogetherBatches if endpoint.api in ("chat", "completions") else None
     return None if endpoint.access in ("aws", "gcp") else _APIS.get(endpoint.api)
+
+
+def batch_problem(block: BatchBlock, model: str, endpoint: ModelEndpoint) -> str | None:
+    """Return why a model cannot be asked in batches; None if it can."""
+    if is_embedded(model):
+        return "the embedded model has no batches"
+    if block.via == "files":
+        return None if endpoint.api == "chat" else f"files of batches are for the chat API, not {endpoint.api!r}"
+    if batch_api_of(endpoint) is None:
+        return f"batches of {model} are not supported (API {endpoint.api!r})"
+    return "batches are submitted to one server: give a single base_url" if len(endpoint.urls) > 1 else None
+
+
+def most_requests(endpoint: ModelEndpoint) -> int:
+    """Return how many requests one batch may have."""
+    return (batch_api_of(endpoint) or BatchApi).most_requests

@@ -9,13 +9,12 @@
     abandoned   there is no such batch at the provider, or it is no longer wanted
 
 A process that dies between two steps leaves a batch of which it is unknown whether it was submitted. The next process
-asks the provider (`targets.batches`). Each worker has a ledger of its own; readers read them all.
+asks the provider (`hub`). Each worker has a ledger of its own; readers read them all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -152,11 +151,6 @@ def read_batches(rundir: RunDir) -> dict[str, Batch]:
 def waiting_batches(rundir: RunDir) -> list[Batch]:
     """Return the batches of a run whose results are still to come."""
     return [batch for batch in read_batches(rundir).values() if batch.waiting]
-
-
-def forget_results(rundir: RunDir) -> None:
-    """Remove the results of batches, once the run is finished and its outputs and grades hold them."""
-    shutil.rmtree(rundir.batches, ignore_errors=True)
 
 
 class BatchStore:
