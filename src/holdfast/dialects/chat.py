@@ -13,19 +13,16 @@ from msgspec.structs import replace
 
 from holdfast.dialects.media import as_chat
 from holdfast.dialects.reading import (
-    STOPPED_EARLY,
     check_counts,
     count,
+    explain,
     failed_reply,
     keeps_reasoning,
-    no_answer,
-    not_an_event,
     objects,
     raw_of,
     text_of,
     with_raw,
 )
-from holdfast.dialects.refusals import explain
 from holdfast.dialects.stops import read_stop
 from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
 from holdfast.errors import AttemptError
@@ -72,15 +69,12 @@ class _Chat(Dialect):
             body.setdefault("stream_options", {"include_usage": True})
         return body
 
-    def read(self, reply: Any) -> Answer:
-        try:
-            choice = first_choice(reply["choices"])
-            check_choice(choice)
-            # Google sends no message beside the reason why there is none.
-            message = choice.get("message") or ({} if choice.get("finish_reason") not in (None, "stop") else None)
-            return _answer(message, choice.get("finish_reason"), reply, choice)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise no_answer(reply) from error
+    def read_reply(self, reply: Any) -> Answer:
+        choice = first_choice(reply["choices"])
+        check_choice(choice)
+        # Google sends no message beside the reason why there is none.
+        message = choice.get("message") or ({} if choice.get("finish_reason") not in (None, "stop") else None)
+        return _answer(message, choice.get("finish_reason"), reply, choice)
 
     def reader(self) -> StreamReader:
         return _ChatReader()
@@ -108,12 +102,9 @@ class _ChatReader(StreamReader):
     def ended(self) -> bool:
         return self._stop is not None
 
-    def feed(self, event: Any) -> bool:
-        try:
-            self._reply |= {key: value for key, value in event.items() if value is not None}
-            shown = [self._take(choice) for choice in event.get("choices") or () if is_first(choice)]
-        except (AttributeError, TypeError) as error:
-            raise not_an_event(event) from error
+    def take_event(self, event: Any) -> bool:
+        self._reply |= {key: value for key, value in event.items() if value is not None}
+        shown = [self._take(choice) for choice in event.get("choices") or () if is_first(choice)]
         return any(shown)
 
     def _take(self, choice: dict[str, Any]) -> bool:
@@ -143,9 +134,7 @@ class _ChatReader(StreamReader):
                 self._message[key] = value
         return bool(delta.get("content"))
 
-    def finish(self) -> Answer:
-        if self._stop is None:
-            raise AttemptError("bad_reply", STOPPED_EARLY)
+    def answer(self) -> Answer:
         calls, text = self._calls.all(), "".join(self._text)
         thoughts = {key: "".join(parts) for key, parts in self._thoughts.items()}
         message: Message = {"content": text if text or not calls else None, **self._message, **thoughts}

@@ -15,29 +15,25 @@ from msgspec.structs import replace
 
 from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
-    STOPPED_EARLY,
     check_counts,
     count,
+    explain,
     failed_reply,
     keeps_reasoning,
-    no_answer,
-    not_an_event,
     objects,
     raw_of,
     renamed,
     text_of,
     with_raw,
 )
-from holdfast.dialects.refusals import explain
 from holdfast.dialects.stops import Stop, read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
-from holdfast.errors import AttemptError
+from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, no_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.dialects.types import Message, ModelRequest
-    from holdfast.errors import Fault
+    from holdfast.errors import AttemptError, Fault
 
     Part = dict[str, Any]
 
@@ -89,11 +85,8 @@ class _Gemini(Dialect):
         body["contents"] = _contents(request)
         return body
 
-    def read(self, reply: Any) -> Answer:
-        try:
-            return _answer(reply)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise no_answer(reply) from error
+    def read_reply(self, reply: Any) -> Answer:
+        return _answer(reply)
 
     def reader(self) -> StreamReader:
         return _GeminiReader()
@@ -130,14 +123,11 @@ class _GeminiReader(StreamReader):
     def ended(self) -> bool:
         return "finishReason" in self._candidate or _block_reason(self._reply) is not None
 
-    def feed(self, event: Any) -> bool:
-        try:
-            if event.get("error"):
-                raise failed_reply(event["error"])
-            self._reply |= {key: value for key, value in event.items() if value is not None}
-            shown = [self._take(each) for each in event.get("candidates") or () if not count(each.get("index"))]
-        except (AttributeError, TypeError, KeyError) as error:
-            raise not_an_event(event) from error
+    def take_event(self, event: Any) -> bool:
+        if event.get("error"):
+            raise failed_reply(event["error"])
+        self._reply |= {key: value for key, value in event.items() if value is not None}
+        shown = [self._take(each) for each in event.get("candidates") or () if not count(each.get("index"))]
         return any(shown)
 
     def _take(self, candidate: dict[str, Any]) -> bool:
@@ -151,9 +141,7 @@ class _GeminiReader(StreamReader):
                 self._parts.append(part)
         return any(part.get("text") and not part.get("thought") for part in parts)
 
-    def finish(self) -> Answer:
-        if not self.ended:
-            raise AttemptError("bad_reply", STOPPED_EARLY)
+    def answer(self) -> Answer:
         if not self._candidate:
             return DIALECT.read(self._reply)
         candidate = {**self._candidate, "content": {"parts": self._parts}}

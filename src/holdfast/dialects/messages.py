@@ -10,25 +10,23 @@ import json
 import re
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import msgspec
 
 from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
-    STOPPED_EARLY,
     check_counts,
     count,
+    explain,
     failed_reply,
     keeps_reasoning,
-    no_answer,
-    not_an_event,
     objects,
     raw_of,
     with_raw,
 )
-from holdfast.dialects.refusals import explain
 from holdfast.dialects.stops import read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
+from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, no_answer
 from holdfast.errors import AttemptError
 
 if TYPE_CHECKING:
@@ -36,10 +34,12 @@ if TYPE_CHECKING:
 
     from holdfast.dialects.types import Message, ModelRequest
     from holdfast.errors import Fault
+    from holdfast.spec.providers import Access
 
     Block = dict[str, Any]
     Load = Callable[[str], bytes] | None
 
+_CLOUD_VERSIONS: Final[dict[Access, str]] = {"aws": "bedrock-2023-05-31", "gcp": "vertex-2023-10-16"}
 VERSION: Final = "2023-06-01"
 """the version that all servers know; that of 2026-10-21 takes the sampling parameters from models that have them"""
 MAX_TOKENS: Final = 16_384
@@ -72,6 +72,9 @@ class _Messages(Dialect):
     api = "messages"
     volatile = ("metadata.user_id",)
 
+    def at(self, access: Access) -> Dialect:
+        return _CloudMessages(access) if access in _CLOUD_VERSIONS else self
+
     def path(self, model: str, *, stream: bool) -> str:
         return "/messages"
 
@@ -92,13 +95,10 @@ class _Messages(Dialect):
             body["stream"] = True
         return body
 
-    def read(self, reply: Any) -> Answer:
-        try:
-            if reply.get("type") == "error":
-                raise failed_reply(reply.get("error"))
-            return _answer(reply)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise no_answer(reply) from error
+    def read_reply(self, reply: Any) -> Answer:
+        if reply.get("type") == "error":
+            raise failed_reply(reply.get("error"))
+        return _answer(reply)
 
     def reader(self) -> StreamReader:
         return _MessagesReader()
@@ -125,6 +125,27 @@ class _Messages(Dialect):
         return messages
 
 
+class _CloudMessages(_Messages):
+    """The API as clouds offer it: the path names the model, and the body the version of the API."""
+
+    def __init__(self, cloud: Access) -> None:
+        self._cloud = cloud
+
+    def path(self, model: str, *, stream: bool) -> str:
+        name = quote(model, safe="")  # an ARN has slashes
+        if self._cloud == "aws":
+            return f"/model/{name}/invoke"
+        return f"/models/{name}:{'streamRawPredict' if stream else 'rawPredict'}"
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        return Dialect.headers(self, key)
+
+    def encode(self, request: ModelRequest) -> dict[str, Any]:
+        body = super().encode(request)
+        del body["model"]
+        return {"anthropic_version": _CLOUD_VERSIONS[self._cloud], **body}
+
+
 class _MessagesReader(StreamReader):
     def __init__(self) -> None:
         self._reply: dict[str, Any] = {}
@@ -137,13 +158,7 @@ class _MessagesReader(StreamReader):
     def ended(self) -> bool:
         return self._whole or (self._stopped and bool(self._reply.get("stop_reason")))
 
-    def feed(self, event: Any) -> bool:
-        try:
-            return self._take(event)
-        except (AttributeError, TypeError, KeyError, ValueError) as error:
-            raise not_an_event(event) from error
-
-    def _take(self, event: dict[str, Any]) -> bool:
+    def take_event(self, event: Any) -> bool:
         match event.get("type"):
             case "error":
                 raise failed_reply(event.get("error"))
@@ -172,9 +187,7 @@ class _MessagesReader(StreamReader):
                 self._pieces.setdefault((number, key), []).append(value)
         return bool(delta.get("text"))
 
-    def finish(self) -> Answer:
-        if not self.ended:
-            raise AttemptError("bad_reply", STOPPED_EARLY)
+    def answer(self) -> Answer:
         try:
             for (number, key), pieces in self._pieces.items():
                 block, text = self._blocks.get(number, {}), "".join(pieces)

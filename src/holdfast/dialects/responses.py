@@ -13,22 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
-    STOPPED_EARLY,
     check_counts,
     count,
+    explain,
     failed_reply,
     keeps_reasoning,
-    no_answer,
-    not_an_event,
     objects,
     raw_of,
     renamed,
     text_of,
     with_raw,
 )
-from holdfast.dialects.refusals import explain
 from holdfast.dialects.stops import read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
+from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, no_answer
 from holdfast.errors import AttemptError, Fault
 
 if TYPE_CHECKING:
@@ -110,11 +107,8 @@ class _Responses(Dialect):
             body["stream"] = True
         return body
 
-    def read(self, reply: Any) -> Answer:
-        try:
-            return _answer(reply)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise no_answer(reply) from error
+    def read_reply(self, reply: Any) -> Answer:
+        return _answer(reply)
 
     def reader(self) -> StreamReader:
         return _ResponsesReader()
@@ -148,30 +142,26 @@ class _ResponsesReader(StreamReader):
     def ended(self) -> bool:
         return self._reply is not None
 
-    def feed(self, event: Any) -> bool:
-        try:
-            kind = event.get("type")
-            if kind == "error":
-                raise failed_reply(event.get("error") or event)
-            if kind == "response.output_item.done":
-                number = count(event.get("output_index"))
-                self._items[len(self._items) if number is None else number] = event["item"]
-            elif kind == "response.output_item.added":
-                self._begun[count(event.get("output_index")) or 0] = event["item"]
-            elif kind in _DELTAS:
-                pieces = self._pieces.setdefault(count(event.get("output_index")) or 0, {})
-                pieces.setdefault(_DELTAS[kind], []).append("" + (event.get("delta") or ""))
-            elif kind in _ENDS:
-                self._reply = _checked(event["response"])
-            elif event.get("object") == "response":  # a server that does not stream
-                self._reply = event
-            return kind in ("response.output_text.delta", "response.refusal.delta") and bool(event.get("delta"))
-        except (KeyError, AttributeError, TypeError) as error:
-            raise not_an_event(event) from error
+    def take_event(self, event: Any) -> bool:
+        kind = event.get("type")
+        if kind == "error":
+            raise failed_reply(event.get("error") or event)
+        if kind == "response.output_item.done":
+            number = count(event.get("output_index"))
+            self._items[len(self._items) if number is None else number] = event["item"]
+        elif kind == "response.output_item.added":
+            self._begun[count(event.get("output_index")) or 0] = event["item"]
+        elif kind in _DELTAS:
+            pieces = self._pieces.setdefault(count(event.get("output_index")) or 0, {})
+            pieces.setdefault(_DELTAS[kind], []).append("" + (event.get("delta") or ""))
+        elif kind in _ENDS:
+            self._reply = _checked(event["response"])
+        elif event.get("object") == "response":  # a server that does not stream
+            self._reply = event
+        return kind in ("response.output_text.delta", "response.refusal.delta") and bool(event.get("delta"))
 
-    def finish(self) -> Answer:
-        if self._reply is None:
-            raise AttemptError("bad_reply", STOPPED_EARLY)
+    def answer(self) -> Answer:
+        assert self._reply is not None
         try:
             return self._answer(self._reply)
         except (KeyError, TypeError, AttributeError) as error:

@@ -8,19 +8,26 @@ writes conversations in the form of its API, and reads replies into this form.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec import Struct
+
+from holdfast.errors import AttemptError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from holdfast.dialects.stops import Action
-    from holdfast.errors import AttemptError, Fault
+    from holdfast.errors import Fault
+    from holdfast.spec.providers import Access
     from holdfast.spec.schema import Api, ReasoningHistory
 
 Message = dict[str, Any]
 """a message of a conversation: `role`, `content`, `tool_calls`, `tool_call_id`, `reasoning`, `raw`"""
+
+_MALFORMED: Final = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+"""what reading a reply raises that is not in the form of its API"""
+STOPPED_EARLY: Final = "the stream ended before the answer was complete"
 
 
 class ModelRequest(Struct, frozen=True, kw_only=True):
@@ -92,10 +99,17 @@ class StreamReader:
     """Puts the events of one streamed reply together."""
 
     def feed(self, event: Any) -> bool:
-        """Take the next event; return True where it holds a part of the answer's text.
+        """Take the next event; return True if it holds a part of the answer's text.
 
-        Raises AttemptError for an event that reports a failure, or is none of the API's.
+        Raises AttemptError for an error event or an unknown event.
         """
+        try:
+            return self.take_event(event)
+        except _MALFORMED as error:
+            raise AttemptError("bad_reply", f"not an event of a reply: {str(event)[:200]}") from error
+
+    def take_event(self, event: Any) -> bool:
+        """Take the next event, as `feed` does; any error of reading it means that it is unknown."""
         raise NotImplementedError
 
     @property
@@ -104,7 +118,13 @@ class StreamReader:
         raise NotImplementedError
 
     def finish(self) -> Answer:
-        """Return the whole answer; raise AttemptError where the stream ended before it did."""
+        """Return the whole answer; raise AttemptError if the stream ended before it did."""
+        if not self.ended:
+            raise AttemptError("bad_reply", STOPPED_EARLY)
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """Return the answer, all of whose events have arrived."""
         raise NotImplementedError
 
 
@@ -115,6 +135,10 @@ class Dialect:
     volatile: ClassVar[tuple[str, ...]] = ()
     """fields of a request that clients change on every start, as `metadata.user_id` or `input[].id`; a recorded call
     is found without them"""
+
+    def at(self, access: Access) -> Dialect:
+        """Return the dialect as a cloud offers it: with `access`, how requests there are authenticated."""
+        return self
 
     def path(self, model: str, *, stream: bool) -> str:
         """Return the path of a request, which follows the base URL."""
@@ -129,7 +153,14 @@ class Dialect:
         raise NotImplementedError
 
     def read(self, reply: Any) -> Answer:
-        """Read a whole reply; raise AttemptError where there is no answer in it."""
+        """Read a whole reply; raise AttemptError if there is no answer in it."""
+        try:
+            return self.read_reply(reply)
+        except _MALFORMED as error:
+            raise no_answer(reply) from error
+
+    def read_reply(self, reply: Any) -> Answer:
+        """Read a whole reply, as `read` does; any error of reading it means that there is no answer."""
         raise NotImplementedError
 
     def reader(self) -> StreamReader:
@@ -147,3 +178,8 @@ class Dialect:
     def conversation(self, body: Any) -> list[Message]:
         """Return the conversation that a request of somebody else's program contains; what is not known is left out."""
         raise NotImplementedError
+
+
+def no_answer(reply: Any) -> AttemptError:
+    """Return the error for a reply in which there is no answer."""
+    return AttemptError("bad_reply", f"the reply has no answer in it: {str(reply)[:200]}")

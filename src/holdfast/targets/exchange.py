@@ -17,8 +17,7 @@ from msgspec import UnsetType
 
 from holdfast.dialects import dialect_of
 from holdfast.dialects.chat import StreamedCalls, read_tokens
-from holdfast.dialects.reading import no_answer
-from holdfast.dialects.types import TokenCounts
+from holdfast.dialects.types import TokenCounts, no_answer
 from holdfast.errors import AttemptError
 from holdfast.store.records import ProxiedResponse
 

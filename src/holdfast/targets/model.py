@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.dialects.clouds import dialect_at
+from holdfast.dialects import dialect_at
 from holdfast.dialects.reading import split_thoughts
 from holdfast.dialects.stops import UNKNOWN, is_known
 from holdfast.dialects.types import ModelRequest

@@ -20,7 +20,7 @@ from aiohttp import web
 from msgspec import UnsetType
 
 from holdfast.dialects import dialect_of
-from holdfast.dialects.reading import STOPPED_EARLY
+from holdfast.dialects.types import STOPPED_EARLY
 from holdfast.errors import AttemptError, Fault
 from holdfast.http.balancer import client_of
 from holdfast.spec.providers import endpoint_of
