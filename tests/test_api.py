@@ -66,6 +66,7 @@ class TestPublicNames:
     def test_they_are_these_and_no_others(self) -> None:
         assert holdfast.__all__ == [
             "AttemptError",
+            "Calls",
             "Case",
             "Context",
             "Display",
@@ -74,10 +75,12 @@ class TestPublicNames:
             "GraderBlock",
             "HoldfastError",
             "InstantGrader",
+            "LimitReached",
             "Metrics",
             "Origin",
             "Override",
             "Reply",
+            "RowLimits",
             "Run",
             "RunView",
             "Sample",

@@ -25,10 +25,10 @@ from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import dataset_changed
 from holdfast.engine.brake import Halted
 from holdfast.engine.retry import Deadline
-from holdfast.errors import AttemptError, ProgramExited, RestartTrial, Uncertain
+from holdfast.errors import AttemptError, LimitReached, ProgramExited, RestartTrial, Uncertain
 from holdfast.graders.types import Case
 from holdfast.spec.row_fields import fields_of_target
-from holdfast.spec.trial_limits import trial_limits
+from holdfast.spec.trial_limits import LIMIT_NAMES, trial_limits
 from holdfast.store.answers import EXIT
 from holdfast.store.blobs import Blobs
 from holdfast.store.index import read_output, read_steps
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
     from holdfast.spec.redact import Secrets
+    from holdfast.spec.trial_limits import TrialLimits
     from holdfast.store.records import Mark, Usage
     from holdfast.targets.types import Turn
 
@@ -78,6 +79,7 @@ class Trials:
         """whether no new turn may start"""
         self.calls_stopped = calls_stopped
         """whether no call may start any more, also inside a turn"""
+        self.run_name = "/".join(session.rundir.path.parts[-2:])
         self.limits = trial_limits(self.spec)
         self._noted: set[str] = set()
         self.script = Script(self.spec)
@@ -113,7 +115,12 @@ class Trials:
             self._noted.add(message)
             self.notice(message)
 
-    async def open_replay(self, pending: PendingTrial, deadline: Deadline) -> Replay:
+    def limits_of(self, pending: PendingTrial) -> TrialLimits:
+        """Return the limits of a trial: the eval's, except those that its row has."""
+        row = None if self.target is None else self.target.limits(pending.sample)
+        return self.limits if row is None else self.limits.for_row(row)
+
+    async def open_replay(self, pending: PendingTrial, deadline: Deadline, limits: TrialLimits) -> Replay:
         """Return the record of a trial's calls, with those of earlier processes."""
         from holdfast.engine.replay import Replay  # which trials of a single call do not need
 
@@ -130,7 +137,7 @@ class Trials:
             in_batches=lambda: deadline.in_batches,
             halted=self.calls_stopped,
             end_trial=trial.cancel,
-            limits=self.limits,
+            limits=limits,
             secrets=self.recorder.secrets,
         )
 
@@ -152,6 +159,7 @@ class Trial:
         self._started, self._clock = time.time(), time.monotonic()
         self._deadline = Deadline(self._clock + shared.spec.limits.trial_timeout)
         self._conversation_started = self._started
+        self._limits = shared.limits
         self._replay: Replay | None = None
         """None where a trial is a single call: a crash then loses no more than that call"""
 
@@ -165,7 +173,8 @@ class Trial:
             if shared.hooks is not None:
                 await shared.hooks.before_task(pending)
             if shared.multi_call:
-                self._replay = await shared.open_replay(pending, self._deadline)
+                self._limits = shared.limits_of(pending)
+                self._replay = await shared.open_replay(pending, self._deadline, self._limits)
         except AttemptError as error:
             shared.retrier.never_asked(error, pending, self._clock)
             raise
@@ -205,7 +214,10 @@ class Trial:
                 await asyncio.to_thread(replay.workspace.close)
 
     async def _converse(self, prompts: Prompts) -> Conversation:
-        conversation = Conversation(prompts, self._pending.sample, self._pending.trial, self._shared.blobs.read)
+        pending, shared = self._pending, self._shared
+        conversation = Conversation(
+            prompts, pending.sample, pending.trial, shared.blobs.read, key=pending.key, run=shared.run_name
+        )
         self._conversation_started = time.time()
         prompt = conversation.scripted_prompt
         while prompt is not None:
@@ -265,7 +277,7 @@ class Trial:
                 self._pending,
                 self._deadline,
                 lambda: replay.progress,
-                timed=self._shared.limits.guarded,
+                timed=self._limits.guarded,
             )
         except (RestartTrial, Uncertain):
             raise
@@ -287,7 +299,7 @@ class Trial:
                 reply = await self._reply(replay, calls, turn)
             except AttemptError as error:
                 calls.raise_outage()  # which is why the target failed
-                if not isinstance(error, ProgramExited) or self._shared.limits.on_exit == "error":
+                if not isinstance(error, ProgramExited) or self._limits.on_exit == "error":
                     raise
                 exited = error
                 reply = Reply(text=error.output, stop=f"{EXIT}{error.code}", stop_detail=error.message)
@@ -312,13 +324,14 @@ class Trial:
 
     async def _reply(self, replay: Replay, calls: RecordedCalls, turn: Turn) -> Reply:
         """Ask the target, within the limits of the trial. At a limit that scores, return what is there."""
-        shared, limits, started = self._shared, self._shared.limits, time.monotonic()
+        shared, limits, started = self._shared, self._limits, time.monotonic()
         assert shared.target is not None
         time_limit = limits.time_left(replay.seconds_before, replay.recorded_seconds)
         guard = min(shared.spec.limits.turn_timeout, self._deadline.at - started) if limits.guarded else math.inf
         seconds = guard if time_limit is None else min(guard, time_limit.seconds)
         turn = replace(turn, calls=calls, deadline=time.time() + seconds)
         late: TimeoutError | None = None
+        reached: LimitReached | None = None
         try:
             with shared.retrier.within(None if time_limit is None else time_limit.seconds) as block:
                 calls.expire = block.expire
@@ -327,30 +340,40 @@ class Trial:
             if not block.expired:
                 raise
             late, reply = error, Reply(text=calls.text_so_far)
+        except LimitReached as error:  # a limit of the target's own
+            reached, reply = error, Reply(text=error.output or calls.text_so_far)
         except ProgramExited as error:
             if calls.limit is None and not calls.halted:
                 raise
             reply = Reply(text=error.output)
         if calls.halted:  # what a target says that was refused a call is not its answer
             raise Halted
-        if late is None and calls.limit is None:
+        if late is None and reached is None and calls.limit is None:
             return reply
         calls.raise_outage()
         notes = getattr(late and late.__cause__, "__notes__", [])  # what a program had printed
-        if calls.limit is None and time_limit is not None and calls.seconds_unanswered > time_limit.limit / 2:
+        if (
+            calls.limit is None
+            and late is not None
+            and time_limit is not None
+            and calls.seconds_unanswered > time_limit.limit / 2
+        ):
             silence = f"a model call had no answer for {calls.seconds_unanswered:.0f} s when the time was up"
             raise AttemptError("timeout", "; ".join([silence, *notes]))
-        stop = calls.limit or "time_limit"
-        detail = limits.describe(stop, time_limit)
+        if calls.limit is None and reached is not None:
+            stop, detail = LIMIT_NAMES[reached.limit], reached.message
+        else:
+            stop = calls.limit or "time_limit"
+            detail = limits.describe(stop, time_limit)
         if limits.on_limit == "error":
             raise AttemptError("timeout" if stop == "time_limit" else "agent", "; ".join([detail, *notes]), retry=False)
-        if stop == "time_limit" and time_limit is not None and time_limit.default:
+        if late is not None and stop == "time_limit" and time_limit is not None and time_limit.default:
             shared.note_once(f"a time limit that the eval does not set has ended a trial: {detail}")
         return replace(reply, stop=stop, stop_detail="; ".join([detail, *notes]))
 
     def _check_enforced(self, reply: Reply) -> None:
         """Say once which limits could not be enforced, or left something out."""
-        limits, usage, note_once = self._shared.limits, reply.usage, self._shared.note_once
+        limits, usage, note_once = self._limits, reply.usage, self._shared.note_once
         written = {"tokens": limits.tokens, "cost": limits.cost, "calls": limits.calls}
         if not usage.requests:
             for name in (name for name, limit in written.items() if limit is not None):

@@ -51,13 +51,16 @@ def read_target(data: Any, document: Document, problems: list[Problem], key: str
 
 
 def target_kind(data: dict[str, Any]) -> str | None:
-    """Return the kind that a target's block names; None where it names none, or several."""
+    """Return the kind that a target's block names; None if it names none, or several.
+
+    With `type`, all other keys belong to the plug-in, whatever their names.
+    """
+    if "type" in data and data["type"] not in set(TARGETS):
+        return str(data["type"])
     kinds = [kind for kind in TARGETS if kind in data]
     if "agent" in kinds:
         kinds = [kind for kind in kinds if kind != "model"]  # which is a key of agents too
-    if "type" in data:
-        return None if kinds else str(data["type"])
-    return kinds[0] if len(kinds) == 1 else None
+    return kinds[0] if len(kinds) == 1 and "type" not in data else None
 
 
 def _schema(kind: str) -> type[TargetBlock]:

@@ -21,6 +21,8 @@ class TargetBlock(Block):
 
     multi_call: ClassVar[bool] = False
     """a reply may take several model or tool calls, which are recorded one by one"""
+    proxied: ClassVar[bool] = False
+    """for plug-ins: the target's programs call models through a recording proxy, so that a reply has several calls"""
     works_alone: ClassVar[bool] = False
     """code that works on its own until it is done: an agent, a program, a function"""
     has_exit_code: ClassVar[bool] = False
@@ -55,7 +57,7 @@ class TargetBlock(Block):
     @property
     def counts_calls(self) -> bool:
         """True if the target's model calls are counted one by one."""
-        return self.multi_call
+        return self.multi_call or self.proxied
 
     @property
     def takes_files(self) -> bool:

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from holdfast.dialects.types import StreamReader
     from holdfast.http.balancer import Balancer
     from holdfast.http.client import Client
-    from holdfast.spec.code_target_schema import CommandTarget, PythonTarget
     from holdfast.spec.model_schema import Price
     from holdfast.spec.schema import Api
+    from holdfast.spec.target_schema import TargetBlock
     from holdfast.targets.exchange import Place
     from holdfast.targets.types import Calls
 
@@ -67,13 +67,12 @@ _PROVIDERS: Final[dict[str, Api]] = {"openai": "chat", "anthropic": "messages", 
 class Proxy:
     """The server; one for a run."""
 
-    def __init__(
-        self, block: CommandTarget | PythonTarget, prices: Mapping[str, Price], volatile: Sequence[Volatile] = ()
-    ) -> None:
+    def __init__(self, block: TargetBlock, prices: Mapping[str, Price], volatile: Sequence[Volatile] = ()) -> None:
+        """`base_url`, `api_key_env` and `ignore` of the block count if it has them."""
         self._upstream = {name: _upstream(name, block) for name in _PROVIDERS}
         """by provider: base URLs, and the environment variable with the key"""
         self.secrets = Secrets(key_env for _, key_env in self._upstream.values())
-        self._volatile = [*volatile, *map(Volatile, block.ignore)]
+        self._volatile = [*volatile, *map(Volatile, getattr(block, "ignore", ()))]
         self._prices = prices
         self._models: dict[str, Prices] = {}
         """the prices of the models that were asked"""
@@ -323,13 +322,14 @@ class _Answer:
         return self.response
 
 
-def _upstream(provider: str, block: CommandTarget | PythonTarget) -> tuple[list[str], str]:
+def _upstream(provider: str, block: TargetBlock) -> tuple[list[str], str]:
     """Return the base URLs of a provider, and the environment variable with its key."""
     # $OPENAI_BASE_URL counts as the base_url of models that have a prefix of the hub: here it is OpenAI's alone.
     environ = {name: value for name, value in os.environ.items() if provider == "openai" or name != "OPENAI_BASE_URL"}
     own = endpoint_of("" if provider == "openai" else f"{provider}/any", environ=environ)
-    urls = own.urls if block.base_url is None else endpoint_of("", None, block.base_url).urls
-    return urls, block.api_key_env or own.key_env
+    base_url, key_env = getattr(block, "base_url", None), getattr(block, "api_key_env", None)
+    urls = own.urls if base_url is None else endpoint_of("", None, base_url).urls
+    return urls, key_env or own.key_env
 
 
 def _query(place: Place, request: web.Request) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.spec.origin import Origin
     from holdfast.spec.target_schema import TargetBlock
+    from holdfast.spec.trial_limits import RowLimits
     from holdfast.targets.batching import BatchHub
 
 Message = dict[str, Any]
@@ -179,6 +180,14 @@ class Turn(msgspec.Struct, frozen=True):
     """returns the content of a file in `messages`, by its digest"""
     deadline: float | None = None
     """when the time for this reply is up, in seconds since the epoch; None: not known"""
+    key: str = ""
+    """the trial's key: the same in every process and every run that would reuse the trial's output"""
+    run: str = ""
+    """the run's name, such as `myeval/3f2a…`"""
+    base_url: str = ""
+    """a base URL for this trial's model calls, which are recorded (`TargetBlock.proxied`)"""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """variables by which the clients of OpenAI, Anthropic and Google find `base_url`; the proxy adds the keys"""
 
     @property
     def seed(self) -> int:
@@ -275,6 +284,10 @@ class Target:
 
     def use_batches(self, batches: BatchHub) -> None:
         """Take what makes requests in batches, before the target is opened, if the run has any."""
+
+    def limits(self, sample: Sample) -> RowLimits | None:
+        """Return a row's own limits, for trials with recorded calls; None: the limits of the eval count."""
+        return None
 
     async def __aenter__(self) -> Self:
         """Open connections and start servers."""
