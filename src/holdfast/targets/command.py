@@ -58,7 +58,7 @@ class Command(Target):
     def identity(cls, block: CommandTarget, origin: Origin) -> dict[str, Any]:
         """Return the command, its input and environment, and the contents of the files that the command names."""
         identity = block.model_dump(include={"command", "stdin", "version"})
-        later = {"env", "working_directory", "path"}  # not in keys from before these existed
+        later = {"env", "working_directory", "path"}  # in keys only if they are set
         identity |= block.model_dump(include=later, exclude_defaults=True)
         return {**identity, "files": command_files(origin.folder, block.command)}
 
