@@ -1,4 +1,4 @@
-"""Batches of several workers: what one has submitted, no other submits again, whatever it knew before."""
+"""Batches of several workers: a request that one has submitted is not submitted by another."""
 
 from __future__ import annotations
 

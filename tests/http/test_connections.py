@@ -61,7 +61,7 @@ class Script:
         self.connections = 0
         self.requests: list[bytes] = []
         self.gate = asyncio.Event()
-        """what is sent after the first piece waits for it"""
+        """later pieces wait for it"""
         self.gate.set()
         self.asked = asyncio.Semaphore(0)
         """is released at each request"""

@@ -37,7 +37,7 @@ def test_the_chunking_of_a_stream_changes_nothing(
 
 
 @given(st.lists(st.tuples(LINES, ENDS)))
-def test_events_are_those_of_the_standard_read_line_by_line(parts: Parts) -> None:
+def test_events_equal_the_standards_read_line_by_line(parts: Parts) -> None:
     expected, name, data = [], "", []
     # A CR before an LF is one line end, whatever two were meant.
     text = b"".join(line + ending for line, ending in parts)

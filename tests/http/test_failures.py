@@ -85,5 +85,5 @@ def test_a_refusal_says_how_long_to_wait(headers: dict[str, str], seconds: float
         ("http://box.local/v1", False),
     ],
 )
-def test_servers_on_the_internet_are_told_from_those_nearby(url: str, public: bool) -> None:
+def test_servers_on_the_internet_are_distinguished_from_servers_nearby(url: str, public: bool) -> None:
     assert is_public(url) is public

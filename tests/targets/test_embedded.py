@@ -31,7 +31,7 @@ needs_model = pytest.mark.skipif(
 
 
 def servers() -> list[psutil.Process]:
-    """The servers that this process has started and that run: a zombie has no command line any more."""
+    """The servers that this process has started and that still run: a zombie has no command line."""
     children = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
@@ -145,7 +145,7 @@ class TestCores:
         monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
         monkeypatch.setattr("os.cpu_count", lambda: 64)
 
-    def test_affinity_counts_where_there_is_no_quota(self, tmp_path: Path) -> None:
+    def test_affinity_counts_without_a_quota(self, tmp_path: Path) -> None:
         assert usable_cores(tmp_path) == 16
         assert usable_cores(self.machine(tmp_path, "0::/a\n", a__cpu_max="max 100000")) == 16
 

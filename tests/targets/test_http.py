@@ -214,7 +214,7 @@ def test_an_error_inside_a_stream_is_never_an_answer(rest: bytes, kind: str) -> 
 
 
 @pytest.mark.parametrize("answer", ["", None, [], {}])
-def test_an_error_beside_no_answer_is_no_answer(answer: Any) -> None:
+def test_an_error_without_an_answer_is_no_answer(answer: Any) -> None:
     error = refused(Answer({"answer": answer, "error": {"message": "model is down"}}), response="answer")
     assert error.kind == "server" and "model is down" in error.message
     assert ask(Answer({"answer": "yes", "error": "the cache was cold"}), response="answer").text == "yes"

@@ -32,7 +32,7 @@ KEY = "sk-a-very-secret-key"
 
 
 provider = module_server(tool_calls=2)
-"""A model that calls two tools before its answer, where it is offered any."""
+"""A model that calls two tools before its answer, if it is offered any."""
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_a_program_may_go_without_the_proxy(lab: Lab) -> None:
     assert kept(done.run)[0]["output"] == "http://127.0.0.1:1/own"
 
 
-# The proxy alone, before a server that does what the test server does not
+# Only the proxy, in front of a server with features that the test server lacks
 
 
 class Notes:

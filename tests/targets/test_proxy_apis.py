@@ -258,7 +258,7 @@ def test_an_answer_that_a_failing_server_ended_is_not_recorded(stream: bool) -> 
         ),
     ],
 )
-def test_the_path_tells_the_api(path: str, headers: dict[str, str], place: Place) -> None:
+def test_the_path_determines_the_api(path: str, headers: dict[str, str], place: Place) -> None:
     assert place_of(path, headers) == place
 
 

@@ -46,8 +46,8 @@ def collect_batches(rundir: RunDir, manifest: Manifest, notice: Callable[[str], 
 
     `notice` receives the reason if this has to wait for the lease of a process that died.
 
-    Raises RunHeld where another process works on the run, which collects them itself, and ConfigError where a model
-    cannot be asked.
+    Raises RunHeld if another process works on the run, which collects them itself, and ConfigError if a model cannot be
+    asked.
     """
     places = {batch.intent.where for batch in waiting_batches(rundir)}
     spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)
@@ -71,7 +71,7 @@ def collect_batches(rundir: RunDir, manifest: Manifest, notice: Callable[[str], 
 
 
 def _models(spec: Eval, places: Collection[str]) -> Iterator[tuple[str, Model]]:
-    """Yield the models that have asked for batches, by the place from which they did."""
+    """Yield the models that have submitted batches, by their place in the eval."""
     if "target" in places and isinstance(spec.target, ModelTarget):
         yield "target", Model(spec.target, Prices(spec.target.model, spec.prices), where="target")
     for place in grader_places(spec):

@@ -57,7 +57,7 @@ _STALE_SECONDS: Final = 900.0
 _AT_ONCE: Final = 256
 """results that are handed out before others get their turn"""
 _PAID: Final = Usage(requests=1)
-"""of a request that was run, and of whose answer nothing is known"""
+"""of a request that was run, and whose answer is lost"""
 
 
 class _Results(NamedTuple):
@@ -87,7 +87,7 @@ class Batches:
         live_limit: int,
         forget: bool = False,
     ) -> None:
-        """`idle` tells that nothing in flight could make a request; `forget`: results on disk do not count."""
+        """`idle` returns True if nothing in flight could make a request. With `forget`, results on disk are ignored."""
         self._store = store
         self._notice = notice
         self._held = held
@@ -97,7 +97,7 @@ class Batches:
         self._wait = wait
         self._forget = forget
         self.live = asyncio.Semaphore(live_limit)
-        """requests that are sent alone"""
+        """limits the requests that are made outside of batches"""
         self._clients: list[BatchClient] = []
         self._flights: dict[str, Flight] = {}
         self._flight_of: dict[str, Flight] = {}
@@ -177,7 +177,7 @@ class Batches:
         return (name if mark == batch.intent.intent[:8] else None), seen[1]
 
     def _client_for(self, batch: Batch) -> BatchClient | None:
-        """Return the client that may ask for a batch: one of its account, else one of its server."""
+        """Return the client that may ask for a batch: one with its account, or else one of its server."""
         server = batch.intent.account.rpartition("|")[0]
         same = [client for client in self._clients if client.account == batch.intent.account]
         return next(iter([*same, *(each for each in self._clients if each.server == server)]), None)
@@ -249,7 +249,7 @@ class Batches:
             self._stop(Fault("disk", f"cannot keep the record of batches: {error}", remedy=advice_for(error)))
 
     def leave(self) -> None:
-        """Let nobody wait for a batch any more: another process collects it."""
+        """Let nobody wait for a batch any longer: another process collects it."""
         self._drop_unsent()
         for flight in self._flights.values():
             for future in flight.waiters.values():
@@ -262,7 +262,7 @@ class Batches:
             pass
 
     async def _use_pause(self) -> None:
-        """Submit what has gathered while everything waits; without that, leave if the user does not want to wait."""
+        """Submit the requests that have gathered; without any, leave unless the user wants to wait."""
         unsent = sum(len(client.unsent) for client in self._clients)
         if unsent and not self._stopping():
             self._catch_up()
@@ -274,14 +274,14 @@ class Batches:
                 self._stop(Waiting("; ".join(self.summary())))
 
     def _drop_unsent(self) -> None:
-        """Cancel what was not submitted: the run is stopping."""
+        """Cancel the requests that were not submitted: the run is stopping."""
         for client in self._clients:
             for request in client.unsent.values():
                 request.future.cancel()
             client.unsent.clear()
 
     def _catch_up(self) -> None:
-        """Read what other workers have submitted and collected: one of them may have died over a request of ours."""
+        """Read what other workers have submitted and collected: one may have died with a request of ours."""
         before = {intent: (batch.collected, batch.abandoned) for intent, batch in self._store.batches.items()}
         for intent, batch in self._store.refresh().items():
             if batch.waiting or before.get(intent) != (batch.collected, batch.abandoned):
@@ -293,7 +293,7 @@ class Batches:
                     request.future.set_result(AGAIN)
 
     async def _submit(self, client: BatchClient, *, whole: bool) -> None:
-        """Submit what a client has gathered; `whole`: only batches that are full."""
+        """Submit the requests that a client has gathered; with `whole`, only full batches."""
         while client.unsent and time.monotonic() >= client.not_before and not self._stopping():
             group, full = client.next_group()
             if whole and not full:
@@ -373,7 +373,7 @@ class Batches:
             self._notice(f"cannot submit a batch; trying again: {error.message}")
 
     async def _look_at_flights(self) -> None:
-        """Ask about the batches that somebody here waits for. Others are those of other workers, who may be living."""
+        """Ask about batches that somebody here waits for. Other batches belong to workers that may still be alive."""
         for flight in list(self._flights.values()):
             if not flight.waiters or flight.refused is not None or flight.client is None:
                 continue
@@ -402,8 +402,8 @@ class Batches:
     async def look(self) -> dict[str, str]:
         """Ask once about all batches under way, and store the results of those that have ended.
 
-        Nothing is submitted, cancelled or given up. Return what is known of each, by intent. The caller has the run to
-        itself, so no other process is about to submit one of these batches.
+        Nothing is submitted, cancelled or given up. Return the state of each, by intent. The caller holds the run's
+        lease, so no other process is about to submit one of these batches.
         """
         return {intent: await self._state(flight) for intent, flight in list(self._flights.items())}
 
@@ -480,7 +480,7 @@ class Batches:
             self._notice(f"batch {batch.id} has taken longer than max_wait and is being cancelled")
 
     async def _refused_whole(self, flight: Flight, client: BatchClient, problem: BatchProblem) -> None:
-        """Handle a batch of which the provider ran nothing."""
+        """Handle a batch that the provider refused as a whole."""
         batch = flight.batch
         await self._store.write(BatchAbandoned(batch.intent.intent, problem.message, now(), batch.id))
         self._remove(flight)
@@ -533,7 +533,7 @@ class Batches:
         self._hand_back(flight, look, set(batch.intent.requests) - seen, lost=lost)
 
     async def _download(self, batch: Batch, client: BatchClient, look: Look) -> _Results:
-        """Store the results of a batch. Those that are fewer than the provider counts are fetched again."""
+        """Store the results of a batch; fetch them again if the provider counts more."""
         pause = _LOOK_SECONDS
         for last in (False, False, True):
             await client.api.download(look, self._store.results(batch))

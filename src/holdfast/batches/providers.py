@@ -101,13 +101,13 @@ class BatchApi:
     uploads: ClassVar[bool] = True
     """requests are uploaded as a file first"""
     verb: ClassVar[str] = "submitted"
-    """what was done to a batch that is under way"""
+    """how a batch was sent, for messages"""
     head: ClassVar[bytes] = b""
     between: ClassVar[bytes] = b"\n"
     tail: ClassVar[bytes] = b"\n"
 
     def __init__(self, client: Client, base_url: str, path: str) -> None:
-        """`base_url` and `path` are those of single requests."""
+        """`base_url` and `path` as for single requests."""
         self._client = client
         self._base = base_url
         self._path = path
@@ -137,7 +137,7 @@ class BatchApi:
         raise NotImplementedError
 
     def advice(self, batch: str) -> str:
-        """Return what the user has to do for a batch that is under way; empty if nothing."""
+        """Return what the user has to do about a batch that is under way; empty if nothing."""
         return ""
 
     async def look(self, batch: str) -> Look:
@@ -145,7 +145,7 @@ class BatchApi:
         raise NotImplementedError
 
     async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
-        """Return a batch that may have been submitted, or whether it is still unknown if there is one.
+        """Return a batch that may have been submitted; False if it was not, True if that is unknown.
 
         `others` are the ids of batches of other intents.
         """
@@ -156,7 +156,7 @@ class BatchApi:
         raise NotImplementedError
 
     def read(self, line: bytes) -> BatchResult | None:
-        """Read a line of results; None if it is none."""
+        """Read a line of results; None for any other line."""
         raise NotImplementedError
 
     async def download(self, look: Look, path: Path) -> None:
@@ -376,7 +376,7 @@ class AnthropicBatches(BatchApi):
     async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
         """Look among batches of the same time and size for one whose results carry the intent.
 
-        A batch has no results before it has ended; until then it is unknown whose it is.
+        A batch has no results before it has ended; until then its owner is unknown.
         """
         unknown, query = False, "?limit=100"
         while query:
@@ -469,7 +469,7 @@ class FileBatches(OpenAIBatches):
         self._folder = folder
 
     async def upload(self, file: Path, intent: str) -> str:
-        """Store the requests where nobody looks for them yet."""
+        """Store the requests under a hidden name."""
         await asyncio.to_thread(self._stage, file, intent)
         return intent
 
@@ -555,7 +555,7 @@ _APIS: Final[dict[Api, type[BatchApi]]] = {
 
 
 def batch_api_of(endpoint: ModelEndpoint) -> type[BatchApi] | None:
-    """Return the API of batches where a model is asked; None if there is none."""
+    """Return the API of batches at a model's server; None if it has no batches."""
     host = urlsplit(endpoint.urls[0]).hostname or ""
     if endpoint.provider == "together" or host.endswith(("together.xyz", "together.ai")):
         return TogetherBatches if endpoint.api in ("chat", "completions") else None

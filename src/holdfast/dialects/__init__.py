@@ -28,5 +28,5 @@ def dialect_of(api: Api) -> Dialect:
 
 
 def dialect_at(endpoint: ModelEndpoint) -> Dialect:
-    """Return the dialect in which a model is asked where it is."""
+    """Return the dialect of a model's server."""
     return dialect_of(endpoint.api).at(endpoint.access)

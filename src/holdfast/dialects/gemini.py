@@ -92,7 +92,7 @@ class _Gemini(Dialect):
         return _GeminiReader()
 
     def explain(self, error: AttemptError | Fault) -> str | None:
-        if error.status == 400 and "API key" in error.message:  # where other services answer 401
+        if error.status == 400 and "API key" in error.message:  # other services answer 401
             return "Check the key: Google does not accept it."
         return explain(error)
 
@@ -149,7 +149,7 @@ class _GeminiReader(StreamReader):
 
 
 def _is_plain(part: Part) -> bool:
-    """Return True for text that streams cut in pieces. A signature belongs to its part, also where this has no text."""
+    """Return True for text that streams cut in pieces. A signature belongs to its part, even without text."""
     return isinstance(part.get("text"), str) and part.keys() <= {"text", "thought"}
 
 
@@ -169,7 +169,7 @@ def _config(params: Mapping[str, Any], request: ModelRequest) -> dict[str, Any]:
 
 
 def _thinking(reasoning: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate `params.reasoning`. Thoughts are asked for in words, except where the model is not to think."""
+    """Translate `params.reasoning`. Thoughts are asked for in words, unless the model is not to think."""
     if reasoning.get("effort") == "none" or reasoning.get("tokens") == 0:
         return {"thinkingBudget": 0}
     names = {"effort": "thinkingLevel", "tokens": "thinkingBudget"}
@@ -228,7 +228,7 @@ def _contents(request: ModelRequest) -> list[dict[str, Any]]:
 
 
 def _sent_back(message: Message, keep: bool, request: ModelRequest) -> list[Part]:
-    """Return the parts of a message of the model; those that a server sent where there are some."""
+    """Return the parts of a message of the model; the server's own parts if there are any."""
     reply = raw_of(message, "gemini")
     if reply is not None and keep:
         return list(reply["parts"])
@@ -320,7 +320,7 @@ def _answer(reply: Any) -> Answer:
 
 
 def _message(parts: Sequence[Part], name: str) -> Message:
-    """Return the message that the parts of a reply are; `name` begins the ids of calls that have none."""
+    """Return the parts of a reply as a message; `name` begins the ids of calls without an id."""
     text = text_of([part for part in parts if not part.get("thought")])
     thoughts = text_of([part for part in parts if part.get("thought")])
     functions = [call for part in parts if isinstance(call := part.get("functionCall"), dict)]
@@ -383,7 +383,7 @@ def _chat_part(part: Part) -> dict[str, Any] | None:
 
 
 def _tokens(usage: Any) -> TokenCounts:
-    """Read the counts, of which the API leaves out those that are zero."""
+    """Read the counts; the API leaves out zeros."""
     if not isinstance(usage, dict) or not usage:
         return TokenCounts()
     names = ("promptTokenCount", "toolUsePromptTokenCount", "candidatesTokenCount", "thoughtsTokenCount")

@@ -1,4 +1,4 @@
-"""Anthropic's Messages, which Claude speaks, and vLLM, MiniMax and others beside their chat completions.
+"""Anthropic's Messages, which Claude speaks, and vLLM, MiniMax and others in addition to chat completions.
 
 A reply is a list of blocks: text, thoughts with a signature, tool calls. Claude refuses the next request of a tool loop
 unless the thoughts come back as they were, so a message keeps its blocks in `raw` and is sent back from there.
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 _CLOUD_VERSIONS: Final[dict[Access, str]] = {"aws": "bedrock-2023-05-31", "gcp": "vertex-2023-10-16"}
 VERSION: Final = "2023-06-01"
-"""the version that all servers know; that of 2026-10-21 takes the sampling parameters from models that have them"""
+"""the version that all servers know; version 2026-10-21 removes sampling parameters from models that have them"""
 MAX_TOKENS: Final = 16_384
-"""limit of a reply where `params` has none, since the API requires one; beside `reasoning.tokens` it is added to them.
+"""limit of a reply without one in `params`, since the API requires it; it is added to `reasoning.tokens`.
 Outputs depend on it and their keys do not show it: it must not change."""
 
 _PRICED_TOOLS: Final = ("web_search_requests", "web_fetch_requests")
@@ -65,7 +65,7 @@ _LINES: Final = {
     r"max_tokens: \d+ > (\d+)": "Write `max_tokens: {0}` in target.params: this model writes no longer replies.",
     r"\b(\w+): Extra inputs are not permitted": "Remove `{0}` from target.params: this API does not have it.",
 }
-"""by what the API says of a request that it refuses"""
+"""by the API's message about a refused request"""
 
 
 class _Messages(Dialect):
@@ -234,7 +234,7 @@ def _assistant(blocks: Iterable[Block]) -> Message:
 
 
 def _tokens(usage: Any) -> TokenCounts:
-    """Read the counts, of which those of the cache stand beside those of the input."""
+    """Read the counts; the API counts cached tokens separately from the input."""
     usage = usage if isinstance(usage, dict) else {}
     created, details, tools = (
         value if isinstance(value := usage.get(key), dict) else {}
@@ -287,7 +287,7 @@ def _params(request: ModelRequest) -> dict[str, Any]:
 
 
 def _reasoning(reasoning: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Translate `params.reasoning`. Thoughts are asked for in words: newer models else send only their signature."""
+    """Translate `params.reasoning`. Thoughts are asked for in words, since newer models send only signatures."""
     effort, tokens = reasoning.get("effort"), reasoning.get("tokens")
     if effort == "none":
         return {"thinking": {"type": "disabled"}}
@@ -343,7 +343,7 @@ def _written(request: ModelRequest) -> tuple[str | list[Block], list[Message]]:
 
 
 def _sent_back(message: Message, keep: bool) -> list[Block]:
-    """Return the blocks of a message of the model; thoughts of other APIs have no signature and stay behind."""
+    """Return the blocks of a message of the model; thoughts of other APIs have no signature and are left out."""
     raw = raw_of(message, "messages")
     if raw is not None:
         # The API sends empty texts and refuses them.
@@ -424,7 +424,7 @@ def _read_message(message: Mapping[str, Any]) -> list[Message]:
 
 
 def _plain(content: Any) -> Any:
-    """Return blocks as a text where they are nothing else."""
+    """Return blocks as a text if they are only text."""
     if not isinstance(content, list) or any(block.get("type") != "text" for block in objects(content)):
         return content
     return "\n\n".join(str(block.get("text")) for block in objects(content))

@@ -75,15 +75,15 @@ _LINES: Final = (
 
 
 def count(value: Any) -> int | None:
-    """Return a number of tokens; None where the server sent something else."""
+    """Return a number of tokens; None if the server sent something else."""
     return value if type(value) is int and 0 <= value <= MOST_TOKENS else None  # a bool is no number
 
 
 def check_counts(tokens: TokenCounts, reported: Iterable[Any], total: Any = None) -> TokenCounts:
-    """Return counts as far as they can be true; the rest is unknown.
+    """Return the counts that can be true; the rest is unknown.
 
     `reported` are the numbers as the server sent them. One that is no number of tokens makes all of them unknown.
-    xAI counts reasoning beside the output: then `total` says so.
+    xAI counts reasoning separately from the output, which `total` shows.
     """
     if any(value is not None and count(value) is None for value in reported):
         return TokenCounts(tier=tokens.tier, searches=tokens.searches, unpriced=tokens.unpriced, absurd=True)
@@ -107,14 +107,14 @@ def failed_reply(error: Any) -> AttemptError:
 
 
 def renamed(params: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return parameters with the names that an API has for those of chat completions; its own take precedence."""
+    """Return parameters with an API's names for the parameters of chat completions; its own take precedence."""
     return {names[key]: value for key, value in params.items() if key in names} | {
         key: value for key, value in params.items() if key not in names
     }
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list; nothing for what is no list."""
+    """Return the objects of a list; an empty list for anything else."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
@@ -126,7 +126,7 @@ def text_of(content: Any) -> str:
 
 
 def with_raw(message: Message, api: str, reply: dict[str, Any]) -> Message:
-    """Add what the server sent beside a message."""
+    """Add what the server sent with a message."""
     return {**message, "raw": {"api": api, "reply": reply}} if reply else message
 
 
@@ -147,12 +147,12 @@ def keeps_reasoning(
 
 
 def reasoning_text(message: Message) -> str:
-    """Return the reasoning of a message as text, whatever its server calls it; empty where there is none."""
+    """Return the reasoning of a message as text, by any of its names; empty without reasoning."""
     return next((text for key in ("reasoning", "reasoning_content") if isinstance(text := message.get(key), str)), "")
 
 
 def split_thoughts(message: Message, thoughts: ThoughtsBlock) -> Message:
-    """Return a reply with the reasoning in its text as `reasoning`; unchanged where its server reports reasoning."""
+    """Return a reply with the reasoning in its text as `reasoning`; unchanged if its server reports reasoning."""
     text = message.get("content")
     if not isinstance(text, str) or reasoning_text(message):
         return message
@@ -166,10 +166,10 @@ def split_thoughts(message: Message, thoughts: ThoughtsBlock) -> Message:
 
 
 def after_thoughts(text: str) -> str:
-    """Return the part of a reply after the reasoning that its server has left in the text, where that has an end."""
+    """Return the part of a reply after the reasoning that its server has left in the text, if that has an end."""
     if "</" not in text or not (ends := [mark.end() for mark in _END_OF_THOUGHTS.finditer(text)]):
         return text
-    start = _START_OF_THOUGHTS.search(text, 0, ends[0])  # it may be missing, as where the prompt ends with it
+    start = _START_OF_THOUGHTS.search(text, 0, ends[0])  # it may be missing, for example if the prompt ends with it
     return text[ends[-1] :] if start is None or not text[: start.start()].strip() else text
 
 

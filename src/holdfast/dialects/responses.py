@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _NAMES: Final = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 _ENCRYPTED: Final = "reasoning.encrypted_content"
 _NO_REASONING: Final = re.compile(r"(ft:)?(gpt-[34]|chatgpt-|gpt-5[\w.]*-chat)")
-"""models that refuse a request for encrypted reasoning, because they have none"""
+"""models that refuse a request for encrypted reasoning, because they do not reason"""
 _ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 _DELTAS: Final = {
     "response.output_text.delta": "text",
@@ -44,9 +44,9 @@ _DELTAS: Final = {
     "response.function_call_arguments.delta": "arguments",
     "response.custom_tool_call_input.delta": "input",
 }
-"""events with pieces of an item, and what of it they are pieces of"""
+"""events with pieces of an item, and the field of the item that they belong to"""
 _CHARGED: Final = ("file_search_call", "code_interpreter_call", "image_generation_call", "computer_call")
-"""items that the provider charges for beside their tokens, and whose price is not known"""
+"""items that the provider charges for in addition to tokens, at an unknown price"""
 _ECHOED: Final = frozenset(
     (
         *(
@@ -72,7 +72,7 @@ _ECHOED: Final = frozenset(
         *("prompt", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "safety_identifier"),
     )
 )
-"""of a reply: what every reply has, and what repeats the request"""
+"""keys of a reply that every reply has, or that repeat the request"""
 
 
 class _Responses(Dialect):
@@ -178,7 +178,7 @@ class _ResponsesReader(StreamReader):
 
 
 def _built(begun: Any, pieces: dict[str, list[str]]) -> dict[str, Any]:
-    """Return an item of which a stream has sent the pieces."""
+    """Return an item from the pieces that a stream has sent."""
     texts = {key: "".join(parts) for key, parts in pieces.items()}
     begun = begun if isinstance(begun, dict) else {}
     if "text" not in texts and "refusal" not in texts:
@@ -214,7 +214,7 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _sent(message: Message, keep: bool, request: ModelRequest, *, stored: bool) -> Iterator[dict[str, Any]]:
-    """Yield the items of a message: those that a server sent where there are some."""
+    """Yield the items of a message: the server's own items if there are any."""
     reply, content = raw_of(message, "responses"), _content(message, request)
     if reply is not None and isinstance(reply.get("output"), list):
         yield from _sent_back(reply["output"], keep, stored=stored)
@@ -302,7 +302,7 @@ def _message(items: Sequence[dict[str, Any]]) -> Message:
 
 
 def _thoughts(items: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield the texts of reasoning: the reasoning itself where the server shows it, else its summary."""
+    """Yield the texts of reasoning: the reasoning itself if the server shows it, or else its summary."""
     for item in items:
         if item.get("type") == "reasoning":
             parts = objects(item.get("content")) or objects(item.get("summary"))
@@ -340,7 +340,7 @@ def _received(item: dict[str, Any]) -> Iterator[Message]:
 
 
 def _chat_content(content: Any) -> Any:
-    """Return content as chat completions have it: a text where it holds nothing else."""
+    """Return content as chat completions have it: a text if it holds nothing else."""
     parts = objects(content)
     return text_of(content) if all("text" in part for part in parts) else [_chat_part(part) for part in parts]
 

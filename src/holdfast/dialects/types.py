@@ -1,8 +1,8 @@
 """The interface of dialects: they write requests to a model and read its replies.
 
-Conversations have one form everywhere in Holdfast, that of OpenAI's chat API with two additions. A message of the model
-may have `reasoning`, its thoughts as text, and `raw`, what the server sent and the other keys do not hold. A dialect
-writes conversations in the form of its API, and reads replies into this form.
+Conversations have the same form everywhere in Holdfast: OpenAI's chat API with two additions. A message of the model
+may have `reasoning`, its thoughts as text, and `raw`, everything that the server sent and the other keys do not hold.
+A dialect writes conversations in the form of its API, and reads replies into this form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Message = dict[str, Any]
 """a message of a conversation: `role`, `content`, `tool_calls`, `tool_call_id`, `reasoning`, `raw`"""
 
 _MALFORMED: Final = (KeyError, IndexError, TypeError, AttributeError, ValueError)
-"""what reading a reply raises that is not in the form of its API"""
+"""raised by reading a reply that is not in the form of its API"""
 STOPPED_EARLY: Final = "the stream ended before the answer was complete"
 
 
@@ -42,7 +42,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     schema: Mapping[str, Any] | None = None
     """JSON Schema of the reply"""
     max_tokens: int | None = None
-    """limit of the reply, for callers that need one whatever `params` says; `params` takes precedence"""
+    """limit of the reply, for callers that always need one; `params` takes precedence"""
     stream: bool = False
     reasoning_history: ReasoningHistory = "auto"
     load: Callable[[str], bytes] | None = None
@@ -73,9 +73,9 @@ class TokenCounts(Struct, frozen=True, kw_only=True):
     tier: str | None = None
     """the service tier that answered; None: the standard one"""
     unpriced: str | None = None
-    """what else the provider charges for, and no table of prices has"""
+    """other charges of the provider, which no table of prices has"""
     absurd: bool = False
-    """the server reported numbers that cannot be true, and are unknown therefore"""
+    """the server reported impossible numbers, which count as unknown"""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The reply's text, empty where the model only thought or called tools."""
+        """The reply's text, empty if the model only thought or called tools."""
         return self.message.get("content") or ""
 
 
@@ -145,7 +145,7 @@ class Dialect:
         raise NotImplementedError
 
     def headers(self, key: str | None) -> dict[str, str]:
-        """Return the headers that authenticate a request, and those that the API requires beside them."""
+        """Return the headers that authenticate a request, and other headers that the API requires."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode(self, request: ModelRequest) -> dict[str, Any]:
@@ -168,15 +168,15 @@ class Dialect:
         raise NotImplementedError
 
     def join(self, paused: Message, rest: Message) -> Message:
-        """Return the message that a paused message and what followed it are together."""
+        """Join a paused message and its continuation."""
         raise NotImplementedError
 
     def explain(self, error: AttemptError | Fault) -> str | None:
-        """Return the line to write in the eval file, for a refusal that every request will meet; else None."""
+        """Return the line to write in the eval file, for a refusal that every request will meet; None for others."""
         return None
 
     def conversation(self, body: Any) -> list[Message]:
-        """Return the conversation that a request of somebody else's program contains; what is not known is left out."""
+        """Extract the conversation from a third-party request, ignoring unknown fields."""
         raise NotImplementedError
 
 

@@ -1,7 +1,7 @@
 """HTTP/1.1 to one server, over connections that are kept open.
 
 This implements only the HTTP that a direct request needs; `session.py` has the rest. aiohttp takes longer to import
-than a short run needs for everything else, and more time per request than everything else that is done with a reply.
+than a short run needs for everything else, and more time per request than the rest of the work for it.
 
 Failures are OSErrors: a socket's, `socket.gaierror`, `ssl.SSLError`, or BrokenReply.
 
@@ -35,20 +35,20 @@ _CONNECT_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 30.0
 """how long a connection is kept without being used"""
 _MOST_UNWRITTEN: Final = 8
-"""requests that wait for each other: each more would delay the first one by the time that a trial takes"""
+"""requests that are written together: each further one would delay the first by the time of preparing a request"""
 _ADDRESS_SECONDS: Final = 300.0
-"""how long the addresses of a host are believed"""
+"""how long the addresses of a host are cached"""
 _LONGEST_HEAD: Final = 1 << 17
 _LONGEST_HEADER: Final = 1 << 14
-"""of one name, if it is repeated: joining the values takes time that grows with the square of their length"""
+"""of one repeated header: joining the values takes quadratic time"""
 _PROBATION: Final = 32
 """replies of a server before its connections are reused at once"""
 _QUIET_SECONDS: Final = 0.25
-"""until then, how long a connection has to be silent after a reply before it is reused"""
+"""during the probation, how long a connection must be silent after a reply before it is reused"""
 _TIMED_OUT: Final = (b"HTTP/1.1 408", b"HTTP/1.0 408")
-"""what some servers send before they close a connection that was not used for long; never an answer"""
+"""sent by some servers before they close a connection that was idle for long; never an answer"""
 _URL_SAFE: Final = "!#$%&'()*+,/:;=?@[]~"
-"""characters that stand for themselves in a URL; `%` introduces what is quoted already"""
+"""characters that stand for themselves in a URL; `%` begins a quoted character"""
 _UNSAFE: Final = re.compile(r"[\r\n\0]")
 
 
@@ -63,7 +63,7 @@ class Connections:
         """`headers` are sent with every request."""
         self.most_bytes = REPLY_BYTES.get()
         self.strayed = False
-        """the server has sent what nobody asked for; connections are not reused any more"""
+        """the server has sent something that no request asked for; connections are no longer reused"""
         self._replies = 0
         """how many have arrived, up to the end of the probation"""
         parts = urlsplit(url)
@@ -102,7 +102,7 @@ class Connections:
     async def request(
         self, method: str, url: str, data: bytes, headers: Mapping[str, str] | None, *, whole: bool
     ) -> Response:
-        """Make a request to a URL of the server; `headers` are further ones, or replace others.
+        """Make a request to a URL of the server; `headers` are added, or replace others.
 
         Return the response when its head has arrived; with `whole`, when all of it has.
         """
@@ -119,10 +119,9 @@ class Connections:
                 raise
 
     def write_soon(self, connection: _Connection) -> None:
-        """Have a request written, together with some that are sent in the same iteration of the event loop.
+        """Write a request soon, together with others of the same iteration of the event loop.
 
-        Between two trials, a system call would take what trials need out of the processor's caches: both take less time
-        if each is done many times in a row.
+        Batching writes keeps CPU caches warm; interleaving system calls with the preparation of requests is slower.
         """
         if not self._unwritten:
             self.loop.call_soon(self._write)
@@ -140,7 +139,7 @@ class Connections:
         now = time.monotonic()
         while self._idle:
             if self._replies >= _PROBATION:
-                connection = self._idle.pop()  # whose state is still in the processor's caches
+                connection = self._idle.pop()  # its state is still in the CPU's caches
             elif now - self._idle[0].used < _QUIET_SECONDS:
                 return None
             else:
@@ -162,7 +161,7 @@ class Connections:
         self._idle.append(connection)
 
     def stray(self) -> None:
-        """Note that the server has sent what nobody asked for: no connection is reused from now on."""
+        """Stop reusing connections: the server has sent something that no request asked for."""
         self.strayed = True
         while self._idle:
             self._idle.popleft().close()
@@ -274,22 +273,22 @@ class _Connection(asyncio.Protocol):
     def write(self) -> None:
         """Write the request that was sent, unless the connection has been closed since.
 
-        If there is something to read before the request is written, it is not the reply. It is left to
-        `data_received` or `connection_lost`, and the request goes to another connection.
+        Bytes that arrive before the request is written are not its reply. They are left to `data_received` or
+        `connection_lost`, and the request goes to another connection.
         """
         if self.lost or not self._unwritten:
             return
         assert self._transport is not None
-        # After a TLS handshake, servers send tickets that nobody asked for. Of other strays, `data_received` is told.
+        # After a TLS handshake, servers send tickets unasked. `data_received` sees other stray bytes.
         if (self.used or not self._pool.secure) and self._readable.poll(0):
             self._not_sent()
-            self._pool.loop.call_later(1.0, self.close)  # it may be nothing that either of them would see
+            self._pool.loop.call_later(1.0, self.close)  # neither of them may ever be called
             return
         self._transport.write(self._unwritten)
         self._unwritten = b""
 
     def _not_sent(self) -> None:
-        """Report that the request was not written; that of a new connection has failed."""
+        """Report that the request was not written; on a new connection, that is a failure."""
         self._unwritten = b""
         if self._waiter is not None and not self._waiter.done():
             new = BrokenReply("the server sent something, or closed the connection, before it was asked")
@@ -304,7 +303,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def pause(self) -> None:
-        """Have the server wait."""
+        """Make the server wait."""
         if not self._paused and not self.lost:
             assert self._transport is not None
             self._paused = True
@@ -330,10 +329,10 @@ class _Connection(asyncio.Protocol):
             if self._response is None:
                 if self._read > _LONGEST_HEAD:
                     failure = BrokenReply("the headers of the reply do not end")
-            elif self._read > self.most_bytes:  # in chunks of next to nothing, or after the end
+            elif self._read > self.most_bytes:  # in tiny chunks, or after the end
                 check_size(self._read - _LONGEST_HEAD, self.most_bytes)
         except (HttpParserError, HttpParserUpgrade) as error:
-            cause = error.__context__  # what a call of ours raised
+            cause = error.__context__  # raised by one of the methods below
             failure = cause if isinstance(cause, BrokenReply) else BrokenReply(f"the reply is not HTTP: {error}")
         except TooLong as error:
             failure = error
@@ -344,7 +343,7 @@ class _Connection(asyncio.Protocol):
             self.fail(failure)
 
     def _take_stray(self, data: bytes) -> None:
-        """Close a connection on which something arrived that nobody asked for."""
+        """Close a connection on which bytes arrived that no request asked for."""
         if data.strip() and not data.startswith(_TIMED_OUT):
             self._pool.stray()
         self.close()
@@ -366,7 +365,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._complete or status < 200:
-            self._headers = {}  # a preliminary reply, after which the other one comes
+            self._headers = {}  # a preliminary reply, which the final one follows
             return
         self._response = Response(status, self._headers, self)
         self._reusable = self._parser.should_keep_alive()
@@ -385,7 +384,7 @@ class _Connection(asyncio.Protocol):
         response = self._response
         assert response is not None and self._transport is not None
         if response.inflating:
-            return  # `resume` follows when that is done
+            return  # `resume` is called when that is done
         # refused before all of the request was there
         unsent = not self.lost and self._transport.get_write_buffer_size() > 0
         reusable = self._reusable and not self._surplus and not unsent and not self.lost

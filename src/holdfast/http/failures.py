@@ -1,4 +1,4 @@
-"""What failures mean: an `AttemptError` concerns one request and may be retried, a `Fault` every other request too.
+"""The meaning of failures: an `AttemptError` concerns one request and may be retried, a `Fault` concerns all requests.
 
 The status of a response decides, and the code and the message in its body. Servers say in headers or in the body when
 to ask again.
@@ -98,7 +98,7 @@ class Refusals:
     def check_end(self, headers: Mapping[str, str], end: str | None) -> None:
         """Raise AttemptError unless a stream that ended without an end marker is known to be whole.
 
-        `end` is the marker that was expected; None: any; `close`: none.
+        `end` is the marker that was expected; None: any marker, `close`: no marker.
         """
         if end not in (None, "close"):
             setting = self._hints.end_setting and f" ({self._hints.end_setting})"
@@ -171,7 +171,7 @@ def is_error(value: Any) -> bool:
 
 
 def _status_of(code: str) -> int:
-    """Return the HTTP status that an error inside a stream would have had, to the extent that its code says so.
+    """Return the HTTP status that an error inside a stream would have had, by its code.
 
     Statuses that would stop a whole run are left out: a workflow may report a failure of something that it called.
     """

@@ -90,7 +90,7 @@ class WebSession:
     async def request(self, method: str, url: str, data: bytes, headers: Mapping[str, str] | None) -> WebResponse:
         """Make a request; return the response when its head has arrived."""
         try:
-            sent = URL(url, encoded=headers is not None)  # a signature is for the URL as it is written
+            sent = URL(url, encoded=headers is not None)  # a signature covers the URL as it is written
             response = await self._session.request(method, sent, data=data, headers=headers, allow_redirects=False)
             return WebResponse(response, self._most_bytes)
         except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
@@ -124,7 +124,7 @@ class WebSession:
 
 
 def _failure(error: Exception) -> OSError:
-    """Return the failure of the system behind one of aiohttp's, or one with its words."""
+    """Return the operating system's error that caused an error of aiohttp, or a BrokenReply with its message."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError) and isinstance(error.certificate_error, OSError):
         return error.certificate_error
     if isinstance(error, aiohttp.ClientConnectorError):

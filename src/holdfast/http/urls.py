@@ -1,4 +1,4 @@
-"""URLs: what may be shown of them, which server they lead to, and through which proxy."""
+"""URLs without secrets, the servers they lead to, and the proxies on the way."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@
 
 `types`     Turn, Reply, and the base class of targets
 `build`     the target of an eval: its identity, its construction, and its concurrency
-`model`     a model behind an API, and `signing`, how its requests are authenticated
+`model`     a model with an API, and `signing`, the authentication of its requests
 `likelihood` a model that is asked for likelihoods, and `likelihood_forms`, its requests
 `tokenizer` token ids, from the server or from a file
 `batching`  the interface to batches
 `embedded`  the small model that comes with the `local` extra, and its server
 `cores`     the number of cores that the process may use
 `python`    a Python function, or an object that is opened and closed
-`http`      a workflow behind HTTP
+`http`      a workflow with an HTTP interface
 `command`   a program
 `agents`    Claude Code and Codex, as programs
 `guard`     the target of a plug-in, which is not trusted

@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
     environment: dict[str, str]
     model_option: str
     volatile: tuple[Volatile, ...]
-    """beside what its API declares"""
+    """in addition to its API's"""
     files: Callable[[str], dict[str, str]] = lambda url: {}  # noqa: ARG005 - most agents need none
     """files of its configuration folder, given the trial's base URL"""
 

@@ -82,7 +82,7 @@ class BatchHub(Protocol):
 
 
 def open_batches(rundir: RunDir, journals: Path, **options: Any) -> BatchHub:
-    """Return the batches of a run; the options are those of `holdfast.batches.hub.Batches`."""
+    """Return the batches of a run; options as for `holdfast.batches.hub.Batches`."""
     hub: BatchHub = load_reference(_PARTS["hub"])(rundir, journals, **options)
     return hub
 

@@ -56,7 +56,7 @@ def _runs_code(spec: Eval) -> bool:
 
 
 def target_sees_row(spec: Eval) -> bool:
-    """Return True if answers may depend on the row by more than what the eval file takes from it for the target."""
+    """Return True if answers may depend on more of the row than the fields that the eval file names for the target."""
     return code_sees_row(spec) or target_class(spec).sees_row(spec.target, _origin(spec))
 
 

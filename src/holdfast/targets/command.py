@@ -35,7 +35,7 @@ def for_environment(text: str) -> str:
 class Command(Target):
     """Runs the program once per turn, in the workspace, else in the eval's folder. All its processes end with it.
 
-    Its environment has an OPENAI_BASE_URL that is this trial's, and those of other providers, so that its model calls
+    Its environment has this trial's OPENAI_BASE_URL, and the variables of other providers, so that its model calls
     are recorded.
     """
 
@@ -197,6 +197,6 @@ def _answer(out: bytearray) -> str:
 
 
 def _end(out: bytearray, err: bytearray) -> str:
-    """Return the end of a program's standard error, or of its standard output where that is empty."""
+    """Return the end of a program's standard error, or of its standard output if the first is empty."""
     stream = err if err.strip() else out
     return stream[-_SHOWN:].decode("utf-8", "replace").strip()

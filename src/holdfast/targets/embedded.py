@@ -39,7 +39,7 @@ def thread_count() -> int:
 
 
 class _Shared:
-    """The server of a model, shared by all runs in this process that use it, also in several threads."""
+    """The server of a model, shared by all runs in this process, even in several threads."""
 
     def __init__(self, model: str) -> None:
         self.users = 0
@@ -71,7 +71,7 @@ class _Shared:
                 raise Fault(
                     "refused",
                     f"the embedded model's server did not start (exit code {self.process.wait()})",
-                    remedy="Try it alone: python -m holdfast.targets.embedded WEIGHTS.gguf 1 1",
+                    remedy="Try it on its own: python -m holdfast.targets.embedded WEIGHTS.gguf 1 1",
                 )
             return self._base_url
 

@@ -40,9 +40,9 @@ class Place(NamedTuple):
     api: Api | None
     """None: nothing that answers, such as a list of models, or an API that is not read here"""
     provider: str
-    """the one whose clients ask so: `openai`, `anthropic` or `google`"""
+    """whose clients use the path: `openai`, `anthropic` or `google`"""
     model: str | None = None
-    """the model, where the path names it"""
+    """the model, if the path names it"""
     free: bool = False
     """the request costs nothing: it counts tokens"""
     streams: bool = False
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 
 def place_of(path: str, headers: Mapping[str, str]) -> Place:
-    """Read the path of a request, which begins behind the base URL, with or without `v1`."""
+    """Read the path of a request after the base URL, with or without `v1`."""
     path = path.strip("/")
     version = _VERSIONS.match(path)
     rest = path[version.end() :] if version else path
@@ -73,12 +73,12 @@ def place_of(path: str, headers: Mapping[str, str]) -> Place:
 
 
 def dialect_at(place: Place) -> Dialect | None:
-    """Return the dialect of a request; None where it asks no model."""
+    """Return the dialect of a request; None if it does not ask a model."""
     return None if place.api is None else dialect_of(place.api)
 
 
 def read_answer(dialect: Dialect, response: ProxiedResponse) -> Answer | None:
-    """Read an answer; None where it is not in the form of its API."""
+    """Read an answer; None if it is not in the form of its API."""
     try:
         if isinstance(response.events, UnsetType):
             return dialect.read(response.whole)
@@ -95,7 +95,7 @@ def read_answer(dialect: Dialect, response: ProxiedResponse) -> Answer | None:
 def check_answer(dialect: Dialect, response: ProxiedResponse) -> None:
     """Raise AttemptError for a reply without an answer, or a failure that a server reports as one, or at its end.
 
-    On record, it would be what the program gets whenever it asks again.
+    On record, the program would get it again and again.
     """
     answer = read_answer(dialect, response)
     if answer is None:
@@ -105,14 +105,14 @@ def check_answer(dialect: Dialect, response: ProxiedResponse) -> None:
 
 
 def read_messages(place: Place, recorded: Any) -> list[Message] | None:
-    """Return the messages of the model in a recorded answer; None where they cannot be read."""
+    """Return the messages of the model in a recorded answer; None if they cannot be read."""
     dialect, response = dialect_at(place), msgspec.convert(recorded, ProxiedResponse)
     if dialect is None:
         return []
     if place.api != "chat":
         answer = read_answer(dialect, response)
         return None if answer is None else [answer.message]
-    try:  # may have several choices, of which each is a message
+    try:  # each of several choices is a message
         if not isinstance(response.events, UnsetType):
             return _joined(response.events)
         choices = response.whole.get("choices") if isinstance(response.whole, dict) else None

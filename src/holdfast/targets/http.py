@@ -1,4 +1,4 @@
-"""Asks a workflow behind HTTP as the target."""
+"""A workflow with an HTTP interface as the target."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class HttpWorkflow(Target):
 
     @property
     def final_notices(self) -> list[str]:
-        """Report a server that sent what nobody asked for."""
+        """Report a server that sent replies unasked."""
         return self._client.notices
 
     async def reply(self, turn: Turn) -> Reply:
@@ -119,7 +119,7 @@ class HttpWorkflow(Target):
                 choices = [] if event.whole else _choices(event.value)
                 chat |= bool(choices)
                 if choices and not any(map(is_first, choices)):
-                    continue  # of another answer, which the request asked for beside the first
+                    continue  # part of another answer: the request asked for several
                 finished |= any(choice.get("finish_reason") for choice in choices)
                 part = self._find(event.value, whole=event.whole)
                 if part is not None:
@@ -133,7 +133,7 @@ class HttpWorkflow(Target):
         return Reply(text=mend("".join(parts)), usage=replace(usage, requests=1), first_token=first, trace=trace)
 
     def _find(self, value: Any, *, whole: bool) -> Any:
-        """Pick the answer, or a piece of it, from a reply or an event. An error beside no answer is raised."""
+        """Pick the answer, or a piece of it, from a reply or an event. Raise the error of a reply without one."""
         try:
             part = self._pick.search(value)
         except JMESPathError as error:
@@ -153,7 +153,7 @@ def _step_reader(line: bytes) -> StepReader | None:
 
 
 def _choices(event: Any) -> list[dict[str, Any]]:
-    """Return the choices of an event of chat completions; other events have none."""
+    """Return the choices of an event of chat completions; an empty list for other events."""
     choices = event.get("choices") if isinstance(event, dict) else None
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 

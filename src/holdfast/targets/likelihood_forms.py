@@ -2,10 +2,10 @@
 
 Echo      completions that return their prompt, with its log-probabilities: vLLM, NIM and others
 SGLang    SGLang's own /generate
-LlamaCpp  llama.cpp's own /completion, where a grammar forces the model to say the very tokens of the continuation
+LlamaCpp  llama.cpp's own /completion, with a grammar that forces the model to produce the continuation's tokens
 
-Each is tried once on a short text before it is used. A server may accept `echo` and ignore it, in which case every
-continuation would score alike; so what comes back is counted, and never taken on trust.
+Each is tried once on a short text before it is used. A server may accept `echo` and ignore it, and every continuation
+would score alike; so the returned log-probabilities are counted, not trusted.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Form(Protocol):
     """what the user should know about the server"""
 
     async def probe(self, span: Tokens | Characters, text: str) -> None:
-        """Check the server's answer for a text; raise Unsupported where it is of no use."""
+        """Check the server's answer for a text; raise Unsupported if it is of no use."""
         ...
 
     async def score(self, span: Tokens | Characters) -> Score:
@@ -92,7 +92,7 @@ class Form(Protocol):
 class Unsupported(Exception):
     """The server gives no likelihoods in this form; the message completes "the server …".
 
-    A remedy is given where the server has the form, and a setting of it stands in the way.
+    A remedy is given if the server has the form, but one of its settings prevents it.
     """
 
     def __init__(self, reason: str, remedy: str | None = None) -> None:
@@ -142,7 +142,7 @@ class Echo:
                 raise Unsupported("returns no `text_offset`, so where the continuation begins is unknown")
             self._shift = "".join(values["tokens"]).find(text)
             if self._shift < 0:
-                raise Unsupported(f"returns other tokens than those of {text!r}")
+                raise Unsupported(f"returns tokens that are not in {text!r}")
         if self._added or self._shift:
             self.notice = "the server adds a BOS token to every prompt; it counts as a part of the context"
 
@@ -213,12 +213,12 @@ def _choice(reply: Any) -> Any:
 
 
 class _OwnForm:
-    """A form of one server alone, which takes token ids and is known by its answer."""
+    """A form of one kind of server, which takes token ids and is recognized by its answer."""
 
     takes_text = False
     notice: str | None = None
     lacks: ClassVar[str]
-    """completes "the server …" where it is another one"""
+    """completes "the server …" for another kind of server"""
 
     def __init__(self, server: ModelServer) -> None:
         self._server = server
@@ -272,7 +272,7 @@ class SGLang(_OwnForm):
 
 
 class LlamaCpp(_OwnForm):
-    """llama.cpp's /completion: the grammar allows one token at each step, and `n_probs` tells how likely it was."""
+    """llama.cpp's /completion: the grammar allows one token at each step, and `n_probs` returns its probability."""
 
     name = "llama.cpp"
     lacks = "does not force tokens by a grammar, as llama.cpp does since December 2025"
@@ -310,7 +310,7 @@ def _score(values: list[Any], bests: Iterable[Any], sent: Any, received: Any) ->
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise AttemptError("bad_reply", f"a token of the continuation has the log-probability {value!r:.40}")
     greedy = all(value == best for value, best in zip(values, bests, strict=True))
-    # `sum`, as lm-eval computes it: its digits depend on the order, and from Python 3.12 on also on the function.
+    # `sum`, as in lm-eval: the digits depend on the order, and since Python 3.12 on the function.
     return Score(
         float(sum(values)),
         greedy,
@@ -405,7 +405,7 @@ async def patiently(call: Callable[[], Awaitable[Any]]) -> Any:
 
 
 class Gate:
-    """Limits requests in flight to a number that may change meanwhile. First come, first served."""
+    """Limits requests in flight to a number that may change at any time. First come, first served."""
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit

@@ -37,7 +37,7 @@ _SHOWN: Final = 400
 
 
 def mcp_client() -> Any:
-    """Import the official package; raise Fault where it is missing."""
+    """Import the official package; raise Fault if it is missing."""
     try:
         import mcp
         import mcp.client.stdio
@@ -207,7 +207,7 @@ class Connection:
                 ready.set_exception(self._gone("ended before it answered"))
 
     async def call(self, name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> Any:
-        """Call a tool, with `meta` as the request's `_meta`; raise AttemptError where the server is gone."""
+        """Call a tool, with `meta` as the request's `_meta`; raise AttemptError if the server is gone."""
         if self._task is None or not self.alive:
             raise self._gone("is gone")
         call = asyncio.ensure_future(self._client.call_tool(name, arguments, meta=meta))

@@ -1,4 +1,4 @@
-"""A model behind an API, in whatever dialect."""
+"""A model with an API, in any dialect."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Model(Target):
         self._client: Client | Balancer | None = None
         self._batches: BatchHub | None = None
         self._batched: BatchedClient | None = None
-        """where the run has batches"""
+        """if the run has batches"""
         self._place = "target"
         """the block of the eval file that asks"""
         self._odd_stops: set[str] = set()
@@ -111,7 +111,7 @@ class Model(Target):
 
     @classmethod
     def identity(cls, block: ModelTarget, origin: Origin) -> dict[str, Any]:
-        """Leave out where the model is asked, unless `identity: url` is set."""
+        """Leave out the model's URL, unless `identity: url` is set."""
         provider, name = provider_of(block.model, block.base_url)
         api = block.api or provider.api
         identity: dict[str, Any] = {"model": name, "api": api, "params": block.params, "version": block.version}
@@ -152,7 +152,7 @@ class Model(Target):
         return model
 
     def _check_endpoint(self, where: str) -> None:
-        """Raise ConfigError where the model cannot be asked, before anything is."""
+        """Raise ConfigError if the model cannot be asked."""
         if self.block.stream and self.endpoint.access == "aws" and self.endpoint.api == "messages":
             message = f"{self.block.model} cannot be streamed: Bedrock has a format of its own for streams"
             raise ConfigError([Problem(where, message)], remedy="Remove `stream: true` from target.")
@@ -239,7 +239,7 @@ class Model(Target):
     async def answer(
         self, messages: list[Message], calls: Calls, more: dict[str, Any], load: Callable[[str], bytes] | None = None
     ) -> Reply:
-        """Return the model's answer to a conversation, from the trial's record where it is there."""
+        """Return the model's answer to a conversation, from the trial's record if possible."""
 
         async def ask(sent: list[Message]) -> Reply:
             async def live() -> Any:
@@ -256,7 +256,7 @@ class Model(Target):
         more: Mapping[str, Any] = MappingProxyType({}),
         load: Callable[[str], bytes] | None = None,
     ) -> Coroutine[Any, Any, Reply]:
-        """Return the model's answer to a conversation; `more` is sent beside the target's parameters.
+        """Return the model's answer to a conversation; `more` is sent in addition to the target's parameters.
 
         `load` returns the content of a file that a message names by its digest.
         """
@@ -382,7 +382,7 @@ def _schema_of(block: ModelTarget, origin: Origin) -> dict[str, Any] | None:
 
 
 def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:
-    """Return what can change a likelihood, as far as it is set."""
+    """Return the settings that can change a likelihood, if they are set."""
     identity: dict[str, Any] = {}
     if settings := block.likelihood.model_dump(exclude_defaults=True):
         identity["likelihood"] = settings

@@ -1,8 +1,8 @@
 """A server on loopback for agents that nobody can look into. It speaks every API that has a dialect.
 
 Each trial has a base URL of its own. What is asked there goes to the real server; the answers are recorded before their
-end is handed over, counted, priced, and after a crash given from the record. An outage reaches the agent as it is:
-whether it gets over it is its own affair, but what it says without having got over it is not taken as its answer.
+end is handed over, counted, priced, and replayed from the record after a crash. An outage reaches the agent as it is.
+It may recover; if it does not, its output is not taken as its answer.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
 _GONE: Final = (ConnectionError, aiohttp.ClientError)
-"""what writing to an agent raises that has gone; the answer is kept all the same"""
+"""raised by writing to an agent that is gone; the answer is still kept"""
 _KEYS: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
-"""headers with an agent's own key, passed on where the eval has none"""
+"""headers with an agent's own key, passed on if the eval has no key"""
 _KEY_VARIABLES: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
 """where the providers' clients look for keys"""
 DUMMY_KEY: Final = "sk-holdfast-the-proxy-adds-the-real-key"
-"""what an agent gets instead of a key: clients do not start without one"""
+"""given to agents instead of a key: clients do not start without one"""
 _PASSED_ON: Final = ("anthropic-version", "anthropic-beta", "openai-organization", "openai-project", "openai-beta")
 _PROVIDERS: Final[dict[str, Api]] = {"openai": "chat", "anthropic": "messages", "google": "gemini"}
 """with the API whose headers their other paths have too"""
@@ -173,7 +173,7 @@ class Proxy:
         )
 
     async def client(self, place: Place, request: web.Request) -> Client | Balancer:
-        """Return the client for a path of the real server, with the key of the eval, else the agent's own."""
+        """Return the client for a path of the real server, with the key of the eval, or else the agent's own."""
         query = _query(place, request)
         path = f"{place.path}?{query}" if query and request.method != "GET" else place.path
         urls, key_env = self._upstream[place.provider]
@@ -204,7 +204,7 @@ class Proxy:
 
     @property
     def final_notices(self) -> list[str]:
-        """What requests were charged for and no price is known of, and servers that sent what nobody asked for."""
+        """Charges without a known price, and servers that sent replies unasked."""
         parts = (*self._models.values(), *self._clients.values())
         return [notice for part in parts for notice in part.notices]
 
@@ -324,7 +324,7 @@ class _Answer:
 
 def _upstream(provider: str, block: TargetBlock) -> tuple[list[str], str]:
     """Return the base URLs of a provider, and the environment variable with its key."""
-    # $OPENAI_BASE_URL counts as the base_url of models that have a prefix of the hub: here it is OpenAI's alone.
+    # $OPENAI_BASE_URL counts as the base_url of models that have a prefix of the hub: here it is only OpenAI's.
     environ = {name: value for name, value in os.environ.items() if provider == "openai" or name != "OPENAI_BASE_URL"}
     own = endpoint_of("" if provider == "openai" else f"{provider}/any", environ=environ)
     base_url, key_env = getattr(block, "base_url", None), getattr(block, "api_key_env", None)
@@ -351,7 +351,7 @@ def _refusal(
     headers: Mapping[str, str] | None = None,
     body: Any = None,
 ) -> web.Response:
-    """Return an error in the shape that clients read, with the real server's body where there is one."""
+    """Return an error in the shape that clients read, with the real server's body if there is one."""
     if not isinstance(body, dict):
         body = {"type": "error", "error": {"message": message, "type": kind, "param": None, "code": kind}}
     return web.Response(status=status, headers=headers, body=msgspec.json.encode(body), content_type="application/json")

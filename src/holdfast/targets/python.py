@@ -64,10 +64,10 @@ class Context:
     state: Any = None
     """the `state` of the previous reply"""
     workspace: Path | None = None
-    """the trial's folder, where the eval has a `workspace`"""
+    """the trial's folder, if the eval has a `workspace`"""
     base_url: str = ""
     """an OpenAI-compatible URL of this trial, for frameworks with a client of their own: calls through it are recorded,
-    counted and replayed as those of `model` are"""
+    counted and replayed like calls of `model`"""
     deadline: float | None = None
     """when the time for this reply is up, in seconds since the epoch"""
     _owner: tuple[PythonFunction, Turn, asyncio.AbstractEventLoop] | None = field(default=None, repr=False)
@@ -249,7 +249,7 @@ class PythonFunction(Target):
         return await self._models[name].answer(messages, turn.calls, params, turn.load)
 
     def _model(self, name: str) -> Model:
-        """Return a model that the function names; its provider's prefix counts where the target has no `base_url`."""
+        """Return a model that the function names; its provider's prefix counts if the target has no `base_url`."""
         by_prefix = self.block.base_url is None and has_provider(name)
         key_env = None if by_prefix else self.block.api_key_env
         try:
@@ -345,7 +345,7 @@ def _as_json(value: Any) -> Any:
 
 
 def settle_reply(returned: Any) -> Reply:
-    """Return what a user's code returned as the reply that the journal will give back."""
+    """Return a user's return value as the reply that the journal will give back."""
     return _settle(_as_reply(returned))
 
 
@@ -372,7 +372,7 @@ def _as_reply(returned: Any) -> Reply:
 
 
 def _from_dict(returned: dict[str, Any]) -> Reply:
-    """Read a dict. An empty `tool_calls` or `messages` says that no tool was called; None, or no such key, nothing."""
+    """Read a dict. An empty `tool_calls` or `messages` means that no tool was called; None means unknown."""
     text = next((returned[key] for key in ("output", "text", "content") if key in returned), None)
     messages: list[Message] | None = _listed(returned, "messages")
     value = UNSET
@@ -405,7 +405,7 @@ def _from_dict(returned: dict[str, Any]) -> Reply:
 
 
 def _listed(returned: dict[str, Any], key: str) -> list[dict[str, Any]] | None:
-    """Return a list of objects in a reply; None where the reply does not say."""
+    """Return a list of objects in a reply; None if the reply does not have it."""
     value = returned.get(key)
     if value is None:
         return None
@@ -430,7 +430,7 @@ def _instance_of(target: Callable[..., Any], where: str) -> Callable[..., Any]:
 
 @asynccontextmanager
 async def _lifetime(target: Callable[..., Any], params: dict[str, Any], where: str) -> AsyncIterator[None]:
-    """Open the target on the way in and close it on the way out, where it has methods for that."""
+    """Open the target on the way in and close it on the way out, if it has methods for that."""
     opening, closing = _method(target, "open", ("params",), where), _method(target, "close", (), where)
     if opening is not None:
         try:

@@ -24,7 +24,7 @@ def headers_of(endpoint: ModelEndpoint, dialect: Dialect) -> dict[str, str]:
 
 
 def signer_of(endpoint: ModelEndpoint) -> Signer | None:
-    """Return what signs the requests to a model; None where a key is enough."""
+    """Return the signer of requests to a model; None if a key is enough."""
     if endpoint.access == "aws" and not os.environ.get(endpoint.key_env):
         return _AwsSigner(endpoint)
     return _GoogleSigner() if endpoint.access == "gcp" else None

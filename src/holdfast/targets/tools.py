@@ -1,8 +1,8 @@
 """Tools a model may call: Python functions, scripted responses, and what MCP servers offer.
 
-A tool that fails does not fail the trial: what went wrong goes back to the model as the tool's result. A tool that is
-gone, a server that crashed, is an error of the attempt, which is tried again. The traceback of a Python function is
-recorded beside the result; the model does not see it.
+A tool that fails does not fail the trial: the error goes back to the model as the tool's result. A tool that is gone,
+such as a server that crashed, is an error of the attempt, which is retried. The traceback of a Python function is
+recorded with the result; the model does not see it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _MCP_SERVER = "holdfast.targets.mcp:McpServer"
 _LONGEST_MARK = 80
-"""bytes that say how much of a result is left out"""
+"""bytes of the note about what is left out"""
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
 _GOOGLE = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.+(?:\n(?!\s+\w+\s*(?:\([^)]*\))?:)\s+.+)*)", re.MULTILINE)
 _SPHINX = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)", re.MULTILINE)
@@ -52,9 +52,9 @@ class ToolContext:
     trial: int
     turn: int
     workspace: Path | None
-    """the trial's folder, where the eval has a workspace"""
+    """the trial's folder, if the eval has a workspace"""
     call_id: str
-    """the same whenever this call of this trial is made, after a crash too: a key for idempotent requests"""
+    """the same whenever this call of this trial is made, even after a crash: a key for idempotent requests"""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Toolbox:
             await server.close()
 
     async def of(self, calls: Calls) -> dict[str, Tool]:
-        """Return the tools that a trial can call, by name; starts the trial's own servers where needed."""
+        """Return the tools that a trial can call, by name; starts the trial's own servers if needed."""
         tools = {tool.name: tool for tool in self._functions}
         for server in self._servers:
             for tool in await server.tools(calls):
@@ -188,7 +188,7 @@ async def _run(
 
 
 def limit_text(text: str, most: int) -> str:
-    """Return a text of at most so many bytes: of a longer one the beginning and the end, and how much is left out."""
+    """Limit a text to `most` bytes: a longer text keeps its beginning and its end, and a note of what is left out."""
     if len(text) <= most // 4:  # no character has more than four bytes
         return text
     data = text.encode(errors="replace")
@@ -275,7 +275,7 @@ def as_text(result: Any) -> str:
 
 
 def _parse_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """Return the description in a docstring, and those of the parameters by name."""
+    """Return the description in a docstring, and the parameters' descriptions by name."""
     about = {match[1]: " ".join(match[2].split()) for match in _SPHINX.finditer(doc)}
     section = re.search(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\n)+)", doc, re.MULTILINE)
     if section is not None:
@@ -307,7 +307,7 @@ def _tool_identity(block: ToolBlock, spec: Eval, number: int) -> dict[str, Any]:
 
 
 def scripted_tool(block: ScriptedTool, where: str) -> Tool:
-    """Return a tool that answers from its responses; a call that fits none gets an error as its result."""
+    """Return a tool that answers from its responses; a call that fits no response gets an error as its result."""
     responses = [(_matching(response, where), response) for response in block.responses]
 
     async def run(arguments: dict[str, Any], _: ToolContext) -> str:

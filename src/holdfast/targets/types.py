@@ -39,21 +39,21 @@ PROCESS: Final = object()
 
 
 class ToolFailure(msgspec.Struct, frozen=True):
-    """A tool's result where its Python function raised."""
+    """A tool's result if its Python function raised."""
 
     message: str
     """for the model"""
     traceback: str
-    """of the user's code, for the record alone"""
+    """of the user's code, only for the record"""
 
 
 class PastCall(msgspec.Struct, frozen=True):
-    """A finished tool call of a trial, to be run again where the state it built has been lost."""
+    """A finished tool call of a trial, to be run again if the state it built has been lost."""
 
     turn: int
     name: str
     arguments: Any
-    """UNSET where they are not on record"""
+    """UNSET if they are not on record"""
     function: str | UnsetType | None = UNSET
     """of `context.tool(function)`: `module:name`, or None for a function that no other process can find"""
     call_id: str = ""
@@ -65,7 +65,7 @@ class Home(msgspec.Struct, frozen=True):
     home: object
     """compared by identity"""
     rerun: Callable[[], Awaitable[object]] | None
-    """runs the call there; None where it cannot be run any more"""
+    """runs the call there; None if it can no longer be run"""
 
 
 FindHome = Callable[[PastCall], Awaitable[Home | None]]
@@ -73,10 +73,10 @@ FindHome = Callable[[PastCall], Awaitable[Home | None]]
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model call is read that is in the form of somebody else's program."""
+    """How to read a model call that is in a third-party program's form."""
 
     identity: Any = UNSET
-    """the request without what clients change on every start; the record is searched for it"""
+    """the request without the parts that clients change on every start; the record is searched for it"""
     messages: list[Message] = []
     """the conversation in the request"""
     usage: Callable[[Any], Usage]
@@ -91,7 +91,7 @@ class Calls(Protocol):
     id: str
     """the trial's id in this process"""
     workspace: Path | None
-    """the trial's folder, where the eval has one"""
+    """the trial's folder, if the eval has a workspace"""
     first: bool
     """the first attempt at the turn, and the previous turn was answered in this process"""
     observed: bool
@@ -100,7 +100,7 @@ class Calls(Protocol):
     """what the target has answered so far: the answer, if a limit ends the attempt"""
 
     async def model(self, request: Any, ask: Callable[[], Awaitable[Any]], reading: Reading | None = None) -> Any:
-        """Return a model's answer, as JSON; `ask` gets it where it is not on record.
+        """Return a model's answer, as JSON; `ask` gets it if it is not on record.
 
         Default: the request has `messages`, and the answer is a `Reply`.
         """
@@ -116,10 +116,10 @@ class Calls(Protocol):
         function: str | UnsetType | None = UNSET,
         on_cut_off: OnCutOff = "stop",
     ) -> Any:
-        """Return a tool's result, as JSON; `run` gets it where it is not on record, from the id of the call.
+        """Return a tool's result, as JSON; `run` gets it from the id of the call if it is not on record.
 
-        `on_cut_off` is for `replay: never`, and `home` holds the state that a `replay: again` call builds. Of a
-        `ToolFailure`, the message is the result, and the traceback is recorded beside it.
+        `on_cut_off` is for `replay: never`, and `home` holds the state that a `replay: again` call builds. The
+        message of a `ToolFailure` is the result, and its traceback is recorded as well.
         """
         ...
 
@@ -147,9 +147,9 @@ class Continuation(msgspec.Struct, frozen=True):
 
     text: str
     context: str | None = None
-    """what stands before the text; None: the prompt"""
+    """the text before it; None: the prompt"""
     rolling: bool = False
-    """the text stands alone, and is divided where it is longer than the model's context"""
+    """the text has no context, and is divided if it is longer than the model's context"""
 
 
 def most_likely(logprobs: Sequence[float]) -> int:
@@ -191,7 +191,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     @property
     def seed(self) -> int:
-        """Seed of the trial: the same number for the same sample and trial, whatever the order of execution."""
+        """Seed of the trial: the same number for the same sample and trial, in any order of execution."""
         return xxh3_64_intdigest(f"{self.sample.digest}:{self.trial}".encode()) & 0x7FFFFFFF
 
 
@@ -219,11 +219,11 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     stop_detail: str | UnsetType = UNSET
     """which limit ended the reply, or the end of what a failed program printed; filled in by the engine"""
     calls: list[ToolCall] | UnsetType = UNSET
-    """every tool call of this turn, filled in by the engine where `messages` do not hold them all"""
+    """every tool call of this turn, filled in by the engine if `messages` do not hold them all"""
     trace: list[TraceStep] | None = None
-    """the target's inner steps in this turn, where it reports them; stored as `Output.trace`"""
+    """the target's inner steps in this turn, if it reports them; stored as `Output.trace`"""
     value: Any = UNSET
-    """the answer itself, where it is no text but an object, a list, a number …; JSON. `text` is then its text"""
+    """the answer itself, if it is an object, a list, a number … and not a text; JSON. `text` is its text"""
 
 
 def eval_hints(key: str, path: str = "") -> Hints:
@@ -283,7 +283,7 @@ class Target:
         """
 
     def use_batches(self, batches: BatchHub) -> None:
-        """Take what makes requests in batches, before the target is opened, if the run has any."""
+        """Take the run's batches, if it has any, before the target is opened."""
 
     def limits(self, sample: Sample) -> RowLimits | None:
         """Return a row's own limits, for trials with recorded calls; None: the limits of the eval count."""
