@@ -257,8 +257,8 @@ def through_proxy(answer: Handler, test: Callable[[aiohttp.ClientSession, str, A
         calls = await Replay(job, notes, [], lambda _: None).begin_attempt(1)  # type: ignore[arg-type]
         try:
             async with Proxy(block, {}) as proxy, aiohttp.ClientSession() as client:
-                proxy.admit(calls)  # type: ignore[arg-type]
-                await test(client, proxy.base_url(calls), calls, notes)  # type: ignore[arg-type]
+                with proxy.serving(calls) as url:  # type: ignore[arg-type]
+                    await test(client, url, calls, notes)
         finally:
             await runner.cleanup()
 

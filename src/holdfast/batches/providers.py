@@ -47,6 +47,7 @@ _SKEW_SECONDS: Final = 900.0
 _FILE_SECONDS: Final = 600.0
 """that a provider may take to read an uploaded file"""
 _NOT_RUN: Final = ("batch_expired", "batch_cancelled", "batch_canceled")
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError)
 _decoder: Final = msgspec.json.Decoder()
 
 
@@ -157,6 +158,23 @@ class BatchApi:
 
     def read(self, line: bytes) -> BatchResult | None:
         """Read a line of results; None for any other line."""
+        try:
+            return self._result(_decode(line))
+        except _MALFORMED:
+            return None
+
+    def _result(self, value: Any) -> BatchResult:
+        """Return the result in a line; any error of reading it means that the line is another one."""
+        raise NotImplementedError
+
+    def _look(self, answer: Any) -> Look:
+        try:
+            return self._description(answer)
+        except _MALFORMED as error:
+            raise AttemptError("bad_reply", f"not the description of a batch: {str(answer)[:200]}") from error
+
+    def _description(self, batch: Any) -> Look:
+        """Return the state of a batch as the provider describes it."""
         raise NotImplementedError
 
     async def download(self, look: Look, path: Path) -> None:
@@ -216,25 +234,22 @@ class OpenAIBatches(BatchApi):
         """Return the state of a batch."""
         return self._look(await self._json("GET", f"{self._base}/batches/{batch}"))
 
-    def _look(self, answer: Any) -> Look:
-        try:
-            batch = answer.get("job", answer)  # as Together wraps a batch that it has created
-            status = str(batch["status"]).lower()
-            counts = batch.get("request_counts") or {}
-            files = [batch.get("output_file_id"), batch.get("error_file_id")]
-            done = int(counts.get("completed") or 0) + int(counts.get("failed") or 0)
-            return Look(
-                id=str(batch["id"]),
-                status=status,
-                done=done,
-                total=int(counts.get("total") or 0),
-                ended=status in ("completed", "failed", "expired", "cancelled", "canceled"),
-                files=tuple(f"{self._base}/files/{file}/content" for file in files if file),
-                problem=_problem(batch) if status == "failed" else None,
-                results=done,
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise AttemptError("bad_reply", f"not the description of a batch: {str(answer)[:200]}") from error
+    def _description(self, batch: Any) -> Look:
+        batch = batch.get("job", batch)  # Together wraps a batch that it has created
+        status = str(batch["status"]).lower()
+        counts = batch.get("request_counts") or {}
+        files = [batch.get("output_file_id"), batch.get("error_file_id")]
+        done = int(counts.get("completed") or 0) + int(counts.get("failed") or 0)
+        return Look(
+            id=str(batch["id"]),
+            status=status,
+            done=done,
+            total=int(counts.get("total") or 0),
+            ended=status in ("completed", "failed", "expired", "cancelled", "canceled"),
+            files=tuple(f"{self._base}/files/{file}/content" for file in files if file),
+            problem=_problem(batch) if status == "failed" else None,
+            results=done,
+        )
 
     async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
         """Look for the uploaded file, or the intent in the metadata."""
@@ -261,23 +276,18 @@ class OpenAIBatches(BatchApi):
         """Cancel a batch."""
         await self._json("POST", f"{self._base}/batches/{batch}/cancel", {})
 
-    def read(self, line: bytes) -> BatchResult | None:
-        """Read a line of the output file or the error file."""
-        try:
-            result = _decode(line)
-            custom_id, response, error = result["custom_id"], result.get("response"), result.get("error") or {}
-            if isinstance(error, dict) and error.get("code") in _NOT_RUN:
-                return BatchResult(custom_id, run=False)
-            if response:
-                status, body = int(response.get("status_code") or 200), response.get("body")
-                if status < 300:
-                    return BatchResult(custom_id, body)
-                whole = isinstance(error, dict) and "error" in error
-                reason = body or (error if whole else {"error": error})  # vLLM has no body there
-                return BatchResult(custom_id, error=self._client.refusal(status, msgspec.json.encode(reason)))
-            return BatchResult(custom_id, error=self._client.refusal(500, msgspec.json.encode({"error": error})))
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
-            return None
+    def _result(self, value: Any) -> BatchResult:
+        custom_id, response, error = value["custom_id"], value.get("response"), value.get("error") or {}
+        if isinstance(error, dict) and error.get("code") in _NOT_RUN:
+            return BatchResult(custom_id, run=False)
+        if response:
+            status, body = int(response.get("status_code") or 200), response.get("body")
+            if status < 300:
+                return BatchResult(custom_id, body)
+            whole = isinstance(error, dict) and "error" in error
+            reason = body or (error if whole else {"error": error})  # vLLM has no body there
+            return BatchResult(custom_id, error=self._client.refusal(status, msgspec.json.encode(reason)))
+        return BatchResult(custom_id, error=self._client.refusal(500, msgspec.json.encode({"error": error})))
 
 
 class TogetherBatches(OpenAIBatches):
@@ -298,9 +308,9 @@ class TogetherBatches(OpenAIBatches):
         """Create the batch, which is found again by its file."""
         return await self._create(uploaded)
 
-    def _look(self, answer: Any) -> Look:
-        look = super()._look(answer)
-        return look._replace(done=round(answer.get("job", answer).get("progress") or 0), total=100, results=None)
+    def _description(self, batch: Any) -> Look:
+        look = super()._description(batch)
+        return look._replace(done=round(batch.get("job", batch).get("progress") or 0), total=100, results=None)
 
 
 def _problem(batch: dict[str, Any]) -> BatchProblem:
@@ -352,26 +362,23 @@ class AnthropicBatches(BatchApi):
         """Return the state of a batch."""
         return self._look(await self._json("GET", f"{self._url}/{batch}"))
 
-    def _look(self, batch: Any) -> Look:
-        try:
-            counts = dict(batch["request_counts"])
-            ended = batch["processing_status"] == "ended"
-            status = str(batch["processing_status"])
-            if ended and batch.get("cancel_initiated_at"):
-                status = "cancelled"
-            elif ended and counts.get("expired"):
-                status = "expired"
-            return Look(
-                id=str(batch["id"]),
-                status=status,
-                done=sum(counts.values()) - counts.get("processing", 0),
-                total=sum(counts.values()),
-                ended=ended,
-                files=(f"{self._url}/{batch['id']}/results",) if ended else (),
-                results=sum(counts.values()) if ended else None,
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise AttemptError("bad_reply", f"not the description of a batch: {str(batch)[:200]}") from error
+    def _description(self, batch: Any) -> Look:
+        counts = dict(batch["request_counts"])
+        ended = batch["processing_status"] == "ended"
+        status = str(batch["processing_status"])
+        if ended and batch.get("cancel_initiated_at"):
+            status = "cancelled"
+        elif ended and counts.get("expired"):
+            status = "expired"
+        return Look(
+            id=str(batch["id"]),
+            status=status,
+            done=sum(counts.values()) - counts.get("processing", 0),
+            total=sum(counts.values()),
+            ended=ended,
+            files=(f"{self._url}/{batch['id']}/results",) if ended else (),
+            results=sum(counts.values()) if ended else None,
+        )
 
     async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
         """Look among batches of the same time and size for one whose results carry the intent.
@@ -404,22 +411,15 @@ class AnthropicBatches(BatchApi):
         """Cancel a batch."""
         await self._json("POST", f"{self._url}/{batch}/cancel", {})
 
-    def read(self, line: bytes) -> BatchResult | None:
-        """Read a line of the results."""
-        try:
-            value = _decode(line)
-            custom_id, result = value["custom_id"], value["result"]
-            if result["type"] == "succeeded":
-                return BatchResult(custom_id, result["message"])
-            if result["type"] in ("expired", "canceled"):
-                return BatchResult(custom_id, run=False)
-            error = result["error"]
-            kind = (error.get("error") or error).get("type")
-            return BatchResult(
-                custom_id, error=self._client.refusal(_STATUS.get(kind, 500), msgspec.json.encode(error))
-            )
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
-            return None
+    def _result(self, value: Any) -> BatchResult:
+        custom_id, result = value["custom_id"], value["result"]
+        if result["type"] == "succeeded":
+            return BatchResult(custom_id, result["message"])
+        if result["type"] in ("expired", "canceled"):
+            return BatchResult(custom_id, run=False)
+        error = result["error"]
+        kind = (error.get("error") or error).get("type")
+        return BatchResult(custom_id, error=self._client.refusal(_STATUS.get(kind, 500), msgspec.json.encode(error)))
 
 
 def _decode(line: bytes) -> Any:
@@ -445,7 +445,7 @@ def glance(line: bytes) -> tuple[str, bool] | None:
             return str(value["custom_id"]), result["type"] == "succeeded"
         answered = bool(response) and not value.get("error") and int(response.get("status_code") or 200) < 300
         return str(value["custom_id"]), answered
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
+    except _MALFORMED:
         return None
 
 

@@ -49,27 +49,11 @@ _CHARGED: Final = ("file_search_call", "code_interpreter_call", "image_generatio
 """items that the provider charges for in addition to tokens, at an unknown price"""
 _ECHOED: Final = frozenset(
     (
-        *(
-            "object",
-            "created_at",
-            "completed_at",
-            "instructions",
-            "tools",
-            "tool_choice",
-            "parallel_tool_calls",
-            "text",
-        ),
-        *(
-            "temperature",
-            "top_p",
-            "top_logprobs",
-            "presence_penalty",
-            "frequency_penalty",
-            "max_output_tokens",
-            "store",
-        ),
-        *("max_tool_calls", "truncation", "reasoning", "metadata", "user", "background", "previous_response_id"),
-        *("prompt", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "safety_identifier"),
+        *("object", "created_at", "completed_at", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
+        *("text", "temperature", "top_p", "top_logprobs", "presence_penalty", "frequency_penalty", "store", "user"),
+        *("max_output_tokens", "max_tool_calls", "truncation", "reasoning", "metadata", "background", "prompt"),
+        *("previous_response_id", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        "safety_identifier",
     )
 )
 """keys of a reply that every reply has, or that repeat the request"""

@@ -105,11 +105,8 @@ class Command(Target):
         if self._proxy is None:
             return await self._run(turn, calls.workspace, environment)
         environment |= self._proxy.variables(calls)
-        self._proxy.admit(calls)
-        try:
+        with self._proxy.serving(calls):
             return await self._run(turn, calls.workspace, environment)
-        finally:
-            self._proxy.dismiss(calls)
 
     def _environment(self, fields: dict[str, Any]) -> dict[str, str]:
         """Return the variables that the row adds to the program's environment."""

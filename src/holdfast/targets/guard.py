@@ -68,12 +68,8 @@ class GuardedTarget(Target):
         calls = turn.calls
         if self._proxy is None or calls is None:
             return await self._reply(turn)
-        self._proxy.admit(calls)
-        try:
-            url, variables = self._proxy.base_url(calls), self._proxy.variables(calls)
-            return await self._reply(replace(turn, base_url=url, environment=variables))
-        finally:
-            self._proxy.dismiss(calls)
+        with self._proxy.serving(calls) as url:
+            return await self._reply(replace(turn, base_url=url, environment=self._proxy.variables(calls)))
 
     async def _reply(self, turn: Turn) -> Reply:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlencode
@@ -39,7 +39,7 @@ from holdfast.targets.prices import Prices
 from holdfast.targets.types import Reading, eval_hints
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.dialects.types import StreamReader
     from holdfast.http.balancer import Balancer
@@ -122,13 +122,14 @@ class Proxy:
             **keys,
         }
 
-    def admit(self, calls: Calls) -> None:
-        """Assign requests to the trial's URL to this attempt from now on."""
+    @contextmanager
+    def serving(self, calls: Calls) -> Iterator[str]:
+        """Take requests of an attempt at the trial's base URL, which is yielded; refuse them afterwards."""
         self._trials[calls.id] = calls
-
-    def dismiss(self, calls: Calls) -> None:
-        """Refuse further requests of the attempt."""
-        self._trials.pop(calls.id, None)
+        try:
+            yield self.base_url(calls)
+        finally:
+            self._trials.pop(calls.id, None)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         calls = self._trials.get(request.match_info["trial"])

@@ -209,18 +209,15 @@ class PythonFunction(Target):
             context.workspace = calls.workspace
             context._owner = self, turn, asyncio.get_running_loop()
             calls.observed = self._function.takes("context")
-        if proxy is not None and calls is not None:
-            context.base_url = proxy.base_url(calls)
-            proxy.admit(calls)
         try:
-            return await self._call(turn, context)
+            if proxy is None or calls is None:
+                return await self._call(turn, context)
+            with proxy.serving(calls) as context.base_url:
+                return await self._call(turn, context)
         except (AttemptError, Fault):
             raise
         except Exception as error:  # raised by the agent: an error of this trial, never of the run
             raise user_error("agent", error) from error
-        finally:
-            if proxy is not None and calls is not None:
-                proxy.dismiss(calls)
 
     async def _call(self, turn: Turn, context: Context) -> Reply:
         if turn.calls is not None:
