@@ -2,7 +2,8 @@
 
 `types`     Turn, Reply, and the base class of targets
 `build`     the target of an eval: its identity, its construction, and its concurrency
-`model`     a model with an API, and `signing`, the authentication of its requests
+`model`     a model with an API
+`access`    how requests are authenticated, and hints about refusals
 `likelihood` a model that is asked for likelihoods, and `likelihood_forms`, its requests
 `tokenizer` token ids, from the server or from a file
 `batching`  the interface to batches

@@ -22,7 +22,8 @@ from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import VARIABLE, fill_variables, shown_url
 from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.store.records import Usage
-from holdfast.targets.types import Reply, Target, eval_hints
+from holdfast.targets.access import eval_hints
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from holdfast.spec.origin import Origin

@@ -17,6 +17,7 @@ from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.schema import is_embedded
 from holdfast.store.records import NO_USAGE
+from holdfast.targets.access import headers_of
 from holdfast.targets.likelihood_forms import (
     Characters,
     Echo,
@@ -29,7 +30,6 @@ from holdfast.targets.likelihood_forms import (
     patiently,
 )
 from holdfast.targets.model import Model
-from holdfast.targets.signing import headers_of
 from holdfast.targets.tokenizer import LocalTokenizer, ServerTokenizer
 from holdfast.targets.types import Reply, most_likely
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Pro
 
 from holdfast.errors import AttemptError, Fault
 from holdfast.http.balancer import client_of
-from holdfast.targets.types import eval_hints
+from holdfast.targets.access import eval_hints
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

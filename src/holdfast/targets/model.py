@@ -27,10 +27,10 @@ from holdfast.spec.redact import shown_url
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import normal_expression
+from holdfast.targets.access import eval_hints, headers_of, signer_of
 from holdfast.targets.batching import batch_problem
 from holdfast.targets.prices import Prices
-from holdfast.targets.signing import headers_of, signer_of
-from holdfast.targets.types import Reply, Target, eval_hints
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping

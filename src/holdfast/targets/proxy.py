@@ -26,6 +26,7 @@ from holdfast.http.balancer import client_of
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.redact import Secrets
 from holdfast.store.records import ProxiedResponse, Usage
+from holdfast.targets.access import eval_hints
 from holdfast.targets.exchange import (
     Volatile,
     check_answer,
@@ -36,7 +37,7 @@ from holdfast.targets.exchange import (
     without,
 )
 from holdfast.targets.prices import Prices
-from holdfast.targets.types import Reading, eval_hints
+from holdfast.targets.types import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -24,12 +24,12 @@ from holdfast.functions import (
     user_error,
 )
 from holdfast.spec.code_target_schema import PythonTarget
+from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import several_answers
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import OnCutOff, Usage
-from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
 from holdfast.targets.tools import Toolbox, ToolContext, as_text, find_home, tools_identity, use
 from holdfast.targets.types import PROCESS, PROXY, Home, ReplayPolicy, Reply, Target
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.origin import Origin
+    from holdfast.targets.model import Model
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.tools import Tool
     from holdfast.targets.types import Message, PastCall, Turn
@@ -251,9 +252,10 @@ class PythonFunction(Target):
         key_env = None if by_prefix else self.block.api_key_env
         try:
             block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=key_env)
-            return Model(block, Prices(name, self._prices), where=f"context.model({name!r})")
+            model: Model = TARGETS.load("model")(block, Prices(name, self._prices), where=f"context.model({name!r})")
         except UsageError as error:  # the function names the model only now
             raise Fault("auth", error.message, remedy=error.remedy) from error
+        return model
 
     async def use(
         self,

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from xxhash import xxh3_64_intdigest
 
-from holdfast.http.failures import Hints
 from holdfast.store.records import OnCutOff, PartialFiles, ToolCall, TraceStep, Usage
 
 if TYPE_CHECKING:
@@ -224,22 +223,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """the target's inner steps in this turn, if it reports them; stored as `Output.trace`"""
     value: Any = UNSET
     """the answer itself, if it is an object, a list, a number … and not a text; JSON. `text` is its text"""
-
-
-def eval_hints(key: str, path: str = "") -> Hints:
-    """Return hints about failed requests in the words of the eval file; `key` and `path` as in `Hints`."""
-    return Hints(
-        key=key,
-        path=path,
-        model="Check target.model: the server does not know it.",
-        redirect="If you trust that server with the key and the prompts, set base_url (of an HTTP target: http) so "
-        "that requests go there.",
-        size="If such replies are wanted, raise limits.reply_bytes.",
-        size_setting="limits.reply_bytes",
-        end="Serve it over HTTP/1.1 with chunks, end it with `data: [DONE]`, or name its last event as "
-        "target.stream_end. `stream_end: close` accepts such a stream.",
-        end_setting="target.stream_end",
-    )
 
 
 class Target:
