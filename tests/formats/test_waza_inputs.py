@@ -88,7 +88,7 @@ def test_keys_are_those_of_graders_that_name_the_files(tmp_path: Path) -> None:
     ours = tmp_path / "ours" / "eval.yaml"
     put(tmp_path / "ours", FILES)
     ours.write_text(
-        "schemaVersion: '1.1'\nname: o\nprompt: x\ntarget: {mock: waza}\nworkspace: {}\nsamples: [{id: a}]\n"
+        "schemaVersion: '1.0'\nname: o\nprompt: x\ntarget: {mock: waza}\nworkspace: {}\nsamples: [{id: a}]\n"
         + GRADERS.replace("prompt, name: judge, rubric: rubrics/kind.md, model: j", "exact, name: e, expected: y")
     )
     theirs, named = keys(load(path)), keys(load(ours))

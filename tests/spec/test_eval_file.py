@@ -334,7 +334,7 @@ class TestWhatIsRefused:
             ("name: e", "name: e\ngate: {confidence: 95}", 2, ["gate.confidence: should be less than 1, not 95"]),
             ("name: e", "name: e\ngate: {inconclusive: x}", 2, ["gate.inconclusive: should be 'pass' or 'fail'"]),
             ("name: e", "name: e\nprices: {m: {input: 1}}", 2, ["prices.m.output: is missing"]),
-            ("name: e", "name: e\nschemaVersion: '2.0'", 2, ["schemaVersion", "reads version 1.4, not 2.0"]),
+            ("name: e", "name: e\nschemaVersion: '2.0'", 2, ["schemaVersion", "reads version 1.0, not 2.0"]),
             (
                 "name: e",
                 "name: e\ndataset: {path: d.jsonl}",

@@ -125,7 +125,7 @@ def test_history_and_row_parameters_reach_the_server(tmp_path: Path) -> None:
     with server(answer="body") as provider:
         target = {"model": "m", "base_url": provider.base_url, "params": {"max_tokens": 5, "seed": 1}}
         keys = {"samples": rows, "history": "shots", "graders": [], "target": {**target, "params_from": "settings"}}
-        holdfast("eval", write_spec(tmp_path, schemaVersion="1.3", **keys), cwd=tmp_path)
+        holdfast("eval", write_spec(tmp_path, schemaVersion="1.0", **keys), cwd=tmp_path)
     outputs = {output["sample"]: output for output in lines(run_dir(tmp_path) / "outputs.jsonl")}
     asked = {name: json.loads(output["output"]) for name, output in outputs.items()}
     assert asked["a"] == {

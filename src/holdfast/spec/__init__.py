@@ -52,7 +52,4 @@
 `code_files`     collects the files that fingerprints are made of
 `learning`       what only running tells, asked in runs and remembered for plans
 `redact`         removes secrets before an eval is shown or stored
-`legacy`         versions of the file, and earlier spellings
-`rewrite`        changes a file and preserves the rest of its text
-`migrate`        brings a file up to date, in place and with a backup
 """

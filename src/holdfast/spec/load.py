@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
-from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.errors import ConfigError, Problem, UsageError, VersionError
 from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.grader_texts import templates_in
-from holdfast.spec.legacy import check_spellings, eval_version
 from holdfast.spec.load_exports import read_export, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
 from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.named_inputs import misnamed_parts
 from holdfast.spec.overrides import apply_override
-from holdfast.spec.schema import EvalFields
+from holdfast.spec.schema import SCHEMA_VERSION, EvalFields
 from holdfast.spec.selection import Selection
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import PatternTemplate, Template, TemplateSyntaxError, expression, texts
 from holdfast.spec.trial_limits import limit_problems, with_defaults
 from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block
+from holdfast.versions import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Set
@@ -216,12 +216,7 @@ class Eval(msgspec.Struct, frozen=True):
 
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
     """Read and check an eval file, with overrides from the command line."""
-    return apply_overrides(with_deprecation_notices(read_document(path)), overrides, path.resolve().parent)
-
-
-def with_deprecation_notices(document: Document) -> Document:
-    """Attach deprecation notices; raise ConfigError for spellings that were removed."""
-    return replace(document, notices=check_spellings(document))
+    return apply_overrides(read_document(path), overrides, path.resolve().parent)
 
 
 def apply_overrides(document: Document, overrides: Sequence[tuple[tuple[str, ...], Any]], folder: Path) -> Eval:
@@ -305,12 +300,24 @@ def eval_of_run(
 ) -> Eval:
     """Return the eval in a run's manifest."""
     document = Document(copy.deepcopy(data), Path(eval_file) if eval_file else None)
-    limits = document.data.get("limits")
-    if isinstance(limits, dict) and "max_tokens" in limits:  # what runs made by earlier versions call the budget
-        limits.setdefault("token_budget", limits.pop("max_tokens"))
     for key, value in overrides:
         apply_override(document.data, key, value)
     return build_eval(document, Path(folder))
+
+
+def eval_version(document: Document) -> str | None:
+    """Return a notice if a file's version is newer than ours; raise ConfigError if the version is not supported.
+
+    A file without a version is of the current one, which is written into the data.
+    """
+    written = document.data.get("schemaVersion", SCHEMA_VERSION)
+    written = "null" if written is None else written
+    try:
+        newer = check_version(document.where(("schemaVersion",)), written, SCHEMA_VERSION)
+    except VersionError as error:
+        raise ConfigError([Problem("", error.message)], remedy=error.remedy) from error
+    document.data["schemaVersion"] = str(written)
+    return newer
 
 
 def build_eval(

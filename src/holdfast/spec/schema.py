@@ -19,8 +19,8 @@ from holdfast.spec.template import is_template, pattern_example
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
-SCHEMA_VERSION = "1.4"
-"""Version of the eval file format, MAJOR.MINOR. Part of no key. docs/versions.md lists the changes."""
+SCHEMA_VERSION = "1.0"
+"""Version of the eval file format, MAJOR.MINOR. Part of no key."""
 
 _ANSWERS = ("n", "best_of", "candidateCount", "candidate_count")
 """parameters for the number of answers, in several APIs"""

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import Document, Location
-from holdfast.spec.legacy import eval_version
-from holdfast.spec.load import Eval
+from holdfast.spec.load import Eval, eval_version
 from holdfast.spec.load_targets import TARGETS, target_kind
 from holdfast.spec.overrides import Override
 from holdfast.spec.schema import SCHEMA_VERSION, Block, Names, Seconds
