@@ -24,8 +24,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from holdfast.spec.load_graders import GRADERS
-from holdfast.spec.load_targets import TARGETS
-from holdfast.spec.schema import Deferred
+from holdfast.spec.target_schema import TARGETS
 
 FOLDER = Path(__file__).parent
 MARKED = re.compile(r"(<!-- (keys|fields|options): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -143,8 +142,6 @@ def describe(field: FieldInfo, meaning: str) -> str:
 def words(annotation: Any, metadata: list[Any]) -> str:
     """Return a type in plain words."""
     for item in metadata:
-        if isinstance(item, Deferred):
-            return "mapping"
         function = getattr(getattr(item, "func", None), "__name__", "")
         if function in VALIDATORS:
             return VALIDATORS[function]

@@ -26,8 +26,8 @@ from holdfast.formats.benchmark import find_benchmark
 from holdfast.formats.providers import find_file, named_benchmark
 from holdfast.formats.suite import load_suite
 from holdfast.plan.identity import identify
-from holdfast.spec.benchmark_schema import BenchmarkBlock
 from holdfast.spec.document import read_document
+from holdfast.spec.eval_schema import BenchmarkBlock
 from tests.support.running import holdfast, metrics, run_dir, server
 from tests.support.specs import command
 

@@ -19,8 +19,8 @@ from holdfast.engine.retry import Retrier
 from holdfast.engine.workspace import Workspace
 from holdfast.errors import ConfigError
 from holdfast.plan.identity import identify
+from holdfast.spec.eval_schema import Limits
 from holdfast.spec.load import load_eval
-from holdfast.spec.schema import Limits
 from holdfast.spec.trial_limits import time_beside_target, trial_limits
 from holdfast.store import blobs as store
 from holdfast.store.blobs import Blobs, Ignored, Snapshots

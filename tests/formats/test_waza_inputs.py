@@ -17,7 +17,7 @@ from holdfast.data.dataset import Sample
 from holdfast.graders.build import build_graders
 from holdfast.graders.types import Case
 from holdfast.plan.identity import identify
-from holdfast.spec.agent_schema import ScriptedTool
+from holdfast.spec.target_schema import ScriptedTool
 from holdfast.targets.scripted import scripted_tool
 from holdfast.targets.tools import ToolContext
 from tests.support.breaking import kept

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.data.dataset import Sample
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.http_target_schema import HttpTarget
+from holdfast.spec.target_schema import HttpTarget
 from holdfast.targets.http import HttpWorkflow
 from holdfast.targets.sse import Event, EventParser
 from holdfast.targets.types import Reply, Turn

@@ -52,7 +52,7 @@ def _check(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) -> list
     from holdfast.report.compare import read_scores
     from holdfast.report.gate import Rules, check_gate, check_minima
     from holdfast.report.run_view import RunView
-    from holdfast.spec.gate_schema import MAX_DROP
+    from holdfast.spec.eval_schema import MAX_DROP
     from holdfast.store.gate import Check
 
     block = spec.gate

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.plan.plan import PendingTrial
-    from holdfast.spec.hook_schema import HookBlock, HooksBlock
+    from holdfast.spec.eval_schema import HookBlock, HooksBlock
     from holdfast.spec.load import Eval
 
 _SHOWN: Final = 400

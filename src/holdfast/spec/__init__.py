@@ -7,23 +7,14 @@
 `overrides`      `a.b=value` from the command line
 `origin`         the eval file and the place in it that a grader or a target comes from
 `plugins`        extension points: built-in kinds, and entry points of installed packages
-`load_targets`   the target, and the registry of targets
 `load_graders`   graders, judges and the simulated user, and the registry of graders
 `load_likelihood` checks of evals with continuations
 `suite`          suite files: several evals and targets
-`load_exports`   exporters, and the options of an export
-`schema`         the schemas of an eval file's top, its dataset and its limits, and the base of all schemas
+`schema`         the base of all schemas, and the types of their values
+`eval_schema`    schemas of an eval file, except those of its target, graders and exports
+`target_schema`  schemas of targets and their tools, and the registry of targets
+`exports`        exporters and their schemas
 `trial_limits`   the limits of one trial: their defaults, whether they score, and their part of the key
-`conversation_schema` schemas of messages, the simulated user and checkpoints
-`agent_schema`   schemas of tools and workspaces
-`model_schema`   schemas of prices, batches, and reasoning in replies
-`gate_schema`    the schema of the conditions that a finished run must meet
-`hook_schema`    schemas of programs around a run and its trials
-`benchmark_schema` the schema of a benchmark by name
-`export_schema`  the schemas of exports
-`target_schema`  the base schema of targets, and that of models
-`http_target_schema` the schema of HTTP targets
-`code_target_schema` schemas of targets that are functions, programs and installed agents
 `grader_texts`   the texts of graders: templates over the row, and those that must not look like one
 `grader_schema`  the base schemas of graders
 `text_grader_schema` schemas of graders that compare texts

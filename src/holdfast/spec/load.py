@@ -12,17 +12,17 @@ import msgspec
 
 from holdfast.errors import ConfigError, Problem, UsageError, VersionError
 from holdfast.spec.document import Document, Location, read_document
+from holdfast.spec.eval_schema import EvalFields
+from holdfast.spec.exports import read_exports, read_live_exports
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.grader_texts import templates_in
-from holdfast.spec.load_exports import read_export, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
 from holdfast.spec.load_likelihood import likelihood_problems
-from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.named_inputs import misnamed_parts
 from holdfast.spec.overrides import apply_override
-from holdfast.spec.schema import SCHEMA_VERSION, EvalFields
+from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.selection import Selection
-from holdfast.spec.target_schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget, read_target, target_kind
 from holdfast.spec.template import PatternTemplate, Template, TemplateSyntaxError, expression, texts
 from holdfast.spec.trial_limits import limit_problems, with_defaults
 from holdfast.spec.vacuous import vacuous_checks
@@ -32,15 +32,19 @@ from holdfast.versions import check_version
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Set
 
-    from holdfast.spec.agent_schema import WorkspaceBlock
-    from holdfast.spec.conversation_schema import MessageBlock, ResponderBlock
-    from holdfast.spec.export_schema import ExportBlock, LiveExport
-    from holdfast.spec.gate_schema import GateBlock
+    from holdfast.spec.eval_schema import (
+        DatasetBlock,
+        GateBlock,
+        HooksBlock,
+        Limits,
+        MessageBlock,
+        Price,
+        ResponderBlock,
+        WorkspaceBlock,
+    )
+    from holdfast.spec.exports import ExportBlock, LiveExport
     from holdfast.spec.grader_schema import GraderBlock
-    from holdfast.spec.hook_schema import HooksBlock
     from holdfast.spec.judge_schema import PromptGrader
-    from holdfast.spec.model_schema import Price
-    from holdfast.spec.schema import DatasetBlock, Limits
     from holdfast.spec.target_schema import TargetBlock
 
 
@@ -345,7 +349,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     target = read_target(document.data.get("target"), document, problems)
     graders = read_graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
     checkpoints = _checkpoints(top, document, folder, problems)
-    exports = _exports(top, document, problems)
+    exports = () if top is None else read_exports(top.output, document, problems)
     live_exports = {} if top is None else read_live_exports(top.output, document, problems)
     both = document.data.get("dataset") is not None
     if both == (document.data.get("samples") is not None):
@@ -461,7 +465,7 @@ _GATED: Final = ("score", "low", "high", "corpus")
 
 def _gate_problems(gate: GateBlock, graders: Set[str], trials: int, document: Document) -> Iterator[Problem]:
     """Yield what is wrong with the names under `gate`; `holdfast gate --min` takes the same names of metrics."""
-    from holdfast.spec.gate_schema import RUN_METRICS, SETTINGS
+    from holdfast.spec.eval_schema import RUN_METRICS, SETTINGS
 
     for name in graders & gate.model_fields_set & set(SETTINGS):
         message = "is a setting of the gate, and the name of a grader: give the grader another name"
@@ -523,18 +527,6 @@ def _checkpoints(
             graders = [grader.model_copy(update={"where": _both(block.where, grader.where)}) for grader in graders]
         checkpoints.append(Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders)))
     return tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.after_turn))
-
-
-def _exports(top: EvalFields | None, document: Document, problems: list[Problem]) -> tuple[ExportBlock, ...]:
-    exports: dict[str, ExportBlock] = {}
-    for number, raw in enumerate(top.output.export if top is not None else []):
-        location = ("output", "export", number)
-        block = read_export({"to": raw} if isinstance(raw, str) else raw, location, document, problems)
-        if block is not None and block.to in exports:
-            problems.append(Problem(document.where(location), f"duplicate export to {block.to}"))
-        elif block is not None:
-            exports[block.to] = block
-    return tuple(exports.values())
 
 
 def _both(one: str, other: str | None) -> str:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Set
     from pathlib import Path
 
-    from holdfast.spec.conversation_schema import ResponderBlock
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.spec.judge_schema import PromptGrader
 
 GRADERS = Registry(

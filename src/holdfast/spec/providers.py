@@ -17,7 +17,7 @@ from holdfast.spec.schema import urls_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.spec.conversation_schema import ResponderBlock
+    from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.spec.judge_schema import PromptGrader
     from holdfast.spec.schema import Api
 

@@ -13,9 +13,9 @@ from pydantic import Field
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import Document, Location
 from holdfast.spec.load import Eval, eval_version
-from holdfast.spec.load_targets import TARGETS, target_kind
 from holdfast.spec.overrides import Override
 from holdfast.spec.schema import SCHEMA_VERSION, Block, Names, Seconds
+from holdfast.spec.target_schema import TARGETS, target_kind
 from holdfast.spec.validation import suggest, validate_block
 
 

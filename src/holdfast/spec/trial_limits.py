@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.spec.schema import Limits, TrialLimitsBlock, is_embedded
+from holdfast.spec.eval_schema import Limits, TrialLimitsBlock
+from holdfast.spec.schema import is_embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.spec.document import Location
+    from holdfast.spec.eval_schema import OnLimit
     from holdfast.spec.load import Eval
-    from holdfast.spec.schema import OnLimit
 
 
 LimitName = Literal["time_limit", "token_limit", "cost_limit", "call_limit"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from pydantic import ValidationError
 
 from holdfast.errors import Problem
-from holdfast.spec.schema import Block, Deferred
+from holdfast.spec.schema import Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -111,9 +111,6 @@ def _blocks(annotation: Any) -> Iterator[type[Block]]:
     """Yield the blocks that an annotation names, also inside unions and lists."""
     if isinstance(annotation, type) and issubclass(annotation, Block):
         yield annotation
-    for note in getattr(annotation, "__metadata__", ()):
-        if isinstance(note, Deferred):
-            yield note.block
     for part in getattr(annotation, "__args__", ()):
         yield from _blocks(part)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from holdfast.errors import ConfigError, Fault, Problem
-from holdfast.spec.code_target_schema import AgentTarget, CommandTarget
 from holdfast.spec.fingerprint import check_program
 from holdfast.spec.learning import learn
+from holdfast.spec.target_schema import AgentTarget, CommandTarget
 from holdfast.targets.command import Command
 from holdfast.targets.matching import Volatile
 from holdfast.targets.types import Target

@@ -23,10 +23,9 @@ from holdfast.functions import (
     parameters_of,
     user_error,
 )
-from holdfast.spec.code_target_schema import PythonTarget
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import several_answers
-from holdfast.spec.target_schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget, PythonTarget
 from holdfast.store.records import OnCutOff, Usage
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices

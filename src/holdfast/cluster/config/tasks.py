@@ -22,8 +22,8 @@ from holdfast.errors import ConfigError, HoldfastError, UsageError
 from holdfast.formats import find_format, load_any
 from holdfast.formats.providers import find_file, installed_providers, unknown_task
 from holdfast.spec.document import read_document
-from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.providers import OPENAI, has_provider
+from holdfast.spec.target_schema import TARGETS
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
