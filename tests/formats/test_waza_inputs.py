@@ -26,7 +26,7 @@ from tests.support.specs import output_of
 from tests.support.waza import EVAL, TASK, load, notices, refused, rows, tree
 
 if TYPE_CHECKING:
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 WAZA = Path(__file__).parents[1] / "fixtures" / "waza"
 

@@ -20,7 +20,7 @@ from holdfast.targets.types import Reply, Turn
 from tests.support.workflow import Answer, workflow
 
 if TYPE_CHECKING:
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 def parse(*chunks: bytes) -> list[Event]:

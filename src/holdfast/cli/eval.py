@@ -25,7 +25,7 @@ from holdfast.spec.learning import running_nothing
 if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
     from holdfast.spec.document import Document
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.suite import Suite
 
 

@@ -11,7 +11,7 @@ from holdfast.store.rundir import RunDir
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.gate import Check, GateOutcome
     from holdfast.store.metrics import Metrics
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.plan.identity import RunIdentity
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 _LARGE: Final = 16 << 20
 """bytes from which on a file with the same size and time counts as the same"""

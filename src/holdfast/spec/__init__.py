@@ -1,14 +1,14 @@
 """The eval file: read, checked as a whole, and turned into an `Eval`.
 
 `load`           loads an eval file, and reports every problem with its file and line
+`eval`           an eval, a place in one, and the fields of a row that targets and graders see
+`checks`         checks of an eval as a whole, and warnings about checks that can hardly fail
 `document`       YAML with positions
 `validation`     validates blocks by their schemas, and words the problems
 `findings`       collects problems and notices, each with its place
 `overrides`      `a.b=value` from the command line
-`origin`         the eval file and the place in it that a grader or a target comes from
 `plugins`        extension points: built-in kinds, and entry points of installed packages
 `load_graders`   graders, judges and the simulated user, and the registry of graders
-`load_likelihood` checks of evals with continuations
 `suite`          suite files: several evals and targets
 `schema`         the base of all schemas, and the types of their values
 `eval_schema`    schemas of an eval file, except those of its target, graders and exports
@@ -28,7 +28,6 @@
 `file_grader_schema` schemas of graders of files and by programs
 `providers`      where models are found by the prefix of their name
 `env_file`       `.env` files
-`vacuous`        warnings about checks that can hardly fail
 `expected`       expected values of a row: one text, or alternatives
 `numbers`        numbers as people and models write them
 `regex`          regular expressions, and the engine that matches each
@@ -36,9 +35,7 @@
 `slow`           work that is done in other processes because it could take forever
 `template`       templates and expressions, and `jinja`, those that take Jinja2 in its sandbox
 `benchmark_tasks` tasks, groups and metrics of a benchmark
-`selection`      rows selected by id and tag
 `named_inputs`   files and environment variables that the eval file names for its code
-`row_fields`     the fields of a row that a target and a grader see
 `fingerprint`    fingerprints of code, from reading it
 `code_files`     collects the files that fingerprints are made of
 `learning`       what only running tells, asked in runs and remembered for plans

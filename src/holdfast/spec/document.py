@@ -76,6 +76,20 @@ def read_text(path: Path) -> str:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
 
 
+def file_inside(folder: Path, name: str, where: str) -> bytes:
+    """Return the content of a file of the eval's folder; `where` is the place in the eval file, for messages."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError([Problem(where, f"{name} is outside the eval file's folder")])
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            [Problem(where, f"{path} cannot be read: {error.strerror or error}")],
+            remedy="Paths are relative to the eval file's folder.",
+        ) from error
+
+
 def parse_document(
     text: str, path: Path, shape: str = "an eval file is a mapping of keys such as name, dataset, target, prompt"
 ) -> Document:

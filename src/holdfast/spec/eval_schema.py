@@ -1,8 +1,10 @@
 """Schemas of an eval file's keys, except those of its target, its graders and its exports."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
+import msgspec
 from pydantic import BeforeValidator, Field, model_validator
 
 from holdfast.spec.schema import (
@@ -77,6 +79,36 @@ class DatasetBlock(Block):
     """Hugging Face only: the name of the configuration."""
     revision: str | None = None
     """Hugging Face only: branch, tag or commit. The commit is recorded in the manifest."""
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Globs for ids and for tags. Where both are set, a row has to match both."""
+
+    ids: Sequence[str] = ()
+    """one has to match the row's id or `name`"""
+    tags: Sequence[str] = ()
+    """one has to match one of the row's `tags`"""
+
+    @classmethod
+    def of(cls, **globs: Any) -> Self:
+        """Make a selection from single values or lists."""
+        return cls(
+            **{
+                key: [str(one) for one in (value if isinstance(value, list) else [value])]
+                for key, value in globs.items()
+            }
+        )
+
+    def takes(self, row: Mapping[str, Any], sample_id: object) -> bool:
+        """Return True for a row that is selected."""
+        names = [str(name) for name in (sample_id, row.get("name")) if name is not None]
+        tags = row.get("tags")
+        tagged = [tags] if isinstance(tags, str) else [str(tag) for tag in tags] if isinstance(tags, list) else []
+        return _any(self.ids, names) and _any(self.tags, tagged)
+
+
+def _any(globs: Sequence[str], words: list[str]) -> bool:
+    return not globs or any(fnmatchcase(word, glob) for glob in globs for word in words)
 
 
 class PartBlock(Block):

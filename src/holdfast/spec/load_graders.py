@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ConfigError, Problem
+from holdfast.spec.document import file_inside
 from holdfast.spec.grader_schema import TAKEN_NAMES, GraderBlock
 from holdfast.spec.grader_texts import settle_texts
-from holdfast.spec.origin import file_inside
 from holdfast.spec.plugins import Registry
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import is_embedded

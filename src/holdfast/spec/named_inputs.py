@@ -19,28 +19,29 @@ from holdfast.spec.code_files import note_files
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from holdfast.spec.document import Document, Location
-    from holdfast.spec.load import Eval
+    from holdfast.spec.document import Location
+    from holdfast.spec.eval import Eval
 
 TARGET: Final = "target"
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_WRONG: Final = "neither the target nor a grader has this name"
 
 
-def misnamed_parts(key: str, named: Any, graders: Collection[str], document: Document) -> Iterator[Problem]:
-    """Yield the parts under `files` or `env` that the eval does not have."""
-    for part in named if isinstance(named, dict) else ():
-        if part != TARGET and part not in graders:
-            yield Problem(document.where((key, part)), _WRONG + suggest(part, [TARGET, *graders]))
-    if key == "env":
-        lists = [((part,), names) for part, names in named.items()] if isinstance(named, dict) else [((), named)]
-        for place, names in lists:
-            for number, name in enumerate(names):
-                if not _VARIABLE.fullmatch(name):
-                    message = f"{name!r} is not the name of an environment variable; give names without values"
-                    yield Problem(document.where((key, *place, number)), message)
+def misnamed_parts(spec: Eval) -> Iterator[tuple[Location, str]]:
+    """Yield the parts under `files` and `env` that the eval does not have, and names that no variable can have."""
+    parts = [TARGET, *dict.fromkeys(block.name for _, block in spec.placed_graders())]
+    for key in ("files", "env"):
+        named = getattr(spec, key)
+        for part in named if isinstance(named, dict) else ():
+            if part not in parts:
+                yield (key, part), f"neither the target nor a grader has this name{suggest(part, parts)}"
+    lists = [((part,), names) for part, names in spec.env.items()] if isinstance(spec.env, dict) else [((), spec.env)]
+    for place, names in lists:
+        for number, name in enumerate(names):
+            if not _VARIABLE.fullmatch(name):
+                message = f"{name!r} is not the name of an environment variable; give names without values"
+                yield ("env", *place, number), message
 
 
 def named_inputs(spec: Eval, part: str, *, runs_code: bool) -> dict[str, dict[str, str | None]]:

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import Document, Location
-from holdfast.spec.load import Eval, eval_version
+from holdfast.spec.eval import Eval
+from holdfast.spec.load import eval_version
 from holdfast.spec.overrides import Override
 from holdfast.spec.schema import SCHEMA_VERSION, Block, Names, Seconds
 from holdfast.spec.target_schema import TARGETS, target_kind

@@ -14,11 +14,8 @@ from holdfast.spec.eval_schema import Limits, TrialLimitsBlock
 from holdfast.spec.schema import is_embedded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from holdfast.spec.document import Location
+    from holdfast.spec.eval import Eval
     from holdfast.spec.eval_schema import OnLimit
-    from holdfast.spec.load import Eval
 
 
 LimitName = Literal["time_limit", "token_limit", "cost_limit", "call_limit"]
@@ -140,20 +137,3 @@ def limits_identity(spec: Eval) -> dict[str, Any]:
     if (limits.on_exit == "score") != is_agent(spec):
         identity["on_exit"] = limits.on_exit
     return identity
-
-
-def limit_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
-    """Yield what the file says of limits that cannot be enforced for its target."""
-    limits, target = spec.limits, spec.target
-    if limits.trial is not None:
-        for name in limits.trial.model_dump(exclude_none=True):
-            if not (target.counts_calls or (name == "time" and target.works_alone)):
-                message = (
-                    "the target's model calls are not seen one by one: limits of a trial are for agents, functions, "
-                    "programs behind the proxy and models with tools"
-                )
-                yield ("limits", "trial", name), message
-    elif limits.on_limit == "score" and not target.works_alone:
-        yield ("limits", "on_limit"), "only agents, programs and functions can be scored at a time-out: add `trial`"
-    if limits.on_exit is not None and not target.has_exit_code:
-        yield ("limits", "on_exit"), "the target is not a program, and has no exit code"

@@ -27,7 +27,7 @@ from holdfast.targets.types import Target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.types import Reply, Turn
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.matching import Volatile
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.types import Calls, Turn

@@ -24,7 +24,7 @@ from holdfast.store.records import Usage
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.store.records import TraceStep
     from holdfast.targets.types import Turn
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.target_schema import ToolBlock
     from holdfast.store.records import OnCutOff
     from holdfast.targets.mcp import McpServer

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.launch import Container, TaskFile
     from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.eval import Eval
     from holdfast.spec.findings import Findings
-    from holdfast.spec.load import Eval
     from holdfast.spec.overrides import Override
 
 OLDER = ("config.", "target.api_endpoint.")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.provenance import Tree
     from holdfast.export.wandb import Login
     from holdfast.spec.document import Location
+    from holdfast.spec.eval import Eval
     from holdfast.spec.findings import Findings
-    from holdfast.spec.load import Eval
 
 
 Kind = Literal["host", "lit", "runtime"]
