@@ -20,7 +20,7 @@ from holdfast.display.choice import make_display
 from holdfast.display.terminal import echo
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
-from holdfast.spec.learning import running_nothing
+from holdfast.spec.fingerprint import running_nothing
 
 if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome

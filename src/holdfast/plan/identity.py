@@ -20,9 +20,8 @@ from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Slot, Work
-from holdfast.spec.code_files import SESSION_FILE, noting_files
 from holdfast.spec.eval import fields_of_grader, fields_of_target
-from holdfast.spec.learning import take_unknown
+from holdfast.spec.fingerprint import SESSION_FILE, noting_files, take_unknown
 from holdfast.spec.load import target_name
 from holdfast.spec.named_inputs import TARGET
 from holdfast.spec.redact import without_secrets

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.plan.keys import run_id
-from holdfast.spec.code_files import SESSION_FILE
+from holdfast.spec.fingerprint import SESSION_FILE
 from holdfast.spec.named_inputs import TARGET, excluded_patterns
 from holdfast.store.catalog import brief_runs
 from holdfast.store.inputs import Input, read_inputs

@@ -5,7 +5,6 @@
 `checks`         checks of an eval as a whole, and warnings about checks that can hardly fail
 `document`       YAML with positions
 `validation`     validates blocks by their schemas, and words the problems
-`findings`       collects problems and notices, each with its place
 `overrides`      `a.b=value` from the command line
 `plugins`        extension points: built-in kinds, and entry points of installed packages
 `load_graders`   graders, judges and the simulated user, and the registry of graders
@@ -27,17 +26,13 @@
 `tool_grader_schema` schemas of graders of tool calls
 `file_grader_schema` schemas of graders of files and by programs
 `providers`      where models are found by the prefix of their name
-`env_file`       `.env` files
 `expected`       expected values of a row: one text, or alternatives
 `numbers`        numbers as people and models write them
 `regex`          regular expressions, and the engine that matches each
-`re2_syntax`     translates Python's regular expressions to RE2
 `slow`           work that is done in other processes because it could take forever
 `template`       templates and expressions, and `jinja`, those that take Jinja2 in its sandbox
 `benchmark_tasks` tasks, groups and metrics of a benchmark
 `named_inputs`   files and environment variables that the eval file names for its code
 `fingerprint`    fingerprints of code, from reading it
-`code_files`     collects the files that fingerprints are made of
-`learning`       what only running tells, asked in runs and remembered for plans
 `redact`         removes secrets before an eval is shown or stored
 """

@@ -7,6 +7,10 @@ Python's path (PYTHONPATH, editable installs); the standard library and installe
 
 Reading has limits: code that changes `sys.path` or imports by a computed name may import files that reading does not
 find. A `Scan` notes such code, so that callers can look at the modules that were really imported, or warn.
+
+What only running tells (the version of a program, computed imports), a run asks, and keeps the answer in
+`$HOLDFAST_HOME/learned`. A plan runs nothing of the eval: it takes the answer that an earlier run has kept, for exactly
+this program or file, or notes what stays unknown (`learn`).
 """
 
 from __future__ import annotations
@@ -14,20 +18,24 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
+import os
 import re
 import sys
 import sysconfig
 import tokenize
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache, lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.canonical import digest_bytes
+from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.code_files import note_files
+from holdfast.store.durable import make_directory
+from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,6 +51,13 @@ _INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 ADDED_TO_PATH: Final[set[str]] = set()
 """entries of `sys.path` that come from loading users' files; they do not count when other files are read, or a
 fingerprint would depend on what this process has loaded before"""
+SESSION_FILE: Final = Path("<session>")
+"""stands for the code of functions that were typed into a notebook or an interpreter"""
+_noted: Final[ContextVar[set[Path] | None]] = ContextVar("_noted", default=None)
+_unknown: Final[ContextVar[list[str] | None]] = ContextVar("_unknown", default=None)
+"""notes of what is unknown, while nothing may run; None: all may run"""
+
+T = TypeVar("T")
 
 
 class _Import(NamedTuple):
@@ -109,11 +124,11 @@ def scan(
                 files = lookup(imported.parts)
                 result.unresolved |= imported.is_module and not files
             waiting.extend(files)
-    for path, digest in result.files.items():
+    for path, content in result.files.items():
         name = path.name if path == entry else _relative(path, [*roots, _package_root(path)])
         while name in result.digests:  # two files of one name, found from different places, both count
             name = f"../{name}"
-        result.digests[name] = digest
+        result.digests[name] = content
     result.digests = dict(sorted(result.digests.items()))
     note_files(result.files)
     return result
@@ -435,3 +450,76 @@ def _modules(parts: Sequence[str], roots: Sequence[Path]) -> Iterator[Path]:
         if files:
             yield from (file.resolve() for file in files)
             return
+
+
+@contextmanager
+def noting_files() -> Iterator[set[Path]]:
+    """Collect all files of code that are read for fingerprints meanwhile."""
+    files: set[Path] = set()
+    token = _noted.set(files)
+    try:
+        yield files
+    finally:
+        _noted.reset(token)
+
+
+def note_files(files: Iterable[Path]) -> None:
+    """Add files of code for `noting_files`."""
+    noted = _noted.get()
+    if noted is not None:
+        noted.update(files)
+
+
+@contextmanager
+def running_nothing() -> Iterator[None]:
+    """Let `learn` run nothing meanwhile."""
+    token = _unknown.set([])
+    try:
+        yield
+    finally:
+        _unknown.reset(token)
+
+
+def may_run() -> bool:
+    """Return False while nothing of the eval may be started or imported."""
+    return _unknown.get() is None
+
+
+def take_unknown() -> tuple[str, ...]:
+    """Return the notes of what has stayed unknown since the last call, because nothing may run."""
+    notes = _unknown.get() or []
+    taken = tuple(dict.fromkeys(notes))
+    notes.clear()
+    return taken
+
+
+def learn(about: Any, kind: type[T], ask: Callable[[], T], unknown: str) -> T | None:
+    """Return what `ask` tells by running something; None if nothing may run, and no earlier run has asked.
+
+    `about` identifies what is run, with its content or the look of its file. `unknown` is the note about it.
+    """
+    path = _place(about)
+    notes = _unknown.get()
+    if notes is None:
+        answer = ask()
+        _keep(path, msgspec.json.encode(answer))
+        return answer
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        notes.append(unknown)
+        return None
+
+
+def _place(about: Any) -> Path:
+    return home_directory() / "learned" / f"{digest(about)[7:39]}.json"
+
+
+def _keep(path: Path, data: bytes) -> None:
+    with suppress(OSError):  # without it, a plan knows less
+        if path.exists() and path.read_bytes() == data:
+            return
+        make_directory(path.parent)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_bytes(data)
+        temporary.replace(path)

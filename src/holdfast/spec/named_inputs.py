@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.canonical import digest
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.code_files import note_files
+from holdfast.spec.fingerprint import content_digest, note_files
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
@@ -90,8 +90,6 @@ def _names(spec: Eval, key: str, part: str, *, runs_code: bool) -> Iterator[tupl
 
 
 def _contents(spec: Eval, location: Location, pattern: str) -> Iterator[tuple[str, str]]:
-    from holdfast.spec.fingerprint import content_digest  # which few evals need
-
     where = spec.document.where(location)
     matches = [Path(match) for match in sorted(glob.glob(pattern, root_dir=spec.folder, recursive=True))]
     files = [match for match in matches if (spec.folder / match).is_file()]

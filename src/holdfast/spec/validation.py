@@ -1,4 +1,7 @@
-"""Validates blocks of users' files, and words each problem with its place."""
+"""Validates blocks of users' files, and collects problems and notices, each with its place.
+
+Everything is reported at once rather than only the first mistake.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import ValidationError
 
-from holdfast.errors import Problem
+from holdfast.errors import ConfigError, Problem
 from holdfast.spec.schema import Block
 
 if TYPE_CHECKING:
@@ -157,3 +160,43 @@ def suggest(word: str, names: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+class Findings:
+    """Problems, which are errors, and notices, which are not."""
+
+    def __init__(self, notices: Iterable[str] = ()) -> None:
+        """Begin with notices that are complete sentences."""
+        self.problems: list[Problem] = []
+        self._complete = list(notices)
+        self._noticed: dict[tuple[str, str], list[str]] = {}
+        """places by key and message"""
+
+    def wrong(self, document: Placed, location: Location, message: str) -> None:
+        """Add a problem at a place."""
+        self.problems.append(Problem(document.where(location), message))
+
+    def notice(self, document: Placed, location: Location, message: str) -> None:
+        """Add a notice at a place."""
+        name = str(location[-1]) if location else ""
+        places = self._noticed.setdefault((name, message), [])
+        if (place := document.where(location)) not in places:
+            places.append(place)
+
+    def add_notices(self, notices: Iterable[str]) -> None:
+        """Add notices that are complete sentences."""
+        self._complete.extend(notices)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Return all notices; equal ones from many places once."""
+        lines = list(self._complete)
+        for (_, message), places in self._noticed.items():
+            more = f" (and in {len(places) - 1} more places)" if len(places) > 1 else ""
+            lines.append(f"{places[0]}: {message}{more}")
+        return tuple(dict.fromkeys(lines))
+
+    def raise_problems(self) -> None:
+        """Raise ConfigError if there are problems."""
+        if self.problems:
+            raise ConfigError(list(dict.fromkeys(self.problems)))

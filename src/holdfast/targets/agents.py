@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from holdfast.errors import ConfigError, Fault, Problem
-from holdfast.spec.fingerprint import check_program
-from holdfast.spec.learning import learn
+from holdfast.spec.fingerprint import check_program, learn
 from holdfast.spec.target_schema import AgentTarget, CommandTarget
 from holdfast.targets.command import Command
 from holdfast.targets.matching import Volatile

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Document, Location
     from holdfast.spec.eval import Eval
-    from holdfast.spec.findings import Findings
     from holdfast.spec.overrides import Override
+    from holdfast.spec.validation import Findings
 
 OLDER = ("config.", "target.api_endpoint.")
 """how overrides of a task begin that are meant for nemo_evaluator_config"""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.export.wandb import Login
     from holdfast.spec.document import Location
     from holdfast.spec.eval import Eval
-    from holdfast.spec.findings import Findings
+    from holdfast.spec.validation import Findings
 
 
 Kind = Literal["host", "lit", "runtime"]
