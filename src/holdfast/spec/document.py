@@ -1,15 +1,9 @@
-"""YAML 1.2 with positions, so that a problem can be named by file and line.
-
-JSON is YAML, and is read many times faster as JSON.
-"""
+"""YAML 1.2 with positions, so that a problem can be named by file and line. JSON is YAML."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem
 
@@ -18,9 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Location = tuple[str | int, ...]
-_DELICATE: Final = re.compile(r"[^\t-~]|\\u[dD][89a-fA-F]")
-"""characters that YAML may refuse or fold, and surrogates"""
-_PIECE: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^\s":,[\]{}]+|[\n,[\]{}]')
 
 
 def format_location(location: Sequence[str | int]) -> str:
@@ -94,8 +85,6 @@ def parse_document(
     text: str, path: Path, shape: str = "an eval file is a mapping of keys such as name, dataset, target, prompt"
 ) -> Document:
     """Parse a YAML mapping; `path` is for error messages, and so is `shape`, which describes the expected mapping."""
-    if (read := _read_json(text)) is not None:
-        return Document(read[0], path, read[1])
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -125,44 +114,6 @@ def parse_document(
         message = f'without quotes this is the number {float(version)}; a version is text: write it as "1.10"'
         raise ConfigError([Problem(document.where(("schemaVersion",)), message)])
     return document
-
-
-def _read_json(text: str) -> tuple[dict[str, Any], dict[Location, int]] | None:
-    """Return the mapping that a text is in JSON, and the line of every key and item.
-
-    None: it is not JSON, YAML may read it differently, or YAML has to name a problem.
-    """
-    if not text.lstrip().startswith("{") or _DELICATE.search(text):
-        return None
-    try:
-        data = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    lines = _lines_of_json(text)
-    return None if lines is None or isinstance(data.get("schemaVersion"), float) else (data, lines)
-
-
-def _lines_of_json(text: str) -> dict[Location, int] | None:
-    """Return the line of every key and item of a mapping in JSON; None if a key is there twice."""
-    lines: dict[Location, int] = {}
-    line, location = 1, list[Any]()  # its last part is None where a key follows
-    for match in _PIECE.finditer(text):
-        piece = match[0]
-        if piece == "\n":
-            line += 1
-        elif piece == ",":
-            location[-1] = location[-1] + 1 if isinstance(location[-1], int) else None
-        elif piece in "]}":
-            location.pop()
-        else:
-            if location and not isinstance(location[-1], str):
-                location[-1] = msgspec.json.decode(piece) if location[-1] is None else location[-1]
-                if tuple(location) in lines:
-                    return None
-                lines[tuple(location)] = line
-            if piece in "[{":
-                location.append(None if piece == "{" else 0)
-    return lines
 
 
 def read_value(text: str) -> Any:

@@ -1,7 +1,8 @@
-"""Templates: Jinja2 in its sandbox, where a missing field is an error and not an empty text.
+"""Templates and expressions: Jinja2 in its sandbox, where a missing field is an error and not an empty text.
 
-Most templates are texts with `{{ field }}` in them, and most fields are texts. They are filled in here, at a tenth of
-what Jinja2 takes, and without importing it, which takes a tenth of the start of a run.
+Most templates are texts with `{{ field }}` in them, and most fields are texts. They are filled in here, without Jinja2:
+that takes 1 µs for each row instead of 11 µs, and saves the import of Jinja2, 27 of the 150 ms of CPU that loading an
+eval takes. `jinja` is imported only for the other templates.
 """
 
 from __future__ import annotations
