@@ -30,7 +30,7 @@
 `numbers`        numbers as people and models write them
 `regex`          regular expressions, and the engine that matches each
 `slow`           work that is done in other processes because it could take forever
-`template`       templates and expressions, and `jinja`, those that take Jinja2 in its sandbox
+`template`       templates and expressions over the row's fields
 `benchmark_tasks` tasks, groups and metrics of a benchmark
 `named_inputs`   files and environment variables that the eval file names for its code
 `fingerprint`    fingerprints of code, from reading it

@@ -2,19 +2,21 @@
 
 Most templates are texts with `{{ field }}` in them, and most fields are texts. They are filled in here, without Jinja2:
 that takes 1 µs for each row instead of 11 µs, and saves the import of Jinja2, 27 of the 150 ms of CPU that loading an
-eval takes. `jinja` is imported only for the other templates.
+eval takes. Jinja2 is imported only for other templates, by the second half of this module.
 """
 
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from holdfast.spec.jinja import FullExpression, FullTemplate
+    import jinja2
+    from jinja2 import nodes
 
 
 class TemplateError(Exception):
@@ -49,6 +51,9 @@ _WORDS: Final = frozenset(
 )
 """names that mean something else to Jinja2 than a field"""
 _MARKS: Final = ("{{", "{%", "{#")
+# Tuples: a union would be built again for each row.
+_NESTED: Final = (list, tuple, dict)
+_TYPED: Final = (bool, int, float, *_NESTED)
 _PROTECTED: Final = re.compile(
     r"\{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}|\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}|\\.", re.DOTALL
 )
@@ -89,10 +94,8 @@ class Template:
         """it may use any field, through `row`"""
 
     @cached_property
-    def _full(self) -> FullTemplate:
-        from holdfast.spec.jinja import FullTemplate
-
-        return FullTemplate(self.source, "texts" if self._texts_only else "values")
+    def _full(self) -> _JinjaTemplate:
+        return _JinjaTemplate(self.source, "texts" if self._texts_only else "values")
 
     def _fill_in_texts(self, fields: Mapping[str, Any]) -> str | None:
         """Return the text for one row, where that takes nothing but texts; else None."""
@@ -134,10 +137,8 @@ class PatternTemplate(Template):
         super().__init__(_PROTECTED.sub(_protect, source) if "\\{" in source else source)
 
     @cached_property
-    def _full(self) -> FullTemplate:
-        from holdfast.spec.jinja import FullTemplate
-
-        return FullTemplate(self.source, "pattern")
+    def _full(self) -> _JinjaTemplate:
+        return _JinjaTemplate(self.source, "pattern")
 
     def _fill_in_texts(self, fields: Mapping[str, Any]) -> str | None:
         if self._parts is None:
@@ -168,9 +169,7 @@ def normal_form(value: Any) -> Any:
     if isinstance(value, str):
         parts = _split(value)
         if parts is None:
-            from holdfast.spec.jinja import normal_template
-
-            return normal_template(value)
+            return _normal_template(value)
         return "".join(f"{{{{ {part} }}}}" if place % 2 else part for place, part in enumerate(parts))
     if isinstance(value, dict):
         return {key: normal_form(inner) for key, inner in value.items()}
@@ -235,10 +234,8 @@ class Expression:
         """it may use any field, through `row`"""
 
     @cached_property
-    def _full(self) -> FullExpression:
-        from holdfast.spec.jinja import FullExpression
-
-        return FullExpression(self._source)
+    def _full(self) -> _JinjaExpression:
+        return _JinjaExpression(self._source)
 
     def __call__(self, fields: Mapping[str, Any]) -> Any:
         """Return the value for one row; an undefined one is None."""
@@ -257,3 +254,255 @@ class Expression:
 def expression(source: str) -> Expression:
     """A sandboxed expression over a row's fields, as in `where: level == "hard"`, compiled once."""
     return Expression(source)
+
+
+Use = Literal["values", "texts", "pattern"]
+"""what becomes of values in a longer text: any is inserted; texts and numbers only; as patterns that find them"""
+
+
+class _Sandbox:
+    """Jinja2's environments, one for each use of templates."""
+
+    def __init__(self) -> None:
+        from jinja2 import StrictUndefined
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        values = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        values.tests["glob"] = lambda value, pattern: fnmatchcase(str(value), pattern)
+        values.globals["row"] = {}  # stands for all fields of the row, unless one of them has this name
+        pattern = values.overlay(finalize=escape_value)
+        pattern.filters = {**values.filters, "regex": _regex}
+        self.environments = {"values": values, "texts": values.overlay(finalize=_text), "pattern": pattern}
+        self.values = values
+        self.strict = values.overlay(finalize=_scalar)
+        self.globals = dict(values.globals)
+
+
+@cache
+def _sandbox() -> _Sandbox:
+    return _Sandbox()
+
+
+class _Translated:
+    """Raises the errors of Jinja2 as those of this module."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None:
+            return
+        import jinja2
+
+        if isinstance(error, jinja2.TemplateSyntaxError):
+            raise TemplateSyntaxError(error.message or "", str(error)) from error
+        if isinstance(error, jinja2.TemplateError):
+            raise TemplateError(str(error)) from error
+
+
+_translated: Final = _Translated()
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, _NESTED):
+        raise NotText(f"cannot insert {'an object' if isinstance(value, dict) else 'a list'} into text: {value!r:.80}")
+    return value
+
+
+def _scalar(value: Any) -> Any:
+    """Return a value that has one obvious form as text; raise TypeError for others."""
+    if value is None or isinstance(value, _NESTED) or hasattr(value, "__next__"):
+        kind = "null" if value is None else "an object" if isinstance(value, dict) else "a list"
+        raise TypeError(f"cannot insert {kind} into text")
+    return value
+
+
+class _Regex(str):
+    """A text that is a part of a pattern as it is."""
+
+    __slots__ = ()
+
+
+def _regex(value: Any) -> _Regex:
+    if not isinstance(value, str):
+        raise TypeError(f"a pattern is a text, not {value!r:.80}")
+    return _Regex(value)
+
+
+def escape_value(value: Any) -> str:
+    """Return the pattern that finds a value; raise TypeError for an empty text, a list, an object and null."""
+    if isinstance(value, str) and not value:
+        raise TypeError("an empty text is found everywhere, or nowhere")
+    if isinstance(value, _Regex):
+        return str(value)
+    if isinstance(value, bool):
+        return "(?:true|True)" if value else "(?:false|False)"
+    return re.escape(str(_scalar(value)))
+
+
+class _JinjaTemplate:
+    """A compiled template and the variables it names."""
+
+    def __init__(self, source: str, use: Use) -> None:
+        from jinja2 import meta
+
+        self._source = source
+        self._is_pattern = use == "pattern"
+        environment = _sandbox().environments[use]
+        with _translated:
+            parsed = environment.parse(source)
+            self._body = parsed.body
+            self.takes_row = _takes_row(parsed)
+            self.names = frozenset(meta.find_undeclared_variables(parsed))
+            self._compiled = environment.from_string(source)
+
+    def render(self, fields: Mapping[str, Any]) -> str:
+        """Return the text for one row."""
+        return _render(self._compiled, fields)
+
+    def value(self, fields: Mapping[str, Any], *, strict: bool) -> Any:
+        """Return the text for one row, or the value of a lone expression."""
+        if (lone := self._lone) is not None:
+            value = lone.value(fields)
+            if value is None or isinstance(value, _TYPED):
+                return value
+            if strict and hasattr(value, "__next__"):
+                return value  # of a filter such as `map`: a list in the making
+        return _render(self._strict if strict and not self._is_pattern else self._compiled, fields)
+
+    @cached_property
+    def _strict(self) -> jinja2.Template:
+        return _sandbox().strict.from_string(self._source)
+
+    @cached_property
+    def _lone(self) -> _JinjaExpression | None:
+        """The expression, where there is nothing else in the template."""
+        from jinja2 import nodes
+
+        match self._body:
+            case [nodes.Output(nodes=[inner])] if not isinstance(inner, nodes.TemplateData):
+                pass
+            case _:
+                return None
+        source = self._source.removesuffix("\n")  # which YAML's `|` leaves, and a value has none of
+        inside = source[2:-2].removeprefix("-").removesuffix("-").removeprefix("+")
+        try:
+            return _JinjaExpression(inside.strip())
+        except TemplateSyntaxError:
+            return None  # `{{ a, b }}`
+
+
+def _normal_template(source: str) -> str:
+    """Return a template with one space between the words inside of braces, and without the words of comments."""
+    import jinja2
+
+    parts: list[str] = []
+    words: list[str] = []
+    try:
+        for _, kind, text in _sandbox().values.lex(source):
+            if kind in ("variable_begin", "block_begin"):
+                words = [text]
+            elif kind in ("variable_end", "block_end"):
+                parts.append(" ".join([*words, text.strip()]))
+                words = []
+            elif words:
+                words += [] if kind == "whitespace" else [text]
+            elif kind in ("raw_begin", "raw_end"):
+                parts.append("{% raw %}" if kind == "raw_begin" else "{% endraw %}")
+            elif kind.startswith("comment"):
+                parts += [text + "#}"] if kind == "comment_begin" else []
+            else:
+                parts.append(text)
+    except jinja2.TemplateSyntaxError:
+        return source  # which the eval's other checks report
+    return "".join(parts)
+
+
+def _render(compiled: jinja2.Template, fields: Mapping[str, Any]) -> str:
+    # What Template.render does, less its chained lookup of globals, which takes longer than all the rest.
+    with _translated:
+        context = compiled.new_context({**_sandbox().globals, "row": fields, **fields}, shared=True)
+        return "".join(compiled.root_render_func(context))
+
+
+def _takes_row(parsed: nodes.Template) -> bool:
+    """Return True if a template uses `row`, which stands for all fields and is no name of one."""
+    from jinja2 import nodes
+
+    return any(node.name == "row" for node in parsed.find_all(nodes.Name))
+
+
+class _JinjaExpression:
+    """A compiled expression and the variables it names."""
+
+    def __init__(self, source: str) -> None:
+        import jinja2
+        from jinja2 import meta, nodes
+        from jinja2.parser import Parser
+
+        environment = _sandbox().values
+        with _translated:
+            parser = Parser(environment, source, state="variable")
+            parsed = parser.parse_expression()
+            if not parser.stream.eos:
+                raise jinja2.TemplateSyntaxError("more than one expression", parser.stream.current.lineno)
+        self.equality = _equality(parsed)
+        """field and text, where it says no more than `field == "text"`"""
+        self._field = parsed.name if isinstance(parsed, nodes.Name) else None
+        """the field, where it is no more than the name of one"""
+        self._body = nodes.Template([nodes.Assign(nodes.Name("result", "store"), parsed, lineno=1)], lineno=1)
+        self._body.set_environment(environment)
+        self.takes_row = _takes_row(self._body)
+        self._compiled: jinja2.Template | None = None
+        if self.equality is not None:
+            self.names = frozenset({self.equality[0]})
+        else:
+            with _translated:
+                self.names = frozenset(meta.find_undeclared_variables(self._body))
+                if self._field is None:
+                    self._compiled = environment.from_string(self._body)
+
+    def value(self, fields: Mapping[str, Any]) -> Any:
+        """Return the value for one row; an undefined one is jinja2's Undefined."""
+        if self.equality is not None and type(text := fields.get(self.equality[0])) is str:
+            return text == self.equality[1]
+        if self._field is not None and self._field in fields:
+            return fields[self._field]  # without Jinja, which takes a hundred times as long
+        if self._compiled is None:
+            self._compiled = _sandbox().values.from_string(self._body)
+        # As in Template.render; and in one mapping, not as keywords: a field may be called `self`.
+        with _translated:
+            context = self._compiled.new_context({**_sandbox().globals, "row": fields, **fields}, shared=True)
+            for _ in self._compiled.root_render_func(context):
+                pass
+        return context.vars["result"]
+
+    def value_or_none(self, fields: Mapping[str, Any]) -> Any:
+        """Return the value for one row; an undefined one is None."""
+        value = self.value(fields)
+        return None if _is_undefined(value) else value
+
+    def required(self, fields: Mapping[str, Any]) -> Any:
+        """Return the value for one row; raise TemplateError where it is undefined."""
+        value = self.value(fields)
+        if _is_undefined(value):
+            with _translated:
+                str(value)  # raises, and names what is missing
+        return value
+
+
+def _is_undefined(value: Any) -> bool:
+    from jinja2 import Undefined
+
+    return isinstance(value, Undefined)
+
+
+def _equality(parsed: nodes.Expr) -> tuple[str, str] | None:
+    from jinja2 import nodes
+
+    match parsed:
+        case nodes.Compare(
+            expr=nodes.Name(name=str(name)), ops=[nodes.Operand(op="eq", expr=nodes.Const(value=str(text)))]
+        ):
+            return name, text
+    return None
