@@ -79,7 +79,7 @@ def find_class(path: str) -> Any:
 
 
 def block_rows(block: type[BaseModel], *, own_only: bool = False) -> Iterator[tuple[str, ...]]:
-    """Yield key, value and meaning; keys of one meaning share a row, and those without effect have none."""
+    """Yield key, value and meaning; keys of one meaning share a row; keys without effect have no row."""
     block.model_rebuild()
     common = () if "type" not in block.model_fields or block.__name__ == "GraderBlock" else _grader_fields(block)
     rows: dict[tuple[str, str], list[str]] = {}
@@ -88,7 +88,7 @@ def block_rows(block: type[BaseModel], *, own_only: bool = False) -> Iterator[tu
         if name in common or (own_only and name not in own):
             continue
         meaning = docstring(block, name)
-        if meaning.startswith(("No effect", "Older")):  # which a notice says, where they are used
+        if meaning.startswith(("No effect", "Older")):  # a notice says so when they are used
             continue
         rows.setdefault((describe(field, meaning), meaning), []).append(f"`{field.alias or name}`")
     for (value, meaning), names in rows.items():

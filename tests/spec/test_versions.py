@@ -1,4 +1,4 @@
-"""Every file says its version, and one rule holds for all that are read."""
+"""Every file has a version, and one rule holds for all files that are read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestTheRule:
             check_version("x.yaml", written, "1.1")
 
     @pytest.mark.parametrize("written", ["1.0", "1.1", 1.0, 1.1])
-    def test_the_same_and_earlier_minors_are_accepted_without_a_word(self, written: float | str) -> None:
+    def test_the_same_and_earlier_minor_versions_are_accepted_without_a_notice(self, written: float | str) -> None:
         assert check_version("x.yaml", written, "1.1") is None
 
     @pytest.mark.parametrize("written", ["1.2", "1.10", "1.100"])

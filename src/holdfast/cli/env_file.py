@@ -1,11 +1,11 @@
 """`.env` files: variables of a project, such as API keys, one `NAME=value` per line.
 
-The form is that of python-dotenv: comments, `export`, single quotes for a text as it is, double quotes with `\n`, `\"`
-and line breaks. Values of other variables are not inserted.
+The syntax is python-dotenv's: comments, `export`, single quotes for a literal text, double quotes with `\n`, `\"` and
+line breaks. Other variables are not expanded.
 
-The file may be a stranger's, like the eval beside it, and is read even by commands that run nothing of the eval. So it
-cannot decide which programs and libraries are loaded, through which proxy requests go, or to which server a key is
-sent that does not come from the file, too, or that a library has stored at a login.
+The file may come from a stranger, like the eval next to it, and is read even by commands that run nothing from the
+eval. So it cannot decide which programs and libraries are loaded, which proxy requests use, or which server receives a
+key that is not in the file itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _CHOICE: Final = "holdfast.env_file"
 NAME: Final = ".env"
 _PROJECT: Final = (".git", "pyproject.toml")
-"""what a folder has that is the root of a project"""
+"""files and folders that mark the root of a project"""
 _LINE: Final = r"""[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][\w.-]*)[ \t]*=[ \t]*
     (?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<bare>[^\n]*?))
     [ \t]*(?:(?:^|(?<=\s))\#[^\n]*)?(?:\r?\n|\Z)"""
@@ -41,7 +41,7 @@ _REFUSED: Final = (
     r"|HF_(HOME|TOKEN_PATH|STORED_TOKENS_PATH|(\w+_)?(ENDPOINT|CACHE|TRUST_REMOTE_CODE))|HUGGINGFACE_(HUB_CACHE|CO_\w+)"
     r"|MLFLOW_((TRACKING|REGISTRY)_URI|TRACKING_(AUTH|INSECURE_TLS|SERVER_CERT_PATH))"
 )
-"""variables that decide what is run or loaded, where files are, whom connections trust, or where a stored login goes"""
+"""variables that decide what is run or loaded, the places of files, whom connections trust, or who gets a login"""
 _ADDRESS: Final = r"(\w+?)_(API_)?(BASE|BASE_URL|ENDPOINT|ENDPOINT_URL\w*|URL|URI|HOST)"
 """a variable with the address of a service"""
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
@@ -67,9 +67,9 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def load_env_file(*folders: Path) -> None:
-    """Set the variables of a `.env` file that are not set: of the one that an option names, else of the nearest one.
+    """Set the unset variables of a `.env` file: the one that an option names, else the nearest one.
 
-    `folders` are where the search starts, one after the other. One line names the variables, without their values.
+    The search starts in each of `folders` in turn. A note names the variables, without their values.
     """
     context = click.get_current_context(silent=True)
     choice = None if context is None else context.meta.get(_CHOICE)
@@ -90,7 +90,7 @@ def load_env_file(*folders: Path) -> None:
 def find_env_file(folder: Path) -> Path | None:
     """Return the nearest `.env` in a folder or above it, up to the root of its project: a repository or a package.
 
-    A folder that is in no project is searched alone.
+    Outside a project, only the folder itself is searched.
     """
     folder = folder.resolve()
     above = [folder, *folder.parents]
@@ -99,14 +99,14 @@ def find_env_file(folder: Path) -> Path | None:
 
 
 class Variable(NamedTuple):
-    """A variable of a file."""
+    """A variable in a file."""
 
     value: str
     line: int
 
 
 def take_env_file(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the variables of a file that are not set and may be, and why others may not. Raises as `read_env_file`."""
+    """Return the unset variables that a file may set, and why it may not set others. Raises as `read_env_file`."""
     taken, refusals = {}, []
     for name, variable in read_env_file(path).items():
         if name in environ:
@@ -125,7 +125,7 @@ def take_env_file(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, str
 def _reason_against(name: str, environ: Mapping[str, str]) -> str | None:
     """Return why a file may not set a variable; None if it may."""
     if re.fullmatch(_REFUSED, name, re.IGNORECASE):
-        return "it decides what is run or loaded, where files are, whom connections trust, or where a login goes"
+        return "it decides what is run or loaded, the places of files, whom connections trust, or who gets a login"
     if (address := re.fullmatch(_ADDRESS, name, re.IGNORECASE)) is not None:
         service = address[1].upper()
         own = next((each for each in environ if each.upper().startswith(f"{service}_") and looks_secret(each)), None)
@@ -135,7 +135,7 @@ def _reason_against(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def read_env_file(path: Path) -> dict[str, Variable]:
-    """Return the variables of a file. Raises ConfigError where the file or one of its lines cannot be read."""
+    """Return the variables of a file. Raises ConfigError if the file or one of its lines is invalid."""
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

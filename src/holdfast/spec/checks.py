@@ -1,7 +1,7 @@
-"""Checks of an eval as a whole: keys that do not go together, and graders that can hardly fail.
+"""Checks of an eval as a whole: keys that contradict each other, and graders that can hardly fail.
 
-What is wrong is yielded with its location, so that all of it is reported at once. Checks that can hardly fail may be
-intended: they get a notice.
+Each check yields every problem with its location, so that all of them are reported at once. Graders that can hardly
+fail may be intended, and only get a notice.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _ANSWERS: Final = ("", " ", "x", "\n", "A sentence, with the number 1.\nAnd anot
 """a pattern that matches all of these matches every answer"""
 _TOOLS: Final = ("b", "read_file", "server-tool", "Z9")
 _GATED: Final = ("score", "low", "high", "corpus")
-"""numbers of a grader that can be gated as `GRADER/NUMBER`, beside `pass@k` and `pass^k`"""
+"""numbers of a grader that can be gated as `GRADER/NUMBER`, in addition to `pass@k` and `pass^k`"""
 
 
 def data_problems(data: dict[str, Any]) -> Iterator[tuple[Location, str]]:
-    """Yield what is wrong with a file before its keys are looked at one by one."""
+    """Yield problems of the file's data as such, whatever its keys mean."""
     for location in _not_finite(data):
-        if location[:1] != ("samples",):  # the dataset reports those in rows
+        if location[:1] != ("samples",):  # the dataset reports the ones in rows
             yield location, "NaN and infinity are not valid JSON numbers"
     has_dataset, has_samples = (data.get(key) is not None for key in ("dataset", "samples"))
     if has_dataset and has_samples:
@@ -54,7 +54,7 @@ def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:
 
 
 def conversation_problems(top: EvalFields) -> Iterator[tuple[Location, str]]:
-    """Yield keys of the conversation that do not go together, or are missing."""
+    """Yield keys of the conversation that contradict each other, and missing ones."""
     of_the_row = top.responder is not None and isinstance(top.responder.max_followups, str)
     if top.responder is not None and top.follow_ups and not (of_the_row and isinstance(top.follow_ups, str)):
         yield ("responder",), "give either follow_ups or a responder, not both"
@@ -72,9 +72,9 @@ def conversation_problems(top: EvalFields) -> Iterator[tuple[Location, str]]:
 
 
 def gate_problems(gate: GateBlock, graders: Set[str], trials: int) -> Iterator[tuple[Location, str]]:
-    """Yield what is wrong with the names under `gate`; `holdfast gate --min` takes the same names of metrics."""
+    """Yield wrong names under `gate`; `holdfast gate --min` accepts the same names of metrics."""
     for name in graders & gate.model_fields_set & set(SETTINGS):
-        message = "is a setting of the gate, and the name of a grader: give the grader another name"
+        message = "is both a setting of the gate and the name of a grader: rename the grader"
         yield ("gate", name), message
     for name in gate.minima:
         if (problem := _gate_problem(name, graders, frozenset(RUN_METRICS), trials)) is not None:
@@ -82,7 +82,7 @@ def gate_problems(gate: GateBlock, graders: Set[str], trials: int) -> Iterator[t
 
 
 def _gate_problem(name: str, graders: Set[str], whole: Set[str], trials: int) -> str | None:
-    """Describe what is wrong with the name of a metric."""
+    """Describe the problem with the name of a metric; None if it is right."""
     if name in graders | whole:
         return None
     grader, _, number = name.rpartition("/")
@@ -96,11 +96,11 @@ def _gate_problem(name: str, graders: Set[str], whole: Set[str], trials: int) ->
 
 
 def eval_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
-    """Yield what does not go together in an eval whose blocks are valid by themselves."""
+    """Yield contradictions between blocks that are valid by themselves."""
     yield from misnamed_parts(spec)
     for place, grader in spec.placed_graders():
         if grader.needs_workspace and spec.workspace is None:
-            yield place, f"{grader.type} looks at files, and the eval has no workspace: add `workspace: {{}}`"
+            yield place, f"{grader.type} looks at files, but the eval has no workspace: add `workspace: {{}}`"
     yield from _likelihood_problems(spec)
     yield from _limit_problems(spec)
     for each in spec.templates():
@@ -116,11 +116,11 @@ def eval_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
 
 
 def _likelihood_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
-    """Yield what does not go together with `continuations`, or needs them, with its location."""
+    """Yield keys that contradict `continuations`, and graders that need them."""
     if spec.continuations is None:
         for place, grader in spec.placed_graders():
             if grader.type == "likelihood":
-                yield place, "likelihood compares continuations, and the eval has none: add `continuations`"
+                yield place, "likelihood compares continuations, but the eval has no `continuations`: add them"
         return
     target = spec.target
     if not isinstance(target, ModelTarget):
@@ -151,24 +151,24 @@ def _likelihood_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
 
 
 def _limit_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
-    """Yield what the file says of limits that cannot be enforced for its target."""
+    """Yield limits that cannot be enforced for the target."""
     limits, target = spec.limits, spec.target
     if limits.trial is not None:
         for name in limits.trial.model_dump(exclude_none=True):
             if not (target.counts_calls or (name == "time" and target.works_alone)):
                 message = (
-                    "the target's model calls are not seen one by one: limits of a trial are for agents, functions, "
-                    "programs behind the proxy and models with tools"
+                    "the target's model calls are not seen one by one: limits of a trial are for agents, "
+                    "functions, programs behind the proxy and models with tools"
                 )
                 yield ("limits", "trial", name), message
     elif limits.on_limit == "score" and not target.works_alone:
         yield ("limits", "on_limit"), "only agents, programs and functions can be scored at a time-out: add `trial`"
     if limits.on_exit is not None and not target.has_exit_code:
-        yield ("limits", "on_exit"), "the target is not a program, and has no exit code"
+        yield ("limits", "on_exit"), "the target is not a program, so it has no exit code"
 
 
 def vacuous_checks(spec: Eval) -> Iterator[str]:
-    """Yield a notice for every check that passes, or fails, whatever the answer is."""
+    """Yield a notice for each check that passes, or fails, whatever the answer is."""
     for location, block in spec.placed_graders():
         for warning in _of_grader(block):
             yield f"{spec.document.where(location)}: {warning}"
@@ -204,5 +204,5 @@ def _is_everywhere(pattern: str, texts: Sequence[str]) -> bool:
         return False
     try:
         return all(compile_regex(example).search(text) for text in texts)
-    except (ValueError, Slow):  # of another dialect, or one that could take long
+    except (ValueError, Slow):  # a pattern in another dialect, or one that could take long
         return False

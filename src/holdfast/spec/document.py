@@ -30,7 +30,7 @@ class Document:
     path: Path | None = None
     lines: dict[Location, int] | None = None
     elsewhere: Mapping[Location, tuple[Document, Location]] = field(default_factory=dict)
-    """the origins of parts that come from other files, or from another place of this one"""
+    """the origins of parts that come from another file, or from another place in this one"""
     notices: tuple[str, ...] = ()
     """warnings for the user"""
 
@@ -56,7 +56,7 @@ def read_document(path: Path) -> Document:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, with its line ends as they are."""
+    """Read a text file without changing its line ends."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def read_text(path: Path) -> str:
 
 
 def file_inside(folder: Path, name: str, where: str) -> bytes:
-    """Return the content of a file of the eval's folder; `where` is the place in the eval file, for messages."""
+    """Read a file in the eval's folder; `where` names the place in the eval file for messages."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ConfigError([Problem(where, f"{name} is outside the eval file's folder")])
@@ -84,7 +84,7 @@ def file_inside(folder: Path, name: str, where: str) -> bytes:
 def parse_document(
     text: str, path: Path, shape: str = "an eval file is a mapping of keys such as name, dataset, target, prompt"
 ) -> Document:
-    """Parse a YAML mapping; `path` is for error messages, and so is `shape`, which describes the expected mapping."""
+    """Parse a YAML mapping. Error messages name `path`, and describe the expected mapping with `shape`."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -124,7 +124,7 @@ def read_value(text: str) -> Any:
 
 
 def _plain(node: Any, location: Location, lines: dict[Location, int]) -> Any:
-    """Convert ruamel's values to plain Python values, and note the line of every key and item."""
+    """Convert ruamel's values to plain Python values, and record the line of every key and item."""
     positions: Any = getattr(node, "lc", None)
     if isinstance(node, dict):
         for key in node:

@@ -1,7 +1,7 @@
-"""An eval, checked; a place in one (`Origin`); and which fields of a row its target and its graders see.
+"""A checked eval, a place in one (`Origin`), and the fields of a row that its target and its graders can see.
 
-A field that only graders read is in no key of an output: a corrected label is graded again, and calls nobody. Templates
-and expressions name their fields, and have no other way to a row. Code that gets the whole row may read any field.
+A field that only graders read is in no output's key: a corrected label is graded again, and calls nobody. Templates and
+expressions see only the fields that they name. Code that gets the whole row may read any field.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Graders after a turn."""
+    """Graders that run after a turn."""
 
     after_turn: int
     stops: bool
@@ -54,18 +54,18 @@ class RowTemplate(NamedTuple):
     """in the eval file"""
     source: str
     variables: frozenset[str] = frozenset()
-    """its variables beside the row's fields"""
+    """its variables other than the row's fields"""
     is_pattern: bool = False
     grader: Location | None = None
-    """the location of the grader that it belongs to, if any"""
+    """the location of its grader, if it belongs to one"""
 
     def compile(self, *, texts_only: bool = False) -> Template:
-        """Return the template; raises TemplateSyntaxError where it cannot be read."""
+        """Compile the template; raises TemplateSyntaxError if it is invalid."""
         return PatternTemplate(self.source) if self.is_pattern else Template(self.source, texts_only=texts_only)
 
 
 class Eval(msgspec.Struct, frozen=True):
-    """An eval, checked as far as possible without its data."""
+    """An eval that passed every check that needs no data."""
 
     name: str
     folder: Path
@@ -76,18 +76,18 @@ class Eval(msgspec.Struct, frozen=True):
     target: TargetBlock
     system: str | None
     prompt: str | None
-    """None where there are messages"""
+    """None if there are messages"""
     messages: tuple[MessageBlock, ...]
     """messages up to the first reply, instead of a prompt"""
     messages_from: str | None
-    """an expression over the row, where rows bring these messages"""
+    """an expression over the row that returns these messages"""
     history: str | None
-    """an expression over the row, for messages before the prompt"""
+    """an expression over the row that returns messages before the prompt"""
     continuations: str | None
-    """an expression over the row, for texts whose likelihood is asked for instead of a reply"""
+    """an expression over the row that returns texts whose likelihood is asked for instead of a reply"""
     follow_ups: tuple[str, ...]
     follow_ups_from: str | None
-    """an expression over the row, where rows bring their own follow-ups"""
+    """an expression over the row that returns its follow-ups"""
     responder: ResponderBlock | None
     workspace: WorkspaceBlock | None
     checkpoints: tuple[Checkpoint, ...]
@@ -95,23 +95,23 @@ class Eval(msgspec.Struct, frozen=True):
     trials: int
     graders: tuple[GraderBlock, ...]
     by: tuple[str, ...]
-    """fields of the row by which results are broken down"""
+    """fields of the row that results are broken down by"""
     cluster: str | None
-    """field of the row by which samples belong together, for intervals"""
+    """field of the row that groups samples, for intervals"""
     limits: Limits
     gate: GateBlock | None
-    """None where there is nothing to check"""
+    """None if there is nothing to check"""
     same_prompt: bool
-    """all rows may ask the same"""
+    """all rows may have the same prompt"""
     hooks: HooksBlock | None
-    """None where there is no program to run"""
+    """None if there is no program to run"""
     prices: dict[str, Price]
     live_exports: Mapping[str, LiveExport]
     """copies that are written while the run is in progress, by their keys under `output`"""
     exports: tuple[ExportBlock, ...]
-    """where a finished run goes"""
+    """destinations of the finished run"""
     functions: Mapping[str, Any]
-    """callables given from Python, by the reference that stands for them"""
+    """callables passed from Python, by the references that stand for them"""
     files: list[str] | dict[str, list[str]] = []
     """files that code reads: for all code, or by `target` and names of graders"""
     env: list[str] | dict[str, list[str]] = []
@@ -184,7 +184,7 @@ class Eval(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
     def placed_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
-        """Yield every grader with its location, those of checkpoints first, and the votes of several judges."""
+        """Yield every grader with its location, checkpoints first, and every vote of several judges."""
         for location, grader in self._written_graders():
             for block in grader.expanded():
                 yield location, block
@@ -198,12 +198,12 @@ class Eval(msgspec.Struct, frozen=True):
 
     @property
     def multi_turn(self) -> bool:
-        """True where a trial may have several turns, so that each reply is recorded."""
+        """True if a trial may have several turns, so that each reply is recorded."""
         return bool(self.follow_ups or self.follow_ups_from or self.responder or self.checkpoints)
 
     @property
     def multi_call(self) -> bool:
-        """True where a trial may make several recorded calls: it has turns, tools or a workspace, or is an agent."""
+        """True if a trial may make several recorded calls: it has turns, tools or a workspace, or is an agent."""
         agent = self.target.multi_call or any(getattr(self.target, name, False) for name in ("tools", "may_pause"))
         return self.multi_turn or agent or self.workspace is not None
 
@@ -216,7 +216,7 @@ class Origin(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The folder that relative paths of the eval file start from."""
+        """The base of relative paths in the eval file."""
         return self.spec.folder
 
     def where(self, *keys: str | int) -> str:
@@ -224,11 +224,11 @@ class Origin(NamedTuple):
         return self.spec.document.where((*self.location, *keys))
 
     def read(self, name: str) -> bytes:
-        """Read a file of the eval's folder; raises ConfigError where that fails."""
+        """Read a file in the eval's folder; raises ConfigError if that fails."""
         return file_inside(self.folder, name, self.where())
 
     def read_schema(self, name: str) -> dict[str, Any]:
-        """Read a JSON Schema from a file of the eval's folder; raises ConfigError where there is none."""
+        """Read a JSON Schema from a file in the eval's folder; raises ConfigError if there is no schema in it."""
         try:
             schema = msgspec.json.decode(self.read(name))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -243,9 +243,9 @@ class Origin(NamedTuple):
 
 
 def fields_of_target(spec: Eval) -> frozenset[str] | None:
-    """Return the fields of a row that can change an output; None if the target may see all of them.
+    """Return the fields of a row that can change an output; None if the target may see every field.
 
-    The messages of an eval whose rows have files are left out: their contents are digested as they are sent.
+    If messages have files, the fields of messages are left out: contents are digested as they are sent.
     """
     if spec.target.sees_row or code_sees_row(spec):
         return None
@@ -269,14 +269,14 @@ def fields_of_target(spec: Eval) -> frozenset[str] | None:
 
 
 def code_sees_row(spec: Eval) -> bool:
-    """Return True if other code of the user gets the row: tools, the simulated user, hooks before a trial."""
+    """Return True if other user code gets the row: tools, the simulated user, hooks before a trial."""
     tools = [tool.python for tool in getattr(spec.target, "tools", ())]
     user = None if spec.responder is None else spec.responder.python
     return any(tools) or user is not None or (spec.hooks is not None and bool(spec.hooks.before_task))
 
 
 def fields_of_grader(block: GraderBlock) -> frozenset[str] | None:
-    """Return the fields of a row that can change a grader's verdict; None if it may see all of them."""
+    """Return the fields of a row that can change a grader's verdict; None if it may see every field."""
     if block.sees_row:
         return None
     compiled = [template(source) for _, source, _ in templates_in(block)]

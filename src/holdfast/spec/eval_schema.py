@@ -1,4 +1,4 @@
-"""Schemas of an eval file's keys, except those of its target, its graders and its exports."""
+"""Schemas of the eval file. Targets, graders and exports have modules of their own."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -30,17 +30,17 @@ AGENT_TRIAL: Final = 6 * 3600.0
 """default time limits of agents and of the embedded model, in seconds"""
 
 RUN_METRICS: Final = ("score", "passed", "coverage", "whole", "graded")
-"""metrics of a whole run, beside those of its graders: `Metrics.shares` has them by the same names"""
+"""metrics of a whole run, in addition to its graders': `Metrics.shares` has the same names"""
 MAX_DROP: Final = 0.02
-"""how far a metric may fall, unless the gate says otherwise"""
+"""how far a metric may fall by default"""
 
 Inconclusive = Literal["pass", "fail"]
-"""what a gate makes of a difference that so few samples can neither show nor exclude"""
+"""the verdict of a gate if there are too few samples to show or exclude a difference"""
 OnLimit = Literal["score", "error"]
 
 
 class DatasetBlock(Block):
-    """The dataset: where the samples come from."""
+    """The source of the samples."""
 
     path: Annotated[Strings, Field(min_length=1)]
     """File, glob or list of them, relative to the eval file, or `hf://owner/name`. Reads `.jsonl`, `.json`, `.csv`,
@@ -48,7 +48,7 @@ class DatasetBlock(Block):
     format: Literal["jsonl", "json", "csv", "parquet"] | None = None
     """Format of the files. Default: inferred from the file name."""
     id: str | None = None
-    """Field that names a sample. Default: `id`, or a digest of the row where there is no such field."""
+    """Field that names a sample. Default: `id`, or a digest of the row if there is no such field."""
     limit: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] | None = None
     """Keep only the first N rows, after `where`, `ids`, `tags`, `shuffle` and `offset`. A number below 1 is a share of
     the rows, rounded up."""
@@ -82,7 +82,7 @@ class DatasetBlock(Block):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Globs for ids and for tags. Where both are set, a row has to match both."""
+    """Globs for ids and for tags. If both are set, a row has to match both."""
 
     ids: Sequence[str] = ()
     """one has to match the row's id or `name`"""
@@ -176,7 +176,7 @@ class ResponderBlock(Block):
     api_key_env: str | None = None
     """Environment variable that holds the API key. Default: the target's."""
     api: Api | None = None
-    """API of that model, as for the target. Default: the target's, or that of the model's provider."""
+    """API of that model, as for the target. Default: the target's, or the provider's."""
     params: Params = {}
     """Parameters sent with each request."""
     version: str | None = None
@@ -202,7 +202,7 @@ class CheckpointBlock(Block):
     """Effect of a failed checkpoint: `continue` the conversation, or `stop` it with score 0. The trial fails in
     either case."""
     where: str | None = None
-    """Expression over the row's fields. Where it is false, the checkpoint does not apply."""
+    """Expression over the row's fields. The checkpoint applies to rows for which it is true."""
     graders: list[dict[str, Any]] = Field(min_length=1)
     """Graders that check the conversation up to this turn."""
 
@@ -224,7 +224,7 @@ class WorkspaceBlock(Block):
 
 
 class TrialLimitsBlock(Block):
-    """What one trial may use. A trial that reaches a limit ends there; `on_limit` says how it counts."""
+    """What one trial may use. A trial that reaches a limit ends there, and counts as `on_limit` says."""
 
     time: Seconds | None = None
     """Time of the target in all turns. Default: `trial_timeout`."""
@@ -253,10 +253,10 @@ class Limits(Block):
     trial: TrialLimitsBlock | None = None
     """What one trial may use, for targets that make several calls: see [limits of a trial](agents.md#limits)."""
     on_limit: OnLimit | None = None
-    """What becomes of a trial that reaches a limit: `score` grades what is there, `error` leaves the trial pending.
+    """What happens to a trial that reaches a limit: `score` grades what is there, `error` leaves the trial pending.
     Default: `score` for [agents](agents.md#limits) and with `trial`, else `error`."""
     on_exit: OnLimit | None = None
-    """What becomes of a trial whose program ends with an exit code other than 0: `score` or `error`. Default: `score`
+    """What happens to a trial whose program ends with an exit code other than 0: `score` or `error`. Default: `score`
     for [agents](agents.md#limits), else `error`."""
     retries: int = Field(default=5, ge=0)
     """How many retries each turn has, per process. Waiting for a rate limit uses none; an attempt that got further than
@@ -278,11 +278,11 @@ class Limits(Block):
         return self
 
     def with_time(self, *, patient: bool) -> Self:
-        """Return limits with enough time where the file names none.
+        """Return limits with enough time if the file sets none.
 
-        `patient`: for an agent, or a model that runs on this machine. Such a model is as fast as the machine is idle.
-        Its requests share the cores, so a time-out that is too short throws away all of them at once, and they begin
-        again. A limit of the trial's time is not cut short by the default of another one.
+        `patient` is for agents and for models that run on this machine. Such a model's requests share the cores, so a
+        time-out that is too short throws all of them away at once, and they begin again. A default never cuts short a
+        limit of the trial's time that the file sets.
         """
         trial = (self.trial and self.trial.time) or 0.0
         usual = {
@@ -303,7 +303,7 @@ def _quoted(name: Any) -> Any:
 
 
 class GateSettings(Block):
-    """The keys of a gate that are no metrics."""
+    """The keys of a gate that are not metrics."""
 
     baseline: Annotated[str | None, BeforeValidator(_quoted)] = Field(default=None, min_length=1)
     """Finished run that this one must not be worse than: its id, the beginning of its id, or its path."""
@@ -313,7 +313,7 @@ class GateSettings(Block):
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Confidence of each verdict against the baseline."""
     inconclusive: Inconclusive = "pass"
-    """Whether the gate passes if there are too few samples to tell: `pass`, with a warning, or `fail`."""
+    """Verdict of the gate if there are too few samples to tell: `pass`, with a warning, or `fail`."""
 
 
 SETTINGS: Final = tuple(GateSettings.__annotations__)
@@ -395,9 +395,9 @@ class Price(Block):
     output: float = Field(ge=0)
     """US dollars per million output tokens."""
     cache_read: float | None = Field(default=None, ge=0)
-    """US dollars per million input tokens that are read from the provider's cache. Default: those of `input`."""
+    """US dollars per million input tokens that are read from the provider's cache. Default: the same as `input`."""
     cache_write: float | None = Field(default=None, ge=0)
-    """US dollars per million input tokens that are written to it. Default: those of `input`."""
+    """US dollars per million input tokens that are written to it. Default: the same as `input`."""
     web_search: float | None = Field(default=None, ge=0)
     """US dollars per thousand web searches that the provider makes. Default: unknown."""
 
@@ -435,7 +435,7 @@ class OutputBlock(Block):
 
 
 class EvalFields(Block):
-    """The top of an eval file; target and graders are read by their own models."""
+    """The top of an eval file. Target and graders are read by their own schemas."""
 
     schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - the key as users write it
     """Version of the file format, MAJOR.MINOR in quotes: see [versions](versions.md)."""
@@ -493,7 +493,7 @@ class EvalFields(Block):
     """Programs to run before and after the run and its trials: see [`hooks`](#hooks)."""
     files: NamedInputs = []
     """Files that code reads or scripts include, as paths and globs relative to the eval file; or a mapping of `target`
-    and names of graders to such lists. Their contents are part of the key. `!GLOB` names files that are no inputs: see
+    and names of graders to such lists. Their contents are part of the key. `!GLOB` names files that are not inputs: see
     [`files` and `env`](#files-and-env)."""
     env: NamedInputs = []
     """Names of environment variables that code reads; or a mapping of `target` and names of graders to such lists.

@@ -1,4 +1,4 @@
-"""Where a run is exported to: the registry of exporters, their schemas, and the exports that an eval names."""
+"""Exports of a run: the registry of exporters, their schemas, and reading the exports that an eval names."""
 
 import re
 from typing import Any, Final, Literal, Self, cast
@@ -32,7 +32,7 @@ EXPORTERS = Registry(
 """Every exporter: a function that writes a run into a folder, or sends it to a service."""
 
 LIVE_EXPORTERS: Final = {"nat": "holdfast.formats.nat.mirror:NatMirror"}
-"""Exporters that follow a run, by their keys under `output`: each a `holdfast.export.live.LiveExporter`."""
+"""Exporters that follow a run, by key under `output`: each is a `holdfast.export.live.LiveExporter`."""
 
 
 class LiveExport(Block):
@@ -57,7 +57,7 @@ class FileExport(ExportBlock):
 
 
 class PluginExport(FileExport):
-    """An exporter of an installed package, whose other options are passed to its function."""
+    """An installed package's exporter. Other options are passed to its function."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -77,7 +77,7 @@ class WandbExport(TrackerExport):
     project: str | None = None
     """Project. Default: `$WANDB_PROJECT`, else what `wandb init` set, else `holdfast`."""
     entity: str | None = None
-    """User or team. Default: `$WANDB_ENTITY`, else that of the login."""
+    """User or team. Default: `$WANDB_ENTITY`, else the login's."""
     name: str | None = None
     """Display name of the run. Default: the names of the eval and the target."""
     group: str | None = None
@@ -119,7 +119,7 @@ def export_schema(name: str) -> type[ExportBlock]:
 
 
 def read_live_exports(output: OutputBlock, document: Document, problems: list[Problem]) -> dict[str, LiveExport]:
-    """Read the blocks of live exporters, each by its schema; adds to `problems` what is wrong with them."""
+    """Read the blocks of live exporters, each by its schema; adds to `problems`."""
     blocks: dict[str, LiveExport] = {}
     for name, reference in LIVE_EXPORTERS.items():
         if (data := getattr(output, name)) is not None:
@@ -133,7 +133,7 @@ def read_live_exports(output: OutputBlock, document: Document, problems: list[Pr
 def read_export(
     data: dict[str, Any], location: Location, document: Document, problems: list[Problem]
 ) -> ExportBlock | None:
-    """Read the options of an export; adds to `problems` what is wrong with them."""
+    """Read the options of an export; adds to `problems`."""
     name = data.get("to")
     if isinstance(name, str) and name in EXPORTERS:
         return cast("ExportBlock | None", validate_block(export_schema(name), data, location, document, problems))
@@ -143,7 +143,7 @@ def read_export(
 
 
 def read_exports(output: OutputBlock, document: Document, problems: list[Problem]) -> tuple[ExportBlock, ...]:
-    """Read the destinations of a finished run; adds to `problems` what is wrong with them."""
+    """Read the destinations of a finished run; adds to `problems`."""
     exports: dict[str, ExportBlock] = {}
     for number, raw in enumerate(output.export):
         location = ("output", "export", number)

@@ -29,15 +29,16 @@ if TYPE_CHECKING:
     from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.spec.exports import ExportBlock, LiveExport
     from holdfast.spec.grader_schema import GraderBlock
+    from holdfast.spec.overrides import Override
     from holdfast.spec.target_schema import TargetBlock
 
 
-def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
+def load_eval(path: Path, overrides: Sequence[Override] = ()) -> Eval:
     """Read and check an eval file, with overrides from the command line."""
     return apply_overrides(read_document(path), overrides, path.resolve().parent)
 
 
-def apply_overrides(document: Document, overrides: Sequence[tuple[tuple[str, ...], Any]], folder: Path) -> Eval:
+def apply_overrides(document: Document, overrides: Sequence[Override], folder: Path) -> Eval:
     """Build the eval of a document, with overrides from the command line."""
     data = copy.deepcopy(document.data)
     for key, value in overrides:
@@ -67,9 +68,9 @@ def limit_of(value: Any) -> int:
 
 
 def baseline_of(spec: Eval) -> Eval | None:
-    """Return the eval of the target under `baseline:`, which inherits keys from the first target if it is of its kind.
+    """Return the eval of the target under `baseline`, which inherits keys from `target` if both are of one kind.
 
-    Both have the same judge. Exports for other tools go into a folder of their own.
+    Both evals have the same judge. The baseline's exports for other tools go into a folder of their own.
     """
     data = spec.document.data
     if not isinstance(data.get("baseline"), dict):
@@ -82,17 +83,17 @@ def baseline_of(spec: Eval) -> Eval | None:
         raise ConfigError(problems)
     changed = copy.deepcopy({**data, "target": target})
     del changed["baseline"]
-    changed.pop("gate", None)  # which is about the target that is compared with it
+    changed.pop("gate", None)  # the gate is about the first target
     for raw, grader in zip(changed.get("graders") or [], spec.graders, strict=True):
         inherited = {key: getattr(grader, key) for key in grader.inherited}
         raw.update({key: value for key, value in inherited.items() if value is not None})
     _export_below(changed, spec, "baseline")
     built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
-    return msgspec.structs.replace(built, notices=())  # the first eval has them already
+    return msgspec.structs.replace(built, notices=())  # the first eval has shown them
 
 
 def with_export_folder(spec: Eval, name: str) -> Eval:
-    """Return the eval with exports for other tools in a folder of their own, for one of several targets."""
+    """Return the eval of one of several targets, with its exports for other tools in a folder of their own."""
     changed = copy.deepcopy(spec.document.data)
     if not _export_below(changed, spec, name):
         return spec
@@ -101,7 +102,7 @@ def with_export_folder(spec: Eval, name: str) -> Eval:
 
 
 def _export_below(data: dict[str, Any], spec: Eval, name: str) -> bool:
-    """Put a folder below those of all exports of an eval, in place; return False if there are none."""
+    """Append a folder to the folder of each export, in place; return False if no export has a folder."""
     output = data.get("output") or {}
     blocks = [*(output[export] for export in spec.live_exports), *(output.get("export") or [])]
     folders = [block for block in blocks if isinstance(block, dict) and block.get("dir")]
@@ -114,9 +115,9 @@ def eval_of_run(
     data: dict[str, Any],
     folder: str,
     eval_file: str | None,
-    overrides: Sequence[tuple[tuple[str, ...], Any]] = (),
+    overrides: Sequence[Override] = (),
 ) -> Eval:
-    """Return the eval in a run's manifest."""
+    """Return the eval that a run's manifest holds."""
     document = Document(copy.deepcopy(data), Path(eval_file) if eval_file else None)
     for key, value in overrides:
         apply_override(document.data, key, value)
@@ -126,7 +127,7 @@ def eval_of_run(
 def eval_version(document: Document) -> str | None:
     """Return a notice if a file's version is newer than ours; raise ConfigError if the version is not supported.
 
-    A file without a version is of the current one, which is written into the data.
+    A file without a version has the current one, which is written into the data.
     """
     written = document.data.get("schemaVersion", SCHEMA_VERSION)
     written = "null" if written is None else written
@@ -171,7 +172,7 @@ class _Blocks(NamedTuple):
 
 
 def _read_blocks(document: Document, folder: Path) -> _Blocks:
-    """Read every block by its schema; raise ConfigError with the problems of all of them."""
+    """Read every block by its schema; raise ConfigError with all problems."""
     data = document.data
     problems = _placed(document, data_problems(data))
     top = cast("EvalFields | None", validate_block(EvalFields, data, (), document, problems))
@@ -207,11 +208,11 @@ def _refuse(document: Document, findings: Iterable[tuple[Location, str]]) -> Non
 
 
 def _read_checkpoints(top: EvalFields, document: Document, folder: Path, problems: list[Problem]) -> list[Checkpoint]:
-    """Read checkpoints, sorted by turn; refuses those that cannot be reached, and two after one turn."""
+    """Read checkpoints, sorted by turn; refuses unreachable ones, and two after one turn."""
     last = _last_turn(top)
     checkpoints: list[Checkpoint] = []
     everywhere: set[int] = set()
-    """turns with a checkpoint for all rows"""
+    """turns with a checkpoint that applies to all rows"""
     names: set[tuple[int, str]] = set()
     for number, block in enumerate(top.checkpoints):
         turn = block.after_turn
@@ -248,7 +249,7 @@ def _both(one: str, other: str | None) -> str:
 
 
 def _assemble(blocks: _Blocks, document: Document, folder: Path, functions: Mapping[str, Any]) -> Eval:
-    """Return the eval that the blocks of a file make."""
+    """Assemble an eval from its blocks."""
     top = blocks.top
     return Eval(
         name=top.name,

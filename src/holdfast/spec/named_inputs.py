@@ -1,7 +1,7 @@
-"""`files` and `env` of an eval file: what its code reads, and reading the code does not show.
+"""`files` and `env` of an eval file: inputs of its code that a fingerprint of the code does not show.
 
-Contents of files and digests of variables are part of the key of what they belong to: of outputs, of a grader's
-verdicts, or of both. Values of variables may be secrets, so they are stored nowhere.
+Contents of files and digests of variables are part of the keys that depend on them: of outputs, of a grader's verdicts,
+or of both. Values of variables may be secrets, so only digests are stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def misnamed_parts(spec: Eval) -> Iterator[tuple[Location, str]]:
-    """Yield the parts under `files` and `env` that the eval does not have, and names that no variable can have."""
+    """Yield parts under `files` and `env` that the eval does not have, and invalid names of variables."""
     parts = [TARGET, *dict.fromkeys(block.name for _, block in spec.placed_graders())]
     for key in ("files", "env"):
         named = getattr(spec, key)
@@ -45,7 +45,7 @@ def misnamed_parts(spec: Eval) -> Iterator[tuple[Location, str]]:
 
 
 def named_inputs(spec: Eval, part: str, *, runs_code: bool) -> dict[str, dict[str, str | None]]:
-    """Return what a part's identity contains of `files` and `env`; nothing where they say nothing about it."""
+    """Return what `files` and `env` add to the identity of a part: the target or a grader."""
     files: dict[str, str | None] = {
         name: content
         for location, pattern in _names(spec, "files", part, runs_code=runs_code)
@@ -61,18 +61,18 @@ def named_inputs(spec: Eval, part: str, *, runs_code: bool) -> dict[str, dict[st
 
 
 def with_named_inputs(identity: dict[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part's identity with what the eval file names for it."""
+    """Return a part's identity with its named inputs."""
     merged = {key: {**identity.get(key, {}), **value} for key, value in named.items()}
     return {**identity, **merged}
 
 
 def excluded_patterns(spec: Eval) -> list[str]:
-    """Return the patterns of files that are no inputs, although code reads them."""
+    """Return the patterns of files that code reads but that are not inputs."""
     return [pattern[1:] for pattern in _patterns(spec) if pattern.startswith("!")]
 
 
 def is_named(spec: Eval, path: str) -> bool:
-    """Return True if the eval file says of a file that it is an input, or that it is none."""
+    """Return True if the eval file lists a file, as an input or as an exception."""
     return any(fnmatchcase(path, os.path.normpath(pattern.removeprefix("!"))) for pattern in _patterns(spec))
 
 
@@ -104,5 +104,5 @@ def _contents(spec: Eval, location: Location, pattern: str) -> Iterator[tuple[st
         content = content_digest(path)
         if content is None:
             raise ConfigError([Problem(where, f"{path}: cannot be read")])
-        note_files([path])  # what code reads of it is in the key already
+        note_files([path])  # its content is in the key, so reading it is no further input
         yield os.path.normpath(file), content

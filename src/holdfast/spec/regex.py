@@ -1,6 +1,6 @@
 """Regular expressions as users write them, matched so that none can freeze a run.
 
-Most patterns are matched by RE2, whose time grows linearly with the text. Those that RE2 lacks (look-around,
+Most patterns are matched by RE2, whose time grows linearly with the text. Patterns that RE2 cannot match (look-around,
 back-references) are matched by Python's `re`, and only in a process that can be killed: see `slow`.
 
 A pattern has Python's meaning if Python can read it: `Translation` writes it for RE2 without changing a verdict. Syntax
@@ -33,11 +33,11 @@ _NON_ASCII_WORD: Final = re.compile(r"[^\W\x00-\x7f]")
 _MEMORY: Final = 32 << 20
 """bytes that RE2 may use for one pattern"""
 _STEPS: Final = 20_000_000
-"""size of the pattern times length of the text: in the worst case about 0.2 s"""
+"""size of the pattern times length of the text: about 0.2 s in the worst case"""
 MATCH_SECONDS: Final = 5.0
-"""for a match in another process"""
+"""time limit of a match in another process"""
 _SECONDS: Final = 0.1
-"""for all matches of a pattern in a text, each of which takes little"""
+"""time limit of all matches of a pattern in a text, if each is fast"""
 
 _ASCII: Final = "".join(map(chr, range(128)))
 _LAST: Final = 0x10FFFF
@@ -61,7 +61,7 @@ class Match(NamedTuple):
     operation: Operation
     text: str
     number: int = 0
-    """of the match to find"""
+    """number of the match to find"""
 
     @property
     def seconds(self) -> float:
@@ -84,9 +84,9 @@ class Regex:
         self._python: Pattern[str] | None = None
         self._translation: Translation | None = None
         self._ascii: Any = None
-        """for ASCII text; None where RE2 cannot match it"""
+        """the engine for ASCII text; None if RE2 cannot match the pattern"""
         self._capturing: dict[bool, Any] = {}
-        """the same with groups, for ASCII text and for all text, made when first needed"""
+        """engines with groups, for ASCII text and for all text, made when first needed"""
         readings = (self._read_as_re2, self._read_as_python)
         problems = []
         for read in readings if dialect == "re2" else reversed(readings):
@@ -98,11 +98,11 @@ class Regex:
             raise ValueError(f"not a regular expression: {source!r} ({'; '.join(problems)})")
 
     def search(self, text: str) -> bool:
-        """Tell whether the pattern matches somewhere in a text."""
+        """Return True if the pattern matches somewhere in a text."""
         return self._ask("search", text) is not None
 
     def last_end(self, text: str) -> int | None:
-        """Return where the last match ends; None without a match."""
+        """Return the end of the last match; None without a match."""
         end: int | None = self._ask("last_end", text)
         return end
 
@@ -111,10 +111,10 @@ class Regex:
         return int(self._ask("count", text))
 
     def find(self, text: str, number: int) -> tuple[str, ...] | None:
-        """Return the groups of the match with this number, or the whole match where the pattern has no groups.
+        """Return the groups of the match with this number, or the whole match if the pattern has no groups.
 
         Matches are numbered from 0, and from the end with negative numbers. A group that takes no part is an empty
-        text. Without such a match, return None.
+        text. Returns None if there is no such match.
         """
         groups = self._ask("find", text, number)
         return None if groups is None else tuple(groups)
@@ -138,7 +138,7 @@ class Regex:
         return answer_to(Match(self.pattern, self._ignore_case, self._dialect, operation, text, number))
 
     def _engine(self, operation: Operation, text: str) -> Any:
-        """Return RE2's form of the pattern; None where RE2 could differ from Python's `re`."""
+        """Return RE2's form of the pattern; None if RE2 could differ from Python's `re`."""
         translation = self._translation
         if self._ascii is None:
             return None
@@ -194,12 +194,12 @@ class Regex:
 
 @lru_cache(maxsize=4096)
 def compile_regex(source: str, *, ignore_case: bool = False, dialect: Dialect = "python") -> Regex:
-    """Compile a pattern; raise a ValueError that names it where it is invalid."""
+    """Compile a pattern; raises ValueError, with the pattern, if it is invalid."""
     return Regex(source, ignore_case=ignore_case, dialect=dialect)
 
 
 def _re2(pattern: str, *, captures: bool = False) -> Any:
-    """Compile a translation; None where it is too large for RE2, as `(a{500}){500}` is."""
+    """Compile a translation; None if it is too large for RE2, such as `(a{500}){500}`."""
     try:
         return _compiled(pattern, case_sensitive=True, captures=captures)
     except ValueError:
@@ -254,7 +254,7 @@ def _has_surrogates(text: str) -> bool:
 
 
 class NotTranslatable(Exception):
-    """RE2 has nothing that gives the same verdict."""
+    """RE2 has no form with the same verdicts."""
 
 
 class Translation:
@@ -272,16 +272,16 @@ class Translation:
         self._captures = False
         self._groups = 0
         self.boundaries = False
-        """`\\b` is used, which RE2 knows between ASCII characters only"""
+        """the pattern has `\\b`, which RE2 knows only between ASCII characters"""
         self.same_spans = self._tree.getwidth()[0] > 0
-        """matches begin and end where Python's do; False where only their presence is certain to agree"""
+        """matches begin and end where Python's do; False if only their presence is certain to agree"""
         self.same_groups = True
-        """groups match what Python's do; False where one is repeated, of which the engines may keep different rounds"""
+        """groups match what Python's do; False if a group is repeated, since the engines may keep different rounds"""
         self.ascii = self._sequence(self._tree, self._flags, last=True)
-        """for ASCII text"""
+        """the form for ASCII text"""
 
     def form(self, *, everywhere: bool, captures: bool) -> str:
-        """Return the form for ASCII text, or for all text, and with groups where they are to be captured."""
+        """Return the form for ASCII text or for all text, with or without captured groups."""
         self._everywhere, self._captures = everywhere, captures
         return self._sequence(self._tree, self._flags, last=True)
 
@@ -300,7 +300,7 @@ class Translation:
             return f"(?:{'|'.join(self._sequence(nodes, flags, last=last) for nodes in value[1])})"
         if kind is sre.SUBPATTERN:
             group, added, removed, nodes = value
-            if added & (re.ASCII | re.UNICODE):  # of which Python loses sight at the start of a pattern
+            if added & (re.ASCII | re.UNICODE):  # Python loses them at the start of a pattern
                 raise NotTranslatable("(?a:…)")
             self._groups += group is not None
             opening = "(" if self._captures and group is not None else "(?:"
@@ -308,7 +308,7 @@ class Translation:
         if kind in _LAZY:
             least, most, nodes = value
             if most > 1 and nodes.getwidth()[0] == 0:
-                self.same_spans = False  # what a loop does with a body that matches nothing differs
+                self.same_spans = False  # the engines differ on a loop whose body matches nothing
             count = f"{{{least},}}" if most is sre.MAXREPEAT else f"{{{least},{most}}}"
             before = self._groups
             inner = self._sequence(nodes, flags, last=last and most == 1)
@@ -327,7 +327,7 @@ class Translation:
         if place is sre.AT_END:
             if flags & re.MULTILINE:
                 return "(?m:$)"
-            if last:  # with nothing behind it, the newline that Python's `$` looks at may as well be matched
+            if last:  # at the end, the newline before which Python's `$` matches may be part of the match
                 self.same_spans = False
                 return r"(?:\n?\z)"
         if place is sre.AT_BOUNDARY:
@@ -360,7 +360,7 @@ _Ranges = tuple[tuple[int, int], ...]
 
 
 def _as_class(items: list[Any]) -> str:
-    """Write a set as Python does."""
+    """Write a set in Python's syntax."""
     parts = []
     for kind, value in items:
         if kind is sre.CATEGORY:
@@ -372,14 +372,14 @@ def _as_class(items: list[Any]) -> str:
 
 
 def _ranges(kind: Any, value: Any, flags: int) -> _Ranges:
-    """Return the characters of one part of a set whose case counts."""
+    """Return the characters of one part of a case-sensitive set."""
     if kind is sre.CATEGORY:
         return _folded(_CATEGORIES[value], flags)
     return ((value, value),) if kind is sre.LITERAL else (value,)
 
 
 def _among(characters: str, one: str, flags: int) -> _Ranges:
-    """Return those of consecutive characters that a set of characters, in Python's syntax, has in it."""
+    """Return which of consecutive characters a set, in Python's syntax, contains."""
     return tuple((ord(run[0][0]), ord(run[0][-1])) for run in re.finditer(f"(?:{one})+", characters, flags))
 
 
@@ -391,7 +391,7 @@ def _folded(one: str, flags: int) -> _Ranges:
 
 @cache
 def _cases(literal: int, flags: int) -> _Ranges:
-    """Return all characters that equal one where case is ignored."""
+    """Return all characters that equal a character if case is ignored."""
     same = re.compile(rf"\U{literal:08x}", flags)
     return tuple((ord(other), ord(other)) for other in {*same.findall(_cased()), chr(literal)})
 

@@ -22,7 +22,7 @@ _DURATION = r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\
 
 
 def parse_duration(value: Any) -> Any:
-    """Seconds from `90`, `90s`, `5m`, `2h` or `1h30m`."""
+    """Parse seconds from `90`, `90s`, `5m`, `2h` or `1h30m`."""
     if not isinstance(value, str):
         return value
     text = value.strip().lower()
@@ -36,7 +36,7 @@ def parse_duration(value: Any) -> Any:
 
 
 def parse_size(value: Any) -> Any:
-    """Bytes from `65536`, `64MB`, `1.5 GB` or `512 KiB`."""
+    """Parse bytes from `65536`, `64MB`, `1.5 GB` or `512 KiB`."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", value.strip().lower())
@@ -47,7 +47,7 @@ def parse_size(value: Any) -> Any:
 
 
 def parse_points(value: Any) -> Any:
-    """A difference of scores, which are from 0 to 1: from `2pt` or `2`, which are points of 0.01, or from `0.02`."""
+    """Parse a difference of scores: `2pt` and `2` are 2 points of 0.01 each, `0.02` is the same as a share of 1."""
     text = value.strip() if isinstance(value, str) else value
     in_points = isinstance(text, str) and text.endswith("pt")
     try:
@@ -71,7 +71,7 @@ def as_dataset(value: Any) -> Any:
 
 
 def _inside(path: str) -> str:
-    """A path in its plainest form, or a ValueError where it would lead out of its folder."""
+    """Normalize a path; raise ValueError if it leads out of its folder."""
     plain = posixpath.normpath(path)
     if not path.strip() or plain.startswith(("/", "~")) or plain.split("/")[0] in ("..", "."):
         raise ValueError(f"{path!r} does not name a file inside the folder it is relative to")
@@ -88,29 +88,29 @@ def _urls(base_url: str | list[str]) -> str | list[str]:
 
 
 def urls_of(base_url: str | list[str] | None) -> list[str]:
-    """The URLs of a `base_url`: of one, of a list of them, or of none."""
+    """Return the URLs of a `base_url`, which is one URL, a list of URLs, or None."""
     return [base_url] if isinstance(base_url, str) else list(dict.fromkeys(base_url or []))
 
 
 def one_or_all(urls: Sequence[str]) -> str | list[str] | None:
-    """URLs as a `base_url` has them: one alone as a text."""
+    """Return URLs in the form of a `base_url`: a single URL is a text."""
     return list(urls) if len(urls) > 1 else next(iter(urls), None)
 
 
 def refuse_secret_paths(override: dict[str, Any]) -> None:
-    """Raise ValueError where a value laid over another tool's configuration is a secret."""
+    """Raise ValueError if an override of another tool's configuration is a secret."""
     for path in override:
         if re.search(r"(^|_)(api_?key|access_key|secret|secret_key|password|token)$", path.rpartition(".")[2].lower()):
             raise ValueError(f"keys are not written into files: let {path} name an environment variable in the file")
 
 
 def inside_workspace(path: str) -> str:
-    """A path in a trial's workspace in its plainest form, or a ValueError where it would lead out; templates stay."""
+    """Normalize a path in a trial's workspace; raise ValueError if it leads out. Templates stay as they are."""
     return path if is_template(path) else _inside(path)
 
 
 def check_pattern(pattern: str) -> str:
-    """Return a pattern, or raise ValueError where it cannot be compiled, whatever a row puts into its templates."""
+    """Return a pattern; raise ValueError if it cannot be compiled, whatever a row puts into its templates."""
     if (example := pattern_example(pattern)) is not None:
         compile_regex(example)
     return pattern
@@ -130,7 +130,7 @@ def _names_function(reference: str) -> str:
 
 
 def several_answers(params: Mapping[str, Any]) -> str | None:
-    """Return the parameter by which a request asks for several answers, of which only one would count; None: none."""
+    """Return the parameter that asks for several answers, if there is one. Only one of the answers would count."""
     nested = params.get("generationConfig")
     values = {**params, **(nested if isinstance(nested, dict) else {})}
     asked = (name for name in _ANSWERS if isinstance(values.get(name), int | float) and values[name] > 1)
@@ -154,15 +154,15 @@ Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidat
 Params = Annotated[dict[str, Any], AfterValidator(_one_answer)]
 """parameters of requests to a model"""
 BaseUrl = Annotated[str | list[str], AfterValidator(_urls)]
-"""where a model is served: one URL, or several, of which each request goes to the least busy one"""
+"""one URL of a model, or several; each request goes to the least busy one"""
 
 Api = Literal["chat", "responses", "messages", "gemini", "completions"]
 """an API of models"""
 
 ReasoningHistory = Literal["auto", "all", "last", "none"]
-"""which of its earlier reasoning a model gets back"""
+"""how much of its earlier reasoning a model gets back"""
 Formula = Annotated[str, AfterValidator(_bare)]
-"""an expression over the row, also where it is written in braces like a template"""
+"""an expression over the row, with or without the braces of a template"""
 FunctionName = Annotated[str, AfterValidator(_names_function)]
 """a Python function: `file.py:name`, relative to the eval file, or `package.module:name`"""
 EvalPath = Annotated[str, AfterValidator(_inside)]
@@ -185,28 +185,28 @@ _NO_PLUGINS.get_plugins = tuple  # type: ignore[attr-defined]
 
 
 class Block(BaseModel):
-    """A block of the eval file: fixed keys, values that do not change after reading."""
+    """A block of the eval file, with fixed keys and immutable values."""
 
-    # So that starting is fast, a model is built only when it is used, and the modules that every eval needs do not
-    # postpone annotations: reading them back out of strings takes pydantic a third of its time.
+    # For a fast start, a model is built only when it is used, and modules with models do not postpone annotations:
+    # evaluating them from strings takes pydantic a third of its time.
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
     templates: ClassVar[tuple[str, ...]] = ()
     """fields that hold templates over the row"""
     regexes: ClassVar[tuple[str, ...]] = ()
-    """those among them that hold patterns"""
+    """the templates among them that are patterns"""
     expressions: ClassVar[tuple[str, ...]] = ()
     """fields that hold expressions over the row"""
     as_written: ClassVar[tuple[str, ...]] = ()
-    """fields whose texts are another program's, with braces of its own"""
+    """fields with texts for another program, which has braces of its own"""
     instead: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """what to write instead of a template, by field, where none is read"""
+    """what to write instead of a template, by field that has no templates"""
 
     @classmethod
     def model_rebuild(cls, *, _parent_namespace_depth: int = 2, **options: Any) -> bool | None:
-        """Build the model, without pydantic's plug-ins: to find them it reads the metadata of all installed packages.
+        """Build the model without pydantic's plug-ins: finding them reads the metadata of all installed packages.
 
-        Models of the user's own code, in this process too, still have them.
+        Models in users' code, even in this process, still have their plug-ins.
         """
         disabled = os.environ.get(_DISABLE_PLUGINS)
         os.environ[_DISABLE_PLUGINS] = "1"
@@ -224,7 +224,7 @@ class Block(BaseModel):
 
 
 def absent_block() -> Any:
-    """Declare a block that is read as an empty one where the file lacks it, without building its model beforehand."""
+    """Declare a block that is empty if the file lacks it. Its model is built only when a file is read."""
     return Field(default={}, validate_default=True)
 
 

@@ -1,4 +1,7 @@
-"""Schemas of what an eval evaluates, by kind: models, HTTP workflows, functions, programs and installed agents."""
+"""Schemas of targets and their tools, and the registry of targets.
+
+A target is a model, an HTTP workflow, a function, a program or an installed agent.
+"""
 
 import re
 from pathlib import Path
@@ -26,7 +29,7 @@ from holdfast.spec.validation import suggest, validate_block
 MAX_RESULT: Final = 65_536
 """bytes of a tool's result by default"""
 SESSION: Final = "<session>.py:"
-"""stands before the name of a function that was typed into a notebook or an interpreter, and is in no file"""
+"""stands before the name of a function that was typed into a notebook or an interpreter"""
 
 
 class TargetBlock(Block):
@@ -37,7 +40,7 @@ class TargetBlock(Block):
     works_alone: ClassVar[bool] = False
     """code that works on its own until it is done: an agent, a program, a function"""
     has_exit_code: ClassVar[bool] = False
-    """a program, whose exit code tells whether it failed"""
+    """a program, which reports failure by its exit code"""
     expressions: ClassVar[tuple[str, ...]] = ()
     """fields that hold expressions over the row"""
     sees_row: ClassVar[bool] = True
@@ -47,22 +50,22 @@ class TargetBlock(Block):
 
     @property
     def kind(self) -> str:
-        """The kind of target: the key that built-in kinds are written with, or a plug-in's name."""
+        """The kind of target: the key of a built-in kind, or a plug-in's name."""
         return self._kind
 
     def with_kind(self, kind: str) -> Self:
-        """Set the kind, once the block is read."""
+        """Set the kind of a block that was just read."""
         self._kind = kind
         return self
 
     @property
     def command_line(self) -> tuple[str, ...]:
-        """The program that the eval file lets the target run, with its arguments; empty where there is none."""
+        """The program that the target runs, with its arguments; empty for other targets."""
         return ()
 
     @property
     def reports_cost(self) -> bool:
-        """False where neither replies nor the models' prices tell what a reply costs."""
+        """False if the cost of a reply is unknown, from the reply and from the models' prices."""
         return True
 
     @property
@@ -72,7 +75,7 @@ class TargetBlock(Block):
 
     @property
     def takes_files(self) -> bool:
-        """True where messages may hold images, audio and other files."""
+        """True if messages may hold images, audio and other files."""
         return False
 
     @property
@@ -178,10 +181,10 @@ class BatchBlock(Block):
     """Longest time to wait for a batch, such as `6h`. It is then cancelled, and keeps what it has answered. Default: as
     long as the provider takes, which is at most a day."""
     then: Literal["batch", "live"] = "batch"
-    """How to ask again for what a batch has not answered in time: in the next `batch`, or `live`, at the normal
+    """What to do with requests that a batch did not answer in time: ask in the next `batch`, or `live`, at the normal
     price."""
     size: int | None = Field(default=None, ge=1)
-    """Maximum number of requests in a batch. Default: that of the provider, 50,000 or 100,000."""
+    """Maximum number of requests in a batch. Default: the provider's, 50,000 or 100,000."""
     via: Literal["api", "files"] = "api"
     """How batches are handed over: to the provider by its `api`, or as `files` that you have answered with
     `vllm run-batch`."""
@@ -197,7 +200,7 @@ class ThoughtsBlock(Block):
     """`target.strip_reasoning`: how reasoning is marked in the text of replies."""
 
     start: str = "<think>"
-    """Text with which reasoning begins. It may be missing, as where the prompt ends with it."""
+    """Text with which reasoning begins. It may be missing, for example if the prompt ends with it."""
     end: str = Field(default="</think>", min_length=1)
     """Text with which reasoning ends; the answer is what follows the last of them."""
     unfinished: Literal["keep", "drop"] = "keep"
@@ -208,8 +211,8 @@ class LikelihoodBlock(Block):
     """How a model is asked for likelihoods, in evals with `continuations`."""
 
     form: Literal["auto", "echo", "sglang", "llama.cpp"] = "auto"
-    """Request to send: `echo` is that of vLLM, NIM and other servers whose completions return the log-probabilities
-    of the prompt, `sglang` and `llama.cpp` are those servers' own. `auto` finds out which one the server answers."""
+    """Request to send: `echo` for vLLM, NIM and other servers whose completions return the log-probabilities of the
+    prompt, `sglang` and `llama.cpp` for these servers. `auto` finds out which one the server answers."""
     truncate: Literal["never", "left"] = "never"
     """Treatment of a row that is longer than the model's context: `never` cut it, so that its trial is an error,
     or cut it on the `left`, as lm-eval does."""
@@ -233,14 +236,14 @@ StripReasoning = Annotated[ThoughtsBlock | None, BeforeValidator(_as_block)]
 
 
 class ModelTarget(TargetBlock):
-    """A model behind an API, or the embedded one."""
+    """A model with an API, or the embedded model."""
 
     model: str = Field(min_length=1)
-    """Name of the model, with its provider's prefix where no `base_url` is given: see [models](models.md).
+    """Name of the model, with its provider's prefix if there is no `base_url`: see [models](models.md).
     `local/smollm2-135m` is the embedded model, which Holdfast starts on this machine and stops with the run."""
     base_url: BaseUrl | None = None
     """URL of the API, or a list of URLs that serve the same model. `${NAME}` takes one URL, or several separated by
-    commas, from the environment. Default: that of the model's provider; for names without a provider
+    commas, from the environment. Default: the address of the model's provider; for names without a provider
     `$OPENAI_BASE_URL`, else OpenAI's API."""
     api_key_env: str | None = None
     """Environment variable that holds the API key. Keys are never written into files. Default: the provider's usual
@@ -259,16 +262,16 @@ class ModelTarget(TargetBlock):
     """Make requests in [batches](batches.md), at a lower price and within a day: `true`, or a mapping. Not part of the
     key."""
     reasoning_history: ReasoningHistory = "auto"
-    """Which of its earlier reasoning the model gets back: what its API asks for (`auto`), `all`, that of the current
-    turn (`last`), or `none`. Part of the key."""
+    """How much of its earlier reasoning the model gets back: what its API asks for (`auto`), `all`, the current turn's
+    (`last`), or `none`. Part of the key."""
     strip_reasoning: StripReasoning = None
     """Take [reasoning in the text](models.md#reasoning) of replies, such as `<think>…</think>`, out of it: `true`, or a
     mapping. Part of the key."""
     json_schema: dict[str, Any] | str | None = Field(default=None, alias="schema")
     """JSON Schema of the replies, which the model is asked to follow: a mapping, or a `.json` file in the eval file's
-    folder. Part of the key. The grader [`json_schema`](graders-text.md#json_schema) checks what came of it."""
+    folder. Part of the key. The grader [`json_schema`](graders-text.md#json_schema) checks the replies."""
     identity: Literal["name", "url"] = "name"
-    """What identifies the model: its `name` alone, or its name together with the `url`, so that another `base_url`
+    """What identifies the model: only its `name`, or its name together with the `url`, so that another `base_url`
     counts as another model."""
     version: str | None = None
     """Change this when the same name answers differently from now on."""
@@ -316,7 +319,7 @@ class ModelTarget(TargetBlock):
 
 
 class HttpTarget(TargetBlock):
-    """A workflow behind HTTP: JSON is posted, the answer picked from what comes back."""
+    """A workflow with an HTTP API: JSON is posted, and the answer is picked from the reply."""
 
     http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
     """URL to post to. May name environment variables as `${NAME}`."""
@@ -339,7 +342,7 @@ class HttpTarget(TargetBlock):
 
     @property
     def reports_cost(self) -> bool:
-        """False: nothing is known of the models behind the URL."""
+        """False: the models that the workflow uses are unknown."""
         return False
 
     @property
@@ -368,10 +371,10 @@ class PythonTarget(TargetBlock):
     version: str | None = None
     """Change this when the function answers differently for a reason its source does not show."""
     base_url: BaseUrl | None = None
-    """Where `context.model` and `context.base_url` send requests: a URL or a list of URLs. Default: that of the model's
+    """Where `context.model` and `context.base_url` send requests: a URL or a list of URLs. Default: the model's
     provider; for requests to `context.base_url`, the provider whose API they use."""
     api_key_env: str | None = None
-    """Environment variable that holds the API key. Default: that of the provider, such as `OPENAI_API_KEY`."""
+    """Environment variable that holds the API key. Default: the provider's, such as `OPENAI_API_KEY`."""
     ignore: list[str] = []
     """Fields of requests to `context.base_url` that differ on every start, such as `metadata` or `input[].id`. A
     recorded call is found without them."""
@@ -414,7 +417,7 @@ class CommandTarget(TargetBlock):
     are recorded, counted and replayed."""
     base_url: BaseUrl | None = None
     """Where the proxy sends the program's model calls: a URL or a list of URLs. Default: the provider whose API the
-    program uses, at `$OPENAI_BASE_URL`, `$ANTHROPIC_BASE_URL` or `$GOOGLE_GEMINI_BASE_URL` where they are set."""
+    program uses, at `$OPENAI_BASE_URL`, `$ANTHROPIC_BASE_URL` or `$GOOGLE_GEMINI_BASE_URL` if they are set."""
     api_key_env: str | None = None
     """Environment variable that holds the API key. The proxy sends it; the program needs none. Default:
     `OPENAI_API_KEY`, `ANTHROPIC_API_KEY` or `GEMINI_API_KEY`, by the API."""
@@ -470,7 +473,7 @@ class AgentTarget(TargetBlock):
     api_key_env: str | None = None
     """Environment variable that holds the API key. Default: `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`."""
     ignore: list[str] = []
-    """Fields of the agent's requests that differ on every start, beside those that are known to."""
+    """Fields of the agent's requests that differ on every start, in addition to the known ones."""
 
     templates: ClassVar[tuple[str, ...]] = ("args",)
     sees_row: ClassVar[bool] = False
@@ -501,7 +504,7 @@ TARGETS = Registry(
 
 
 def read_target(data: Any, document: Document, problems: list[Problem], key: str = "target") -> TargetBlock | None:
-    """Read a target's block; adds to `problems` what is wrong with it."""
+    """Read a target's block; adds to `problems`."""
     if not isinstance(data, dict):
         return None  # the schema of the whole file reports it
     kind = target_kind(data)
@@ -523,10 +526,10 @@ def read_target(data: Any, document: Document, problems: list[Problem], key: str
 
 
 def target_kind(data: dict[str, Any]) -> str | None:
-    """Return the kind that a target's block names; None where it names none, or several."""
+    """Return the kind that a target's block names; None unless it names exactly one."""
     kinds = [kind for kind in TARGETS if kind in data]
     if "agent" in kinds:
-        kinds = [kind for kind in kinds if kind != "model"]  # which is a key of agents too
+        kinds = [kind for kind in kinds if kind != "model"]  # agents have a key of this name, too
     if "type" in data:
         return None if kinds else str(data["type"])
     return kinds[0] if len(kinds) == 1 else None

@@ -1,4 +1,4 @@
-"""Templates and expressions: Jinja2 in its sandbox, where a missing field is an error and not an empty text.
+"""Templates and expressions: Jinja2 in its sandbox. A missing field is an error, not an empty text.
 
 Most templates are texts with `{{ field }}` in them, and most fields are texts. They are filled in here, without Jinja2:
 that takes 1 µs for each row instead of 11 µs, and saves the import of Jinja2, 27 of the 150 ms of CPU that loading an
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class TemplateError(Exception):
-    """A template that cannot be read, or cannot be filled in with the fields of a row."""
+    """A template that is invalid, or cannot be filled in with the fields of a row."""
 
 
 class TemplateSyntaxError(TemplateError):
-    """A template that cannot be read."""
+    """An invalid template."""
 
     def __init__(self, message: str, text: str) -> None:
-        """`message` says what is wrong; `text` also where."""
+        """`message` describes the problem; `text` also its place."""
         super().__init__(text)
         self.message = message
 
 
 class NotText(TemplateError):
-    """A list or an object where a text is needed: its Python repr is not a useful prompt."""
+    """A list or an object in place of a text: its Python repr is not a useful prompt."""
 
     hint = (
         "Write {{ x | tojson }} to send it as JSON, {{ x | join(', ') }} for its parts, or `messages: x` instead of "
@@ -49,7 +49,7 @@ _FIELD: Final = re.compile(rf"\{{\{{\s*({_NAME.pattern})\s*\}}\}}")
 _WORDS: Final = frozenset(
     ("none", "None", "true", "True", "false", "False", "and", "or", "not", "in", "is", "if", "else", "self", "super")
 )
-"""names that mean something else to Jinja2 than a field"""
+"""names that Jinja2 does not read as fields"""
 _MARKS: Final = ("{{", "{%", "{#")
 # Tuples: a union would be built again for each row.
 _NESTED: Final = (list, tuple, dict)
@@ -57,16 +57,16 @@ _TYPED: Final = (bool, int, float, *_NESTED)
 _PROTECTED: Final = re.compile(
     r"\{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}|\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}|\\.", re.DOTALL
 )
-"""parts of a pattern that are read as a whole: what Jinja2 reads, and a backslash with the character after it"""
+"""parts of a pattern that stay together: Jinja2's syntax, and a backslash with the character after it"""
 
 
 def is_template(text: str) -> bool:
-    """Return True for a text that has more in it than characters that stand for themselves."""
+    """Return True for a text with Jinja2's syntax in it."""
     return "{" in text and any(mark in text for mark in _MARKS)
 
 
 def _split(source: str) -> list[str] | None:
-    """Return the texts of a template and, between them, the names of fields; None where there is more in it."""
+    """Return the texts of a template and, between them, the names of fields; None if it has other syntax."""
     parts = _FIELD.split(source)
     if len(parts) == 1:
         return None if is_template(source) else parts
@@ -76,14 +76,14 @@ def _split(source: str) -> list[str] | None:
 
 
 class Template:
-    """A template and the variables it names. With `texts_only`, lists and objects are not written into it."""
+    """A template and the variables it names. With `texts_only`, lists and objects are refused."""
 
     def __init__(self, source: str, *, texts_only: bool = False) -> None:
         self.source = source
         self._texts_only = texts_only
         self._parts = _split(source)
         self._field: str | None = None
-        """the field, where there is nothing else in the template"""
+        """the field, if the template has nothing else"""
         if self._parts is None:
             self.names: frozenset[str] = self._full.names
         else:
@@ -91,14 +91,14 @@ class Template:
             if len(self._parts) == 3 and not self._parts[0] and not self._parts[2]:
                 self._field = self._parts[1]
         self.takes_row: bool = self._full.takes_row if self._parts is None else "row" in self.names
-        """it may use any field, through `row`"""
+        """it uses `row`, and so may use any field"""
 
     @cached_property
     def _full(self) -> _JinjaTemplate:
         return _JinjaTemplate(self.source, "texts" if self._texts_only else "values")
 
     def _fill_in_texts(self, fields: Mapping[str, Any]) -> str | None:
-        """Return the text for one row, where that takes nothing but texts; else None."""
+        """Return the text for one row if all its fields are texts; else None."""
         if self._field is not None:
             text = fields.get(self._field)
             return text if type(text) is str else None
@@ -113,7 +113,7 @@ class Template:
         return "".join(parts)
 
     def render(self, fields: Mapping[str, Any]) -> str:
-        """Return the text for one row; raise TemplateError where a field is missing."""
+        """Return the text for one row; raises TemplateError if a field is missing."""
         text = self._fill_in_texts(fields)
         return self._full.render(fields) if text is None else text
 
@@ -121,7 +121,7 @@ class Template:
         """Return the text for one row, or the value of a template that is one `{{ expression }}` and nothing else.
 
         Only JSON keeps its type. Anything else, such as a date, becomes text. With `strict`, a list, an object or null
-        inside a longer text raises TypeError: its Python repr is never what was meant.
+        inside a longer text raises TypeError: nobody wants its Python repr.
         """
         text = self._fill_in_texts(fields)
         return self._full.value(fields, strict=strict) if text is None else text
@@ -130,7 +130,7 @@ class Template:
 class PatternTemplate(Template):
     """A template of a regular expression. Values are inserted as texts to be found, unless they go through `| regex`.
 
-    A brace after a backslash is a part of the pattern: `\\{\\{` and `\\{{2}` are no templates.
+    A brace after a backslash is a part of the pattern: `\\{\\{` and `\\{{2}` are not templates.
     """
 
     def __init__(self, source: str) -> None:
@@ -153,7 +153,7 @@ class PatternTemplate(Template):
 
 
 def pattern_example(source: str) -> str | None:
-    """Return a pattern with a letter for each of its fields; None where it has other templates in it."""
+    """Return a pattern with a letter for each of its fields; None if it has other templates."""
     if not is_template(source):
         return source
     parts = None if "\\{" in source else _split(source)
@@ -165,7 +165,7 @@ def _protect(match: re.Match[str]) -> str:
 
 
 def normal_form(value: Any) -> Any:
-    """Return a JSON-like value with its templates as keys contain them: spaces inside of braces mean nothing."""
+    """Return a JSON-like value with its templates in the form that keys contain: with one space inside braces."""
     if isinstance(value, str):
         parts = _split(value)
         if parts is None:
@@ -177,7 +177,7 @@ def normal_form(value: Any) -> Any:
 
 
 def normal_expression(formula: str | None) -> str | None:
-    """Return an expression as keys contain it."""
+    """Return an expression in the form that keys contain."""
     if formula is None:
         return None
     normal = normal_form(f"{{{{ {formula} }}}}")
@@ -186,13 +186,13 @@ def normal_expression(formula: str | None) -> str | None:
 
 @lru_cache(maxsize=1024)
 def template(source: str) -> Template:
-    """A template, compiled once."""
+    """Return a template, compiled once."""
     return Template(source)
 
 
 @lru_cache(maxsize=1024)
 def pattern_template(source: str) -> PatternTemplate:
-    """A template of a regular expression, compiled once."""
+    """Return a template of a regular expression, compiled once."""
     return PatternTemplate(source)
 
 
@@ -208,7 +208,7 @@ def fill_in(value: Any, fields: Mapping[str, Any], *, strict: bool = False) -> A
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text inside a JSON-like value, as `fill_in` finds them."""
+    """Yield every text inside a JSON-like value that `fill_in` would fill in."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -217,21 +217,21 @@ def texts(value: Any) -> Iterator[str]:
 
 
 class Expression:
-    """An expression and the variables it names; called with a row's fields, it is its value."""
+    """An expression and the variables it names. Call it with a row's fields to get its value."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         name = source.strip()
         self._field = name if _NAME.fullmatch(name) and name not in _WORDS else None
-        """the field, where it is no more than the name of one"""
+        """the field, if the expression is just its name"""
         self.equality: tuple[str, str] | None = None
-        """field and text, where it says no more than `field == "text"`"""
+        """field and text, if the expression is just `field == "text"`"""
         if self._field is not None:
             self.names = frozenset({self._field})
         else:
             self.names, self.equality = self._full.names, self._full.equality
         self.takes_row: bool = self._full.takes_row if self._field is None else name == "row"
-        """it may use any field, through `row`"""
+        """it uses `row`, and so may use any field"""
 
     @cached_property
     def _full(self) -> _JinjaExpression:
@@ -244,7 +244,7 @@ class Expression:
         return self._full.value_or_none(fields)
 
     def required(self, fields: Mapping[str, Any]) -> Any:
-        """Return the value for one row; raise TemplateError where it is undefined."""
+        """Return the value for one row; raises TemplateError if it is undefined."""
         if self._field is not None and self._field in fields:
             return fields[self._field]
         return self._full.required(fields)
@@ -252,12 +252,12 @@ class Expression:
 
 @cache
 def expression(source: str) -> Expression:
-    """A sandboxed expression over a row's fields, as in `where: level == "hard"`, compiled once."""
+    """Return a sandboxed expression over a row's fields, such as `level == "hard"`, compiled once."""
     return Expression(source)
 
 
 Use = Literal["values", "texts", "pattern"]
-"""what becomes of values in a longer text: any is inserted; texts and numbers only; as patterns that find them"""
+"""how values are inserted into a longer text: all of them; only texts and numbers; as patterns that find them"""
 
 
 class _Sandbox:
@@ -284,7 +284,7 @@ def _sandbox() -> _Sandbox:
 
 
 class _Translated:
-    """Raises the errors of Jinja2 as those of this module."""
+    """Translates Jinja2's errors into this module's."""
 
     def __enter__(self) -> None:
         pass
@@ -318,7 +318,7 @@ def _scalar(value: Any) -> Any:
 
 
 class _Regex(str):
-    """A text that is a part of a pattern as it is."""
+    """A text that becomes part of a pattern without escaping."""
 
     __slots__ = ()
 
@@ -367,7 +367,7 @@ class _JinjaTemplate:
             if value is None or isinstance(value, _TYPED):
                 return value
             if strict and hasattr(value, "__next__"):
-                return value  # of a filter such as `map`: a list in the making
+                return value  # a generator, from a filter such as `map`
         return _render(self._strict if strict and not self._is_pattern else self._compiled, fields)
 
     @cached_property
@@ -376,7 +376,7 @@ class _JinjaTemplate:
 
     @cached_property
     def _lone(self) -> _JinjaExpression | None:
-        """The expression, where there is nothing else in the template."""
+        """The expression, if the template has nothing else."""
         from jinja2 import nodes
 
         match self._body:
@@ -384,7 +384,7 @@ class _JinjaTemplate:
                 pass
             case _:
                 return None
-        source = self._source.removesuffix("\n")  # which YAML's `|` leaves, and a value has none of
+        source = self._source.removesuffix("\n")  # from YAML's `|`; it does not belong to a value
         inside = source[2:-2].removeprefix("-").removesuffix("-").removeprefix("+")
         try:
             return _JinjaExpression(inside.strip())
@@ -393,7 +393,7 @@ class _JinjaTemplate:
 
 
 def _normal_template(source: str) -> str:
-    """Return a template with one space between the words inside of braces, and without the words of comments."""
+    """Return a template with one space between the words inside braces, and without the texts of comments."""
     import jinja2
 
     parts: list[str] = []
@@ -414,19 +414,19 @@ def _normal_template(source: str) -> str:
             else:
                 parts.append(text)
     except jinja2.TemplateSyntaxError:
-        return source  # which the eval's other checks report
+        return source  # other checks of the eval report it
     return "".join(parts)
 
 
 def _render(compiled: jinja2.Template, fields: Mapping[str, Any]) -> str:
-    # What Template.render does, less its chained lookup of globals, which takes longer than all the rest.
+    # Like Template.render, but without its chained lookup of globals, which takes longer than everything else.
     with _translated:
         context = compiled.new_context({**_sandbox().globals, "row": fields, **fields}, shared=True)
         return "".join(compiled.root_render_func(context))
 
 
 def _takes_row(parsed: nodes.Template) -> bool:
-    """Return True if a template uses `row`, which stands for all fields and is no name of one."""
+    """Return True if a template uses `row`, which stands for all fields."""
     from jinja2 import nodes
 
     return any(node.name == "row" for node in parsed.find_all(nodes.Name))
@@ -447,9 +447,9 @@ class _JinjaExpression:
             if not parser.stream.eos:
                 raise jinja2.TemplateSyntaxError("more than one expression", parser.stream.current.lineno)
         self.equality = _equality(parsed)
-        """field and text, where it says no more than `field == "text"`"""
+        """field and text, if the expression is just `field == "text"`"""
         self._field = parsed.name if isinstance(parsed, nodes.Name) else None
-        """the field, where it is no more than the name of one"""
+        """the field, if the expression is just its name"""
         self._body = nodes.Template([nodes.Assign(nodes.Name("result", "store"), parsed, lineno=1)], lineno=1)
         self._body.set_environment(environment)
         self.takes_row = _takes_row(self._body)
@@ -467,10 +467,10 @@ class _JinjaExpression:
         if self.equality is not None and type(text := fields.get(self.equality[0])) is str:
             return text == self.equality[1]
         if self._field is not None and self._field in fields:
-            return fields[self._field]  # without Jinja, which takes a hundred times as long
+            return fields[self._field]  # Jinja2 takes a hundred times as long
         if self._compiled is None:
             self._compiled = _sandbox().values.from_string(self._body)
-        # As in Template.render; and in one mapping, not as keywords: a field may be called `self`.
+        # Like Template.render, but with one mapping instead of keywords: a field may be called `self`.
         with _translated:
             context = self._compiled.new_context({**_sandbox().globals, "row": fields, **fields}, shared=True)
             for _ in self._compiled.root_render_func(context):
@@ -483,7 +483,7 @@ class _JinjaExpression:
         return None if _is_undefined(value) else value
 
     def required(self, fields: Mapping[str, Any]) -> Any:
-        """Return the value for one row; raise TemplateError where it is undefined."""
+        """Return the value for one row; raises TemplateError if it is undefined."""
         value = self.value(fields)
         if _is_undefined(value):
             with _translated:

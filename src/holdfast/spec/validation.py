@@ -39,7 +39,7 @@ _PLAIN: Final = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
 }
-"""expected values by pydantic's error types, in the words of people who write YAML"""
+"""expected values by pydantic's error types, in the words of YAML's users"""
 _KEYS: Final = {"target": ("model", "python", "command", "http"), "graders": ("type", "name", "threshold")}
 """keys of mappings that have several schemas"""
 
@@ -48,7 +48,7 @@ _PARAMETERS: Final = frozenset(
     {"temperature", "max_tokens", "max_completion_tokens", "top_p", "top_k", "min_p", "seed", "stop", "n", "logprobs"}
     | {"presence_penalty", "frequency_penalty", "reasoning_effort", "response_format", "logit_bias"}
 )
-"""parameters of a request that are often misplaced beside `model`"""
+"""parameters of a request that are often misplaced next to `model`"""
 _ALIASES: Final = {
     "url": ("base_url", "http"),
     "endpoint": ("base_url", "http"),
@@ -56,7 +56,7 @@ _ALIASES: Final = {
     "file": ("path",),
     "regex": ("regex_match",),
 }
-"""names that other tools have for keys"""
+"""other tools' names for keys"""
 
 
 def validate_block(
@@ -74,7 +74,7 @@ def validate_block(
             values[place] = item["input"]
         for place, listed in explanations.items():
             if all(each.startswith("should ") for each in listed) and _holds_another(place, explanations):
-                continue  # the value has the shape of one member of a union, in which the problem is
+                continue  # the value has the shape of one member of a union, and the problem is inside it
             first, *others = dict.fromkeys(listed)  # several for a union of types
             message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
             if first.startswith("should "):
@@ -104,7 +104,7 @@ def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None
     current: type[Block] | None = model
     for part in location:
         if isinstance(part, int):
-            continue  # an item of a list, whose schema is that of the list
+            continue  # an item of a list has the list's schema
         field = current.model_fields.get(part) if current is not None else None
         current = next(_blocks(field.annotation), None) if field else None
     return current
@@ -155,7 +155,7 @@ def _written_names(model: type[Block]) -> Iterator[str]:
 
 
 def suggest(word: str, names: Iterable[str]) -> str:
-    """Return the closest name as the end of a message; empty where none is close."""
+    """Return the closest name as the end of a message; empty if no name is close."""
     import difflib
 
     close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
@@ -189,7 +189,7 @@ class Findings:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Return all notices; equal ones from many places once."""
+        """Return all notices, equal ones only once."""
         lines = list(self._complete)
         for (_, message), places in self._noticed.items():
             more = f" (and in {len(places) - 1} more places)" if len(places) > 1 else ""
