@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders, threshold
-from holdfast.graders.choice import Choice
+from holdfast.graders.choice import Choice, ChoiceGrader
 from holdfast.graders.python import as_verdict
-from holdfast.spec.text_grader_schema import ChoiceGrader
 from tests.support.running import lines, server
 from tests.support.specs import ROWS, grade, load
 

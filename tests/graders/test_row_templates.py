@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import AttemptError, ConfigError
-from holdfast.spec.expected import patterns
+from holdfast.graders.expected import patterns
 from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.regex import compile_regex
 from tests.graders.test_identities import FILES

@@ -16,8 +16,8 @@ from holdfast.graders import pool
 from holdfast.graders.build import build_graders, threshold
 from holdfast.graders.judge import FAIL, PASS
 from holdfast.graders.pool import Pool
-from holdfast.graders.similarity import TextPair
-from holdfast.graders.worker_loop import OUTSIDE
+from holdfast.graders.text_metrics import TextPair
+from holdfast.graders.worker import OUTSIDE
 from holdfast.spec.load_graders import GRADERS, grader_schema
 from tests.support.lazy import LazyModule
 from tests.support.running import ROOT, lines, server
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-worker = LazyModule("holdfast.graders.maths_worker")
+worker = LazyModule("holdfast.graders.maths")
 
 
 def score(folder: Path, block: Any, answer: Any, /, fields: Any = None, **row: Any) -> Any:
@@ -147,7 +147,7 @@ class TestMath:
 
     def test_an_answer_that_takes_for_ever_does_not_keep_the_next_one_waiting(self, tmp_path: Path) -> None:
         async def compare() -> str:
-            pool = Pool("maths_worker.py", size=2)
+            pool = Pool("holdfast.graders.maths:start", size=2)
             endless = {"expected": "5", "answer": "$10^{10^{10^{10}}}$"}
             easy = {"expected": "5", "answer": "$5$"}
             tasks = {

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from holdfast import evaluate
+from holdfast.containment.cores import usable_cores
 from holdfast.errors import Fault, UsageError
 from holdfast.spec.load import load_eval
 from holdfast.targets import embedded
-from holdfast.targets.cores import usable_cores
 from holdfast.targets.embedded import serve
 from tests.support.specs import write_spec
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _DUMPABLE = 4
 """option of prctl: whether others of this user may read a process's memory"""
 _WATCHED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD}
-"""the signals by which a process is ended from outside (`worker_loop.OUTSIDE`), and the one about a child's end"""
+"""the signals by which a process is ended from outside (`worker.OUTSIDE`), and the one about a child's end"""
 _MOST_BYTES = 40_000
 """of all reasons together: a pipe holds 65,536 bytes"""
 _JAVASCRIPT = """

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+
+from pydantic import Field
 
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import expected_texts
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.text_grader_schema import ChoiceGrader
+from holdfast.spec.grader_schema import NotEmpty, TextBlock
 
 if TYPE_CHECKING:
     from re import Match, Pattern
@@ -51,11 +53,20 @@ _REFUTED: Final = re.compile(
 _REVISED: Final = re.compile(r"(?i)\b(?:wait|actually|correction|on second thought|scratch that|let me re\w+)\b")
 
 
+class ChoiceGrader(TextBlock):
+    """Checks the letter of a multiple-choice answer."""
+
+    type: Literal["choice"]
+    expected: Annotated[str | int | list[str | int], NotEmpty] = "{{ expected }}"
+    """Letter of the right choice, its position counted from 0, or a list of accepted ones."""
+    choices: str = Field(default="ABCDEFGHIJ", min_length=1)
+    """Letters that count as choices."""
+
+
 class Choice(InstantGrader):
     """Scores 1 when the answer names the expected choice."""
 
     schema = ChoiceGrader
-    revision = 2
     block: ChoiceGrader
 
     def __init__(self, block: ChoiceGrader, origin: Origin) -> None:

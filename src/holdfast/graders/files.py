@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import UnsetType
+from pydantic import Field, model_validator
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import Patterns, expected_names, share
 from holdfast.graders.types import WaitingGrader
-from holdfast.spec.file_grader_schema import DiffGrader, FileGrader
-from holdfast.spec.schema import inside_workspace
+from holdfast.spec.grader_schema import GraderBlock, PatternBlock
+from holdfast.spec.schema import Block, EvalPath, Names, Pattern, WorkspacePath, inside_workspace
 from holdfast.spec.template import is_template
 from holdfast.store.blobs import Ignored, describe_partial, follow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from holdfast.graders.types import Case, Verdict
     from holdfast.spec.origin import Origin
@@ -79,6 +82,42 @@ def _ignored(origin: Origin, paths: Iterable[str]) -> Ignored:
     return ignored
 
 
+class ContentPattern(Block):
+    """Patterns for the content of one file."""
+
+    path: WorkspacePath
+    """File in the workspace."""
+    must_match: tuple[Pattern, ...] = ()
+    """Patterns that must be found in the file."""
+    must_not_match: tuple[Pattern, ...] = ()
+    """Patterns that must not be found in the file."""
+
+    templates: ClassVar[tuple[str, ...]] = ("path", "must_match", "must_not_match")
+    regexes: ClassVar[tuple[str, ...]] = ("must_match", "must_not_match")
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> Self:
+        if not self.must_match and not self.must_not_match:
+            raise ValueError("checks nothing: give must_match or must_not_match (must_exist is for files as such)")
+        return self
+
+
+class FileGrader(PatternBlock):
+    """Checks which files exist, and what they contain."""
+
+    type: Literal["file"]
+    must_exist: tuple[WorkspacePath, ...] = ()
+    """Files or folders of the workspace that must exist. Templates over the row."""
+    must_not_exist: tuple[WorkspacePath, ...] = ()
+    """Files or folders of the workspace that must not exist. Templates over the row."""
+    content_patterns: tuple[ContentPattern, ...] = ()
+    """Patterns for the contents of files: a list of `{path, must_match, must_not_match}`. Templates over the row."""
+
+    checks: ClassVar[tuple[str, ...]] = ("must_exist", "must_not_exist", "content_patterns")
+    templates: ClassVar[tuple[str, ...]] = checks
+    needs_workspace: ClassVar[bool] = True
+
+
 class File(WaitingGrader):
     """Checks which files exist, and their contents."""
 
@@ -119,6 +158,50 @@ class File(WaitingGrader):
                 failures += [f"{path} has no {p.pattern!r}" for p in required if not p.search(text)]
                 failures += [f"{path} has {p.pattern!r}" for p in forbidden if p.search(text)]
         return share(count, failures)
+
+
+class ExpectedFile(Block):
+    """A file with its expected content."""
+
+    path: WorkspacePath
+    """File in the workspace."""
+    snapshot: EvalPath | None = None
+    """File in the eval file's folder with the expected content, byte for byte."""
+    contains: Names = ()
+    """Texts that must occur in the file. A leading `-` means that the text must not occur; a leading `+` is ignored."""
+
+    templates: ClassVar[tuple[str, ...]] = ("path", "contains")
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"snapshot": "a snapshot's content is part of the key; `contains` takes texts of the row"}
+    )
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> Self:
+        if self.snapshot is None and not self.contains:
+            raise ValueError("checks nothing: give snapshot or contains")
+        if not all(text for _, text in self.fragments()):
+            raise ValueError("checks nothing: an empty text is in every file")
+        return self
+
+    def fragments(self) -> list[tuple[bool, str]]:
+        """The texts, each with whether it is wanted: the sign is read before a template is rendered."""
+        return [
+            (not written.startswith("-"), (written[1:] if written[0] in "+-" else written).strip())
+            for written in self.contains
+        ]
+
+
+class DiffGrader(GraderBlock):
+    """Compares files with their expected contents."""
+
+    type: Literal["diff"]
+    expected_files: Annotated[tuple[ExpectedFile, ...], Field(min_length=1)]
+    """Files to compare: a list of `{path, snapshot, contains}`. `path` and `contains` are templates over the row."""
+    snapshots: dict[str, str | dict[Literal["base64"], str]] = Field(default={})
+    """Contents of snapshots by name, as a text or `{base64: …}`, instead of files in the eval file's folder."""
+
+    templates: ClassVar[tuple[str, ...]] = ("expected_files",)
+    needs_workspace: ClassVar[bool] = True
 
 
 class Diff(WaitingGrader):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
+from pydantic import Field
 
 from holdfast.dialects.reading import after_thoughts
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.content_grader_schema import JsonSchemaGrader
+from holdfast.spec.grader_schema import GraderBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +30,26 @@ _SEEN: Final = 40
 """characters before a value that tell whether it is introduced"""
 
 
+class JsonSchemaGrader(GraderBlock):
+    """Checks that the answer is JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    """JSON Schema that the answer must fit."""
+    schema_file: str | None = None
+    """File with the JSON Schema, in the eval file's folder."""
+    extract: bool = False
+    """Look for the JSON in the last ```` ```json ```` block, or take the last object or list, instead of parsing the
+    whole answer."""
+
+    checks: ClassVar[tuple[str, ...]] = ("json_schema", "schema_file")
+    templates: ClassVar[tuple[str, ...]] = ()
+
+
 class JsonSchema(InstantGrader):
     """Scores 1 when the answer is JSON that is valid under the schema, else 0 with the first reason."""
 
     schema = JsonSchemaGrader
-    revision = 1
     block: JsonSchemaGrader
 
     def __init__(self, block: JsonSchemaGrader, origin: Origin) -> None:

@@ -9,23 +9,43 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from pydantic import Field
 
 from holdfast.errors import AttemptError
 from holdfast.graders.pool import NoAnswer, Pool
 from holdfast.graders.types import Verdict, WaitingGrader
-from holdfast.spec.benchmark_grader_schema import LmEvalGrader
+from holdfast.spec.grader_schema import GraderBlock
+from holdfast.spec.schema import Seconds
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.origin import Origin
 
 
+class LmEvalGrader(GraderBlock):
+    """Grades with a task of lm-eval: its filters and its metric. Needs rows that were compiled from lm-eval."""
+
+    type: Literal["lm_eval"]
+    task: str = Field(min_length=1)
+    """Name of the task."""
+    metric: str = Field(min_length=1)
+    """Name of the metric. A value between 0 and 1 is the score; others are recorded without one."""
+    filter: str = "none"
+    """Name of the task's filter to apply to the reply."""
+    version: str | None = None
+    """Version of lm-eval whose task grades; another one is refused. Benchmarks set it when they are compiled. Default:
+    the installed version."""
+    timeout: Seconds = 60
+    """Time limit for one reply."""
+
+
 @dataclass
 class _Shared:
     """The processes of all these graders of a run: a task may have a dozen metrics, and lm-eval is slow to import."""
 
-    pool: Pool = field(default_factory=lambda: Pool("../benchmarks/grading.py", size=2))
+    pool: Pool = field(default_factory=lambda: Pool("holdfast.benchmarks.grading:start", size=2))
     users: int = 0
 
 

@@ -1,27 +1,29 @@
 """A few processes that answer questions which could take forever. A process that takes too long is killed.
 
-`worker_loop` is the other end. A question and an answer are one line of JSON each; before the answer the process may
-name the stage that it has reached.
+`worker` is the other end. A question and an answer are one line of JSON each; before the answer the process may name
+the stage that it has reached.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.containment.cores import usable_cores
+from holdfast.errors import AttemptError
+from holdfast.spec.slow import ANSWERS, Slow
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.graders.types import Verdict
+    from holdfast.spec.slow import Request
 
 _LONGEST_ANSWER: Final = 1 << 20
-
-
-def usable_cores() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class NoAnswer(Exception):
@@ -36,14 +38,16 @@ class NoAnswer(Exception):
 
 
 class Pool:
-    """Processes that run a script, which is named relative to this package.
+    """Processes that run a `worker`. They start when first needed, and answer one question at a time.
 
-    They start when first needed, and answer one question at a time.
+    `reference` is the `module:function` that makes a worker ready. There are at least two processes, so that a slow
+    answer does not hold up all others.
     """
 
-    def __init__(self, script: str, size: int = 0) -> None:
-        self._command = [sys.executable, "-P", str(Path(__file__).parent / script)]
-        self._places = asyncio.Semaphore(size or max(2, min(4, usable_cores())))
+    def __init__(self, reference: str | None = None, *, size: int | None = None) -> None:
+        arguments = [] if reference is None else [reference]
+        self._command = [sys.executable, "-P", "-m", "holdfast.graders.worker", *arguments]
+        self._places = asyncio.Semaphore(size or max(2, min(4, int(usable_cores()))))
         self._idle: list[Process] = []
 
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -90,8 +94,6 @@ class Pool:
 
 
 async def _answer(process: Process, question: dict[str, Any], stages: list[str]) -> dict[str, Any]:
-    import json  # few evals have such checks
-
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(question).encode() + b"\n")
     await process.stdin.drain()
@@ -106,3 +108,37 @@ async def _kill(process: Process) -> None:
     with suppress(ProcessLookupError):
         process.kill()
     await process.wait()
+
+
+class SlowChecks:
+    """Checks whose patterns and comparisons could take forever: a pool does their slow work."""
+
+    def __init__(self) -> None:
+        self._pool = Pool()
+
+    async def complete(self, check: Callable[[], Awaitable[Verdict]]) -> Verdict:
+        """Call a check again and again, each time with one more answer from the pool, until it returns."""
+        answers: dict[Request, Any] = {}
+        before = ANSWERS.set(answers)
+        try:
+            while True:
+                try:
+                    return await check()
+                except Slow as slow:
+                    answers[slow.request] = await self._ask(slow.request)
+        finally:
+            ANSWERS.reset(before)
+
+    async def close(self) -> None:
+        """Stop the processes."""
+        await self._pool.close()
+
+    async def _ask(self, request: Request) -> Any:
+        kind = type(request)
+        question = {"request": f"{kind.__module__}:{kind.__name__}", "values": request._asdict()}
+        try:
+            return (await self._pool.ask(question, request.seconds))["answer"]
+        except NoAnswer as error:
+            if error.late:
+                raise AttemptError("timeout", request.too_slow, retry=False) from None
+            raise AttemptError("grader", f"{kind.__name__}: {error}", retry=False) from error

@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 import msgspec
+from pydantic import Field, model_validator
 
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import expected_value, share
 from holdfast.graders.sandbox import Confined, check_failure, restored_workspace, run_in
 from holdfast.graders.tool_calls import NOT_SEEN, calls_of
 from holdfast.graders.types import Verdict
-from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader
 from holdfast.spec.fingerprint import check_program, command_files, named_file
+from holdfast.spec.grader_schema import Measure, OnTimeout, TextBlock
+from holdfast.spec.schema import Names, Seconds
 from holdfast.spec.template import is_template
 
 if TYPE_CHECKING:
@@ -26,6 +30,34 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
 
 _TOOL_CALLS: Final = re.compile(r"\btool_calls\b")
+
+
+class ProgramGrader(TextBlock):
+    """Runs a program whose exit code is the verdict."""
+
+    type: Literal["program"]
+    command: str = Field(min_length=1)
+    """Program to run: a file in the eval file's folder, or a program on the `PATH`."""
+    args: tuple[str, ...] = ()
+    """Arguments, as templates over the row; one that gives a list stands for several. An argument that names a file in
+    the eval file's folder stands for that file."""
+    timeout: Seconds = 30
+    """Time limit of the program."""
+    on_timeout: OnTimeout = "fail"
+    """The result of a timeout: a failed check with score 0 (`fail`), or an `error` that the next command retries."""
+    network: bool = False
+    """Allow access to the network."""
+
+    templates: ClassVar[tuple[str, ...]] = ("args",)
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"command": "the program is part of the key; its `args` take values of the row"}
+    )
+    runs_code: ClassVar[bool] = True
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+        return (self.command, *self.args)
 
 
 class Program(Confined):
@@ -77,11 +109,42 @@ class Program(Confined):
         return [str(each) for each in values]
 
 
+class CodeGrader(TextBlock):
+    """Evaluates expressions that must be true."""
+
+    type: Literal["code"]
+    assertions: Names = Field(min_length=1)
+    """Expressions that must be true, each of which is one check."""
+    language: Literal["python", "javascript"] = "python"
+    """Language of the expressions. `javascript` needs `node`."""
+    timeout: Seconds = 30
+    """Time limit for all assertions together."""
+    on_timeout: OnTimeout = "fail"
+    """The result of a timeout: a failed check with score 0 (`fail`), or an `error` that the next command retries."""
+
+    templates: ClassVar[tuple[str, ...]] = ()
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType({"assertions": "write sample['FIELD']"})
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The time, where an assertion speaks of it; to the others it is not told."""
+        return ("seconds",) if any("duration_ms" in assertion for assertion in self.assertions) else ()
+
+    @model_validator(mode="after")
+    def _are_expressions(self) -> Self:
+        if self.language == "python":
+            for assertion in self.assertions:
+                try:
+                    compile(assertion.strip(), "assertion", "eval")
+                except (SyntaxError, ValueError) as error:
+                    raise ValueError(f"not a Python expression: {assertion!r} ({error})") from error
+        return self
+
+
 class Code(Confined):
     """Scores the share of assertions that are true."""
 
     schema = CodeGrader
-    revision = 1
     block: CodeGrader
 
     def __init__(self, block: CodeGrader, origin: Origin) -> None:

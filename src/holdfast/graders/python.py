@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import msgspec
 
 from holdfast.errors import AttemptError
 from holdfast.functions import Function, function_source, load_function, user_error
 from holdfast.graders.expected import expected_value, render_text
-from holdfast.graders.types import Verdict, WaitingGrader
-from holdfast.spec.content_grader_schema import PythonGrader
+from holdfast.graders.types import Verdict, WaitingGrader, check_score
+from holdfast.spec.grader_schema import GraderBlock
+from holdfast.spec.schema import FunctionName
 from holdfast.spec.template import is_template, texts
 
 if TYPE_CHECKING:
@@ -26,6 +27,28 @@ OFFERED: Final = ("output", "sample", "messages", "expected", "solution_str", "g
 EXPECTED: Final = ("expected", "answer", "ground_truth", "target", "ideal")
 """fields of a row that may hold the expected value, in the order of search; a parameter with one of these names gets
 the field of its own name first"""
+
+
+class PythonGrader(GraderBlock):
+    """Calls a Python function with the values that its parameters name."""
+
+    type: Literal["python"]
+    function: FunctionName
+    """Function to call, as `file.py:function` relative to the eval file, or as `package.module:function`."""
+    expected: str | int | float | bool | None = None
+    """Template of the expected value. Default: the row's field of the parameter's name, else its first field among
+    `expected`, `answer`, `ground_truth`, `target` and `ideal`."""
+    transcript: Literal["last", "all", "reasoning"] = "last"
+    """Replies that `output` holds: the `last` one, or `all` so far, joined by blank lines. With `reasoning` it is the
+    last reply, and `messages` have the model's `reasoning`."""
+    params: dict[str, Any] = {}
+    """Further keyword arguments. Texts in them are templates over the row, and a text that is a single
+    `{{ expression }}` keeps the type of its value."""
+    version: str | None = None
+    """Change this when the function grades differently for a reason its source does not show."""
+
+    templates: ClassVar[tuple[str, ...]] = ("expected", "params")
+    runs_code: ClassVar[bool] = True
 
 
 class PythonCheck(WaitingGrader):
@@ -154,19 +177,6 @@ def _check_passed(value: Any) -> bool:
     except ValueError:  # of an array
         pass
     raise _wrong(f"`passed` must be true or false, not {value!r}")
-
-
-def check_score(value: Any) -> float | None:
-    """Return a score as a number; raises AttemptError where it is not from 0 to 1."""
-    if value is None:
-        return None
-    try:
-        number = math.nan if isinstance(value, str | bytes | bytearray | memoryview) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 <= number <= 1:
-        raise _wrong(f"a score must be a bool or a number from 0 to 1, not {value!r}")
-    return number
 
 
 def _wrong(message: str) -> AttemptError:

@@ -31,7 +31,7 @@ from holdfast import containment
 from holdfast.containment.program import running
 from holdfast.errors import AttemptError
 from holdfast.graders.types import WaitingGrader
-from holdfast.graders.worker_loop import OUTSIDE
+from holdfast.graders.worker import OUTSIDE
 from holdfast.store.blobs import describe_partial, restore
 from holdfast.store.processes import is_running, start_token, this_system
 

@@ -1,31 +1,38 @@
-"""Text metrics: BLEU, chrF, ROUGE, character F1, word and character error rates. Each needs a package of its own.
+"""Text metrics: similarity, BLEU, chrF, ROUGE, character F1, word and character error rates.
 
-BLEU, chrF and error rates of a whole run are not the mean over its answers: they come of counts that are summed first.
-So a verdict carries its counts, and `totals` turns their sums into numbers for `metrics.json`.
+Each needs a package of its own. BLEU, chrF and error rates of a whole run are not the mean over its answers: they come
+of counts that are summed first. So a verdict carries its counts, and `totals` turns their sums into numbers for
+`metrics.json`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 from unicodedata import normalize
+
+from pydantic import Field, model_validator
 
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import expected_texts
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.text_metric_schema import (
-    BleuGrader,
-    CharF1Grader,
-    ChrfGrader,
-    ErrorRateGrader,
-    OverlapBlock,
-    RougeGrader,
-)
+from holdfast.spec.grader_schema import Expected, TextBlock
+from holdfast.spec.slow import answer_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.graders.types import Case
     from holdfast.spec.origin import Origin
+
+
+class OverlapBlock(TextBlock):
+    """Keys that every text metric has."""
+
+    expected: Expected = "{{ expected }}"
+    """Reference, or a list of references. Templates over the row."""
+    ignore_case: bool = False
+    """Ignore upper and lower case."""
 
 
 class Overlap(InstantGrader):
@@ -63,6 +70,100 @@ class Overlap(InstantGrader):
         raise NotImplementedError
 
 
+class SimilarityGrader(OverlapBlock):
+    """Scores how similar the answer is to the expected one."""
+
+    type: Literal["similarity"]
+    expected: Expected = "{{ expected }}"
+    """Expected text, or a list of which the most similar counts. Templates over the row."""
+    method: Literal["ratio", "partial", "token_sort", "token_set", "levenshtein", "jaro_winkler"] = "ratio"
+    """How similarity is measured: `partial` uses the best matching part of the longer text, `token_sort` and
+    `token_set` compare words in any order or as sets."""
+
+
+class Similarity(Overlap):
+    """The similarity to the expected text that is most similar."""
+
+    schema = SimilarityGrader
+    default_threshold = 0.8
+    requires = ("rapidfuzz", "rapidfuzz")
+    block: SimilarityGrader
+
+    def steps(self, answer: str, reference: str) -> int:
+        """Return 0: comparisons that would take long are made in another process."""
+        return 0
+
+    def compare(self, answer: str, references: list[str]) -> Verdict:
+        """Return the similarity, from 0 to 1."""
+        score = max(self._alike(text, answer) for text in references)
+        return Verdict(score, f"{score:.0%} alike")
+
+    def _alike(self, expected: str, answer: str) -> float:
+        texts = TextPair(self.block.method, expected, answer)
+        return texts.work() if texts.steps <= _STEPS else float(answer_to(texts))
+
+
+_STEPS: Final = 20_000_000
+"""work that is done in this process: the product of the lengths; `partial` tries every place, so times the shorter"""
+
+
+class TextPair(NamedTuple):
+    """Two texts to compare."""
+
+    method: str
+    expected: str
+    answer: str
+
+    @property
+    def seconds(self) -> float:
+        """Time limit in another process."""
+        return 10.0
+
+    @property
+    def too_slow(self) -> str:
+        """Error message for a comparison that takes longer."""
+        lengths = f"{len(self.expected):,} with {len(self.answer):,} characters"
+        return f"comparing {lengths} by `{self.method}` took longer than {self.seconds:g} s"
+
+    @property
+    def steps(self) -> int:
+        """Upper bound of the work."""
+        short, long = sorted((len(self.expected), len(self.answer)))
+        return short * long * (short if self.method == "partial" else 1)
+
+    def work(self) -> float:
+        """Return how alike the texts are, from 0 to 1."""
+        return _measure(self.method)(self.expected, self.answer)
+
+
+@cache
+def _measure(method: str) -> Callable[[str, str], float]:
+    from rapidfuzz import fuzz
+    from rapidfuzz.distance import JaroWinkler, Levenshtein
+
+    shares: dict[str, Any] = {
+        "levenshtein": Levenshtein.normalized_similarity,
+        "jaro_winkler": JaroWinkler.normalized_similarity,
+    }
+    percents: dict[str, Any] = {
+        "ratio": fuzz.ratio,
+        "partial": fuzz.partial_ratio,
+        "token_sort": fuzz.token_sort_ratio,
+        "token_set": fuzz.token_set_ratio,
+    }
+    if method in shares:
+        return lambda expected, answer: float(shares[method](expected, answer))
+    return lambda expected, answer: float(percents[method](expected, answer) / 100)
+
+
+class BleuGrader(OverlapBlock):
+    """BLEU of sacrebleu, of each answer and of the whole run."""
+
+    type: Literal["bleu"]
+    tokenize: Literal["13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "13a"
+    """Tokenizer of sacrebleu."""
+
+
 class Bleu(Overlap):
     """Sentence BLEU with exponential smoothing and effective order, against all references at once."""
 
@@ -94,6 +195,14 @@ class Bleu(Overlap):
         return _scored(bleu.score / 100, "BLEU", counts)
 
 
+class ChrfGrader(OverlapBlock):
+    """chrF of sacrebleu, of each answer and of the whole run."""
+
+    type: Literal["chrf"]
+    word_order: int = Field(default=0, ge=0, le=4)
+    """Length of word n-grams to include: 0 for chrF, 2 for chrF++."""
+
+
 class Chrf(Overlap):
     """chrF against the reference that fits best."""
 
@@ -118,6 +227,25 @@ class Chrf(Overlap):
         score = self._metric.sentence_score(answer, references).score / 100
         (counts,) = self._metric._extract_corpus_statistics([answer], [[text] for text in references])
         return _scored(score, "chrF", counts)
+
+
+class RougeGrader(OverlapBlock):
+    """The F-measure of ROUGE, by rouge-score."""
+
+    type: Literal["rouge"]
+    variant: Literal["rouge1", "rouge2", "rougeL"] = "rougeL"
+    """Which ROUGE to compute."""
+    stem: bool = False
+    """Compare the stems of English words. Only with `tokenize: words`."""
+    tokenize: Literal["words", "whitespace", "characters", "ja-mecab"] = "words"
+    """Compare `words` of Latin letters and digits, whatever is between `whitespace`, `characters` for languages without
+    spaces, or Japanese words as sacrebleu's `ja-mecab` finds them."""
+
+    @model_validator(mode="after")
+    def _check_stem(self) -> RougeGrader:
+        if self.stem and self.tokenize != "words":
+            raise ValueError("stem is for `tokenize: words`")
+        return self
 
 
 class Rouge(Overlap):
@@ -191,6 +319,14 @@ def _tokenizer(name: str, origin: Origin) -> _Tokenizer | None:
     return None
 
 
+class CharF1Grader(OverlapBlock):
+    """F1 over the characters of the longest common subsequence."""
+
+    type: Literal["char_f1"]
+    strip: bool = True
+    """Ignore white space around answer and reference."""
+
+
 class CharF1(Overlap):
     """Twice the longest common subsequence over both lengths: the best over the references."""
 
@@ -207,6 +343,12 @@ class CharF1(Overlap):
     def compare(self, answer: str, references: list[str]) -> Verdict:
         """Return F1, from 0 to 1."""
         return _scored(max(self._similarity(answer, text) for text in references), "character F1")
+
+
+class ErrorRateGrader(OverlapBlock):
+    """1 minus the error rate: insertions, deletions and substitutions per word or character of the reference."""
+
+    type: Literal["wer", "cer"]
 
 
 class ErrorRate(Overlap):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+
+from pydantic import model_validator
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.content_grader_schema import TriggerGrader
+from holdfast.spec.document import read_value
+from holdfast.spec.grader_schema import GraderBlock
+from holdfast.spec.schema import EvalPath
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
@@ -27,6 +31,26 @@ _HEADING: Final = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 _NOT_FOR: Final = re.compile(r"do not use for:", re.IGNORECASE)
 _TRIGGERS: Final = 0.6
 _FOR: Final = re.compile(r"(?<!not )use for:", re.IGNORECASE)
+
+
+class TriggerGrader(GraderBlock):
+    """Scores whether the prompt should trigger a skill, by the words of its SKILL.md."""
+
+    type: Literal["trigger"]
+    skill_path: EvalPath | None = None
+    """The skill's `SKILL.md`, or its folder, in the eval file's folder."""
+    skill: str | None = None
+    """Text of the skill's `SKILL.md`, instead of a file."""
+    mode: Literal["positive", "negative"]
+    """`positive` if the prompt should trigger the skill, `negative` if it should not."""
+
+    templates: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _names_one_skill(self) -> Self:
+        if self.skill_path is None and self.skill is None:
+            raise ValueError("needs the skill: give `skill_path`, or its text as `skill`")
+        return self
 
 
 class Trigger(InstantGrader):
@@ -74,8 +98,6 @@ def _read_skill(block: TriggerGrader, origin: Origin) -> str:
 
 def skill_words(text: str) -> tuple[frozenset[str], list[str]]:
     """Return the words of a SKILL.md, and the phrases after `USE FOR:` in its description; raises ValueError."""
-    from holdfast.spec.document import read_value
-
     heading, body = {}, text
     if match := _HEADING.match(text):
         body = text[match.end() :]

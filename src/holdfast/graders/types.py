@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import msgspec
 
 from holdfast.dialects.reading import after_thoughts, reasoning_text, visible
+from holdfast.errors import AttemptError
 from holdfast.spec.template import fill_in
 from holdfast.store.records import content_text
 
@@ -15,10 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
-    from holdfast.errors import AttemptError, Problem
-    from holdfast.spec.content_grader_schema import PythonGrader
+    from holdfast.errors import Problem
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.grader_schema import GraderBlock, TextBlock
+    from holdfast.spec.grader_schema import GraderBlock
     from holdfast.spec.origin import Origin
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
@@ -45,6 +46,20 @@ class Verdict(msgspec.Struct, frozen=True):
     """numbers that are summed over a run, for metrics that are not the mean of their parts"""
 
 
+def check_score(value: Any) -> float | None:
+    """Return a score as a number; raises AttemptError where it is not from 0 to 1."""
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, str | bytes | bytearray | memoryview) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= 1:
+        message = f"a score must be a bool or a number from 0 to 1, not {value!r}"
+        raise AttemptError("grader", message, retry=False)
+    return number
+
+
 class SetVerdict(msgspec.Struct, frozen=True):
     """A grader's judgment of all outputs of a run together."""
 
@@ -56,6 +71,13 @@ class SetVerdict(msgspec.Struct, frozen=True):
     """further data about all outputs, for the record; JSON"""
 
 
+class _WithTranscript(Protocol):
+    """A block that says which replies to look at."""
+
+    @property
+    def transcript(self) -> str: ...
+
+
 class Case(msgspec.Struct, frozen=True):
     """An output to be graded, with the sample it answers."""
 
@@ -64,15 +86,15 @@ class Case(msgspec.Struct, frozen=True):
     blobs: Blobs | None = None
     """the contents of `output.files`"""
 
-    def text(self, block: TextBlock | PythonGrader) -> str:
+    def text(self, block: _WithTranscript) -> str:
         """Return the text to grade: the last reply, or with `transcript: all` all replies so far."""
         return "\n\n".join(filter(None, self._replies(block)))
 
-    def answer(self, block: TextBlock | PythonGrader) -> str:
+    def answer(self, block: _WithTranscript) -> str:
         """Return the text in which an answer is looked for: without the reasoning that servers leave in replies."""
         return "\n\n".join(filter(None, map(after_thoughts, self._replies(block))))
 
-    def _replies(self, block: TextBlock | PythonGrader) -> list[str]:
+    def _replies(self, block: _WithTranscript) -> list[str]:
         if block.transcript != "all":
             return [self.output.output]
         texts = [message_text(message) for message in self.output.conversation if message.get("role") == "assistant"]

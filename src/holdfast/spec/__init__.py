@@ -8,7 +8,7 @@
 `origin`         the eval file and the place in it that a grader or a target comes from
 `plugins`        extension points: built-in kinds, and entry points of installed packages
 `load_targets`   the target, and the registry of targets
-`load_graders`   graders, judges and the simulated user, and the registry of graders
+`load_graders`   graders, their templates, the simulated user's model, and the registry of graders
 `load_likelihood` checks of evals with continuations
 `suite`          suite files: several evals and targets
 `load_exports`   exporters, and the options of an export
@@ -24,22 +24,10 @@
 `target_schema`  the base schema of targets, and that of models
 `http_target_schema` the schema of HTTP targets
 `code_target_schema` schemas of targets that are functions, programs and installed agents
-`grader_texts`   the texts of graders: templates over the row, and those that must not look like one
-`grader_schema`  the base schemas of graders
-`text_grader_schema` schemas of graders that compare texts
-`number_grader_schema` the schema of the grader of numbers
-`likelihood_grader_schema` the schema of the grader of likelihoods
-`judge_schema`   the schema of judges
-`content_grader_schema` schemas of graders that take an answer as more than its words
-`benchmark_grader_schema` schemas of graders of benchmarks
-`text_metric_schema` schemas of text metrics
-`tool_grader_schema` schemas of graders of tool calls
-`file_grader_schema` schemas of graders of files and by programs
+`grader_schema`  the base schemas of graders, and the schema of judges
 `providers`      where models are found by the prefix of their name
 `env_file`       `.env` files
 `vacuous`        warnings about checks that can hardly fail
-`expected`       expected values of a row: one text, or alternatives
-`numbers`        numbers as people and models write them
 `regex`          regular expressions, and the engine that matches each
 `re2_syntax`     translates Python's regular expressions to RE2
 `slow`           work that is done in other processes because it could take forever

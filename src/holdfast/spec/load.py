@@ -13,10 +13,9 @@ import msgspec
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.grader_schema import is_judge
-from holdfast.spec.grader_texts import templates_in
 from holdfast.spec.legacy import check_spellings, eval_version
 from holdfast.spec.load_exports import read_export, read_live_exports
-from holdfast.spec.load_graders import read_graders, with_player
+from holdfast.spec.load_graders import read_graders, templates_in, with_player
 from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.named_inputs import misnamed_parts
@@ -36,9 +35,8 @@ if TYPE_CHECKING:
     from holdfast.spec.conversation_schema import MessageBlock, ResponderBlock
     from holdfast.spec.export_schema import ExportBlock, LiveExport
     from holdfast.spec.gate_schema import GateBlock
-    from holdfast.spec.grader_schema import GraderBlock
+    from holdfast.spec.grader_schema import GraderBlock, PromptGrader
     from holdfast.spec.hook_schema import HooksBlock
-    from holdfast.spec.judge_schema import PromptGrader
     from holdfast.spec.model_schema import Price
     from holdfast.spec.schema import DatasetBlock, Limits
     from holdfast.spec.target_schema import TargetBlock

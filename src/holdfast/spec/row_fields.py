@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.spec.grader_texts import templates_in
+from holdfast.spec.load_graders import templates_in
 from holdfast.spec.schema import FILE_KINDS
 from holdfast.spec.template import expression, template
 

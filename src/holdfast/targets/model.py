@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from holdfast.dialects.types import Answer
     from holdfast.spec.conversation_schema import ResponderBlock
-    from holdfast.spec.judge_schema import PromptGrader
+    from holdfast.spec.grader_schema import PromptGrader
     from holdfast.spec.origin import Origin
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.batch_client import BatchClient

@@ -1,4 +1,10 @@
-"""Answer the questions of a `pool`, in a process of its own: one line of JSON in, one out, until the input ends."""
+"""Run as a module by a `pool`: answer its questions, one line of JSON each, until the input ends.
+
+    python -P -m holdfast.graders.worker [MODULE:FUNCTION]
+
+The function gets ready and returns another one, which answers a question. Without a function, questions are requests
+of `spec.slow`. What is asked here may take forever, so the pool may kill this process at any time.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +16,21 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.spec.plugins import load_reference
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Answer = Callable[[dict[str, Any], Callable[[str], None]], dict[str, Any]]
+    """answers a question; the second argument is called with the name of each stage that is reached"""
 
 _MEMORY: Final = 4 << 30
 OUTSIDE: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """signals that come from outside: no answer makes a program send them to itself"""
 
 
-def answer_questions(answer: Callable[[dict[str, Any], Callable[[str], None]], dict[str, Any]]) -> None:
-    """Call `answer` with each question and with a function that names the stage it has reached."""
+def main(reference: str | None = None) -> None:
+    """Get ready, then answer all questions."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # the kernel kills this process with the run
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -33,6 +44,15 @@ def answer_questions(answer: Callable[[dict[str, Any], Callable[[str], None]], d
     def write(line: object) -> None:
         answers.write(json.dumps(line) + "\n")
 
+    answer: Answer = _answer_slow_request if reference is None else load_reference(reference)()
     write("ready")
     for question in sys.stdin:
         write(answer(json.loads(question), write))
+
+
+def _answer_slow_request(question: dict[str, Any], _: Callable[[str], None]) -> dict[str, Any]:
+    return {"answer": load_reference(question["request"])(**question["values"]).work()}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

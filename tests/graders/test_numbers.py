@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.spec.numbers import first_number, last_number, numbers_in
+from holdfast.graders.number import first_number, last_number, numbers_in
 
 READ = {
     "42": ("42", "It is 42.", "1, then 42", "٤٢", "#42", "40-42", "(40)-42", "40 - 42", "__42__"),
