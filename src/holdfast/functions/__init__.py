@@ -3,9 +3,7 @@
 `loading`    finds a function by its file or module, loads it once, and says what code it depends on
 `observing`  notes which files of the project functions read
 `calling`    calls a function with the values that its parameters name, and describes what it raises
-`callables`  identifies functions that are passed from Python, also those of a notebook
-`blocks`     replaces functions in blocks that are passed from Python by references
-`states`     remembers the values that identify an object which a run changes
+`callables`  functions that are passed from Python, also those of a notebook: their references and identities
 """
 
 from holdfast.functions.calling import Function as Function

@@ -1,10 +1,16 @@
 """Functions and objects that are passed from Python: their references, and their identities.
 
 A function or class of a file is identified by the file's code, as in an eval file, and by the values that it carries:
-closed-over ones, and the state of the object whose method it is (`functions.states`). A function that was typed into a
-notebook or an interpreter has no file. It is identified by its own code, and by the parts of the session that it uses:
-other functions and classes that were typed in, modules that are the user's files, and global variables with plain
-values (text, numbers, lists, mappings). Parts that cannot be covered are listed in `Callables.uncovered`.
+closed-over ones, and the state of the object whose method it is. An agent that opens a client, counts its calls or fills
+a cache is the same agent in the next run: changes by a run are not part of the key, changes between two runs are.
+
+A function that was typed into a notebook or an interpreter has no file. It is identified by its own code, and by the
+parts of the session that it uses: other functions and classes that were typed in, modules that are the user's files, and
+global variables with plain values (text, numbers, lists, mappings). Parts that cannot be covered are listed in
+`Callables.uncovered`.
+
+In a block of an eval file, a function is replaced by a reference, as an eval file has it, and what the function carries
+along becomes the block's version.
 """
 
 from __future__ import annotations
@@ -16,7 +22,10 @@ import inspect
 import re
 import sys
 import textwrap
+import weakref
+from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
@@ -34,12 +43,12 @@ from holdfast.functions.loading import (
     module_is_current,
     users_file,
 )
-from holdfast.functions.states import keep, recall, release
 from holdfast.spec.fingerprint import scan, token_bytes
+from holdfast.spec.grader_schema import TAKEN_NAMES
 from holdfast.spec.target_schema import SESSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 _CHANGES: Final = frozenset(
     {"append", "add", "update", "setdefault", "pop", "popitem", "extend", "insert", "clear", "remove", "discard"}
@@ -89,7 +98,55 @@ class Callables:
         """Note the state of all functions and objects at the end of a run."""
         for function in self._added:
             for owner, values in _owned(function):
-                release(owner, values)
+                _release(owner, values)
+
+
+def capture_grader(grader: Mapping[str, Any] | Callable[..., Any], captured: Callables) -> Any:
+    """Return a grader's block. A function by itself is a Python grader with the function's name."""
+    named = {"type": "python", "name": _grader_name(grader)} if callable(grader) else {}
+    return {**named, **capture_block(grader, "function", captured)}
+
+
+def capture_block(value: Any, key: str, captured: Callables, *, allow_class: bool = False) -> Any:
+    """Return a block with references in place of its functions, which are added to `captured`.
+
+    A function by itself stands for the block that has the function under `key`. With `allow_class`, a class may be
+    there too.
+    """
+    if callable(value):
+        value = {key: value}
+    if not isinstance(value, Mapping):
+        return value  # validating the eval reports what is wrong with it
+    block: dict[str, Any] = {}
+    versions: list[str] = []
+
+    def capture(inner: Any, *, class_allowed: bool = False) -> Any:
+        if inspect.isclass(inner) and not class_allowed:
+            raise UsageError(
+                f"{inner.__qualname__} is a class; only targets may be classes", remedy="Pass an object of that class."
+            )
+        if callable(inner):
+            inner, version = captured.add(inner)
+            versions.extend([] if version is None else [version])
+        return inner
+
+    for name, inner in value.items():
+        if name == "tools" and isinstance(inner, list | tuple):
+            block[name] = [capture_block(tool, "python", captured) for tool in inner]
+        elif name == "state" and isinstance(inner, Mapping):
+            block[name] = {hook: capture(function) for hook, function in inner.items()}
+        else:
+            block[name] = capture(inner, class_allowed=allow_class and name == key)
+    if versions:
+        version = block.get("version")
+        block["version"] = versions[0] if len(versions) == 1 and version is None else digest([version, *versions])
+    return block
+
+
+def _grader_name(function: Callable[..., Any]) -> str:
+    """Return a function's name, or that of a callable object's class, unless the name has a meaning in reports."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return f"{name}_function" if name in TAKEN_NAMES else name
 
 
 def _changed_since(file: str, name: str) -> UsageError:
@@ -155,14 +212,14 @@ def _carried_values(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the values that a function carries beside its source, as they were at its first use."""
     carried: dict[str, Any] = {}
     for owner, values in _owned(function):
-        identity = recall(owner, values)
+        identity = _recall(owner, values)
         if not _is_json(identity):
             raise UsageError(
                 f"{getattr(function, '__qualname__', function)} captures {', '.join(identity)}, whose changes "
                 "Holdfast cannot detect",
                 remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
             )
-        keep(owner, identity)
+        _keep(owner, identity)
         carried |= identity
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is not None and "<" in code.co_qualname:
@@ -227,6 +284,69 @@ def _constant(value: Any) -> str:
     if isinstance(value, frozenset) and not all(isinstance(inner, int) for inner in value):
         return f"frozenset({sorted(map(repr, value))})"
     return repr(value)
+
+
+@dataclass
+class _State:
+    values: dict[str, Any]
+    """the values that identify the object"""
+    marks_after_run: dict[str, object] | None = None
+    """marks of the values at the end of the last run; None while a run uses the object"""
+
+
+_states: dict[int, tuple[Callable[[], Any], _State]] = {}
+"""by the object's `id`: objects need not be hashable"""
+
+
+def _recall(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that identify an object: those of its first use, and those changed between runs."""
+    state = _state_of(owner)
+    if state is None:
+        return dict(values)
+    identity = dict(state.values)
+    if state.marks_after_run is None:
+        return identity
+    marks = _marks(values)
+    for name in {*state.marks_after_run, *marks}:
+        if state.marks_after_run.get(name) != marks.get(name):
+            identity.pop(name, None)
+            if name in values:
+                identity[name] = values[name]
+    return identity
+
+
+def _keep(owner: Any, values: Mapping[str, Any]) -> None:
+    """Keep the values that identify an object while a run uses it."""
+    number = id(owner)
+    alive: Callable[[], Any]
+    try:
+        alive = weakref.ref(owner, lambda _: _states.pop(number, None))
+    except TypeError:  # it has only slots: kept alive, since another object could get its id
+        alive = lambda: owner  # noqa: E731
+    _states[number] = alive, _State(deepcopy(dict(values)))
+
+
+def _release(owner: Any, values: Mapping[str, Any]) -> None:
+    """Note the values of an object at the end of a run."""
+    if (state := _state_of(owner)) is not None:
+        state.marks_after_run = _marks(values)
+
+
+def _state_of(owner: Any) -> _State | None:
+    alive, state = _states.get(id(owner), (lambda: None, None))
+    return state if alive() is owner else None
+
+
+def _marks(values: Mapping[str, Any]) -> dict[str, object]:
+    return {name: _mark(value) for name, value in values.items()}
+
+
+def _mark(value: Any) -> object:
+    """Return a mark that tells a value from others: its content, or its identity."""
+    try:
+        return msgspec.json.encode(value, order="deterministic")
+    except (TypeError, ValueError, RecursionError):
+        return type(value), id(value)
 
 
 class _Session:
