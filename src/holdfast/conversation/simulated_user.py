@@ -21,6 +21,7 @@ from holdfast.functions import Function, function_source, load_function, user_er
 from holdfast.spec.providers import identity_of_model
 from holdfast.spec.template import RENDER_ERRORS, Template, expression, normal_expression, normal_form
 from holdfast.store.records import Usage, content_text
+from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -180,8 +181,6 @@ class _FunctionPlayer:
 
 class _ModelPlayer:
     def __init__(self, block: ResponderBlock, prices: Prices, where: str) -> None:
-        from holdfast.targets.model import Model  # imported late: few conversations have a simulated user
-
         assert block.model is not None and block.instructions is not None
         self._instructions = Template(block.instructions)
         self._over = _EndRules(block)

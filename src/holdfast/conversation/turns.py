@@ -35,13 +35,8 @@ def messages_digest(
 ) -> str:
     """Return the digest that ties grades to what graders may look at: messages, files, listed calls, trace, value."""
     listed = None if isinstance(calls, UnsetType) else calls
-    if value is not UNSET:
-        return digest_as_written([messages, files, listed, trace, value])
-    if trace:
-        return digest_as_written([messages, files, trace] if listed is None else [messages, files, listed, trace])
-    if listed is not None:
-        return digest_as_written([messages, files, listed])
-    return digest_as_written(messages if files is None else [messages, files])
+    values = [] if value is UNSET else [value]  # null is a value, too
+    return digest_as_written([messages, files, listed, trace or None, *values])
 
 
 class Conversation:

@@ -1,11 +1,11 @@
 """Functions and objects that are passed from Python: their references, and their identities.
 
 A function or class of a file is identified by the file's code, as in an eval file, and by the values that it carries:
-closed-over ones, and the state of the object whose method it is. An agent that opens a client, counts its calls or fills
+closed-over ones, and the state of the object whose method it is. An agent that opens a client, counts calls or fills
 a cache is the same agent in the next run: changes by a run are not part of the key, changes between two runs are.
 
 A function that was typed into a notebook or an interpreter has no file. It is identified by its own code, and by the
-parts of the session that it uses: other functions and classes that were typed in, modules that are the user's files, and
+parts of the session that it uses: other functions and classes that were typed in, modules that are user files, and
 global variables with plain values (text, numbers, lists, mappings). Parts that cannot be covered are listed in
 `Callables.uncovered`.
 

@@ -50,7 +50,7 @@ _REFUTED: Final = re.compile(
         |a\ common|a\ mistake)\b
       | (?:isn't|wasn't|aren't|can't|cannot|doesn't)\b )"""
 )
-_REVISED: Final = re.compile(r"(?i)\b(?:wait|actually|correction|on second thought|scratch that|let me re\w+)\b")
+_CORRECTION: Final = re.compile(r"(?i)\b(?:wait|actually|correction|on second thought|scratch that|let me re\w+)\b")
 
 
 class ChoiceGrader(TextBlock):
@@ -177,13 +177,14 @@ class _Reader:
                     begin = several.end()  # what follows may decide
                     break
                 if not _is_dropped(text, start, match.end(1), match.start()):
-                    return self._revised(text, match) or str(match[1]).upper()
+                    return self._corrected_choice(text, match) or str(match[1]).upper()
         return None
 
-    def _revised(self, text: str, match: Match[str]) -> str | None:
-        """Return another choice that a text makes after it has taken back the one at a match."""
+    def _corrected_choice(self, text: str, match: Match[str]) -> str | None:
+        """Return the choice that replaces the one at a match, if the text takes that one back."""
         rest = text[match.end() :]
-        return self._find(rest) if (taken_back := _REVISED.search(rest)) and rest[taken_back.end() :].strip() else None
+        correction = _CORRECTION.search(rest)
+        return self._find(rest) if correction is not None and rest[correction.end() :].strip() else None
 
     def _without_options(self, text: str) -> str:
         """Blank out the options where a text lists them again, each on a line."""
