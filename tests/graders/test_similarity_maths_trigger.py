@@ -162,6 +162,23 @@ class TestMath:
 
         assert asyncio.run(compare()) == "easy"
 
+    @pytest.mark.parametrize(("cores", "processes"), [(0.5, 2), (3.9, 3), (64.0, 4)])
+    def test_a_pool_has_no_more_processes_than_its_control_group_has_cores(
+        self, cores: float, processes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pool, "usable_cores", lambda: cores)
+
+        async def count_processes() -> int:
+            workers = Pool()
+            request = {"request": "holdfast.graders.text_metrics:TextPair", "values": {}}
+            request["values"] = {"method": "ratio", "expected": "a", "answer": "a"}
+            await asyncio.gather(*(workers.ask(request, 1000) for _ in range(6)))
+            count = len(workers._idle)
+            await workers.close()
+            return count
+
+        assert asyncio.run(count_processes()) == processes
+
     def test_a_signal_from_outside_does_not_end_a_comparison(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
