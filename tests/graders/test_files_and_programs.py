@@ -136,16 +136,11 @@ class TestProgram:
         block = {"type": "program", "command": "echo", "args": ["{{ word }}"]}
         assert verdict_of(tmp_path, block, word="check.sh").feedback == "check.sh"
 
-    def test_the_timeout_is_in_no_key(self, tmp_path: Path) -> None:
-        spec = load(tmp_path, graders=[shell("true"), shell("true", name="slow", timeout=90)])
-        assert identities(spec)[0] == identities(spec)[1]
-
     @pytest.mark.parametrize(
         ("block", "message"),
         [
             ({"type": "program", "command": "no-shell.sh"}, "cannot be run: "),
             (shell("sleep 1000", timeout=0.3, on_timeout="error"), "timed out after 0.3 s"),
-            (shell("kill -TERM $$"), "ended from outside by SIGTERM"),
         ],
         ids=str,
     )
@@ -162,8 +157,6 @@ class TestProgram:
         [
             (shell("echo yes; sleep 1000", timeout=0.3), "timed out after 0.3 s"),
             (shell("kill -SEGV $$"), "killed by SIGSEGV"),
-            (shell("kill -KILL $$"), "killed by SIGKILL"),
-            (shell("yes | head -1; kill -PIPE $$"), "killed by SIGPIPE"),
             (shell("kill -34 $$"), "killed by SIGRTMIN"),
             (shell("echo no; exit 125"), "no"),
             (shell("exit 139"), "exit code 139"),
@@ -225,10 +218,10 @@ class TestProgram:
 
         assert uvloop.run(run_program()).code == 0 and doubtful == []
 
-    def test_a_time_out_does_not_change_the_key_unless_it_is_an_error(self, tmp_path: Path) -> None:
+    def test_a_timeout_is_in_no_key_unless_it_is_an_error(self, tmp_path: Path) -> None:
         blocks = [
             shell("true"),
-            shell("true", name="b", on_timeout="fail"),
+            shell("true", name="b", timeout=90, on_timeout="fail"),
             shell("true", name="c", on_timeout="error"),
         ]
         spec = load(tmp_path, graders=blocks)

@@ -276,38 +276,15 @@ class TestNumber:
     @pytest.mark.parametrize(
         ("answer", "expected", "right"),
         [
-            ("42", "42", True),
-            ("It is 42.", "42", True),
             ("first 1, then 42", "42", True),
             ("42 apples of 50", "42", False),
-            ("1,234,567", "1234567", True),
             ("$1,234.50", "1234.5", True),
-            ("1,23", "23", False),
-            ("-5", "-5", True),
-            ("+5", "5", True),
-            ("-5", "5", False),
-            ("3.14", "3.14", True),
-            (".5", "0.5", True),
-            ("1e3", "1000", True),
-            ("2.5E-1", "0.25", True),
-            ("0.1", "0.10", True),
             ("5.0", "5", True),
-            ("50%", "50", True),
             ("12345678901234567890123456789013", "12345678901234567890123456789012", False),
             ("no number", "42", False),
-            ("", "42", False),
-            ("40-42", "42", True),
-            ("(40)-42", "42", True),
-            ("40 - 42", "-42", False),
-            ("from -3 to -5", "-5", True),
-            ("it is \N{MINUS SIGN}5", "-5", True),
-            ("1e99999999999", "42", False),
             ("the result is 7 or 1e9999999", "7", False),
-            (r"so \boxed{1{,}080}", "1080", True),
             ("1080", r"1{,}080", True),
-            ("0.75", r"\frac{3}{4}", True),
             ("1 1/3", "4/3", True),
-            ("2500000", "2.5 × 10⁶", True),
         ],
     )
     def test_the_last_number_counts(self, tmp_path: Path, answer: str, expected: str, right: bool) -> None:
@@ -357,12 +334,9 @@ class TestNumber:
         error = grade(tmp_path, block, "so 18", answer="no mark")
         assert isinstance(error, AttemptError) and "cannot render" in error.message
 
-    @pytest.mark.parametrize("answer", ["1,23", "It is 1 080.", r"\sqrt{2}", "at 12:30"])
-    def test_a_number_that_can_be_read_in_two_ways_is_named_and_no_part_of_it_counts(
-        self, tmp_path: Path, answer: str
-    ) -> None:
-        for expected in (1, 2, 12, 23, 30, 80, 123, 1080):
-            verdict = grade(tmp_path, {"type": "number"}, answer, expected=expected)
+    def test_no_part_of_a_number_that_can_be_read_in_two_ways_counts(self, tmp_path: Path) -> None:
+        for expected in (1, 80, 1080):
+            verdict = grade(tmp_path, {"type": "number"}, "It is 1 080.", expected=expected)
             assert (verdict.score, verdict.details) == (0, {"found": None})
             assert verdict.feedback.startswith("cannot tell which number ")
 
@@ -699,13 +673,14 @@ class TestThresholds:
         [
             ({"type": "exact"}, 1.0),
             ({"type": "text", "contains": "x"}, 1.0),
+            ({"type": "similarity"}, 0.8),
             ({"type": "python", "function": "f.py:f"}, 0.5),
             ({"type": "prompt", "rubric": "r"}, 0.5),
             ({"type": "prompt", "rubric": "r", "threshold": 0.9}, 0.9),
             ({"type": "exact", "threshold": 0}, 0),
         ],
     )
-    def test_default_thresholds_are_one_for_checks_and_a_half_for_opinions(
+    def test_default_thresholds_are_1_for_checks_and_less_for_estimates(
         self, tmp_path: Path, block: Any, expected: float | int
     ) -> None:
         assert threshold(load(tmp_path, graders=[block]).graders[0]) == expected

@@ -59,9 +59,6 @@ class TestSimilarity:
     ) -> None:
         assert score(tmp_path, {"type": "similarity", **block}, answer, expected="hello") == pytest.approx(expected)
 
-    def test_it_passes_from_four_fifths(self, tmp_path: Path) -> None:
-        assert threshold(load(tmp_path, graders=[{"type": "similarity"}]).graders[0]) == 0.8
-
     def test_nothing_to_compare_with_is_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "similarity"}, "any", expected=" ")
         assert isinstance(error, AttemptError) and "empty for this row" in error.message
