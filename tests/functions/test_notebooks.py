@@ -307,7 +307,7 @@ def test_the_command_grades_such_a_run_and_says_why_it_cannot_run_more_of_it(ses
     session.cell("def reply(prompt): raise ValueError(prompt)\n")
     run = session.evaluate(limits={"retries": 0})
     done = command("resume", run.path, cwd=tmp_path, check=2)
-    assert "reply is defined in a notebook or interpreter" in done.stderr and "put it into a .py file" in done.stderr
+    assert "reply is defined in a notebook or interpreter" in done.stderr and "move the function to a .py file" in done.stderr
 
 
 class TestDisplays:

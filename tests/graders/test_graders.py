@@ -102,7 +102,7 @@ class TestText:
     def test_every_failed_check_is_named(self, tmp_path: Path) -> None:
         block = {"type": "text", "contains": "a", "not_contains": "b", "regex_match": "c", "contains_any": ["x", "y"]}
         feedback = grade(tmp_path, block, "b").feedback
-        for part in ("lacks 'a'", "contains 'b'", "does not match 'c'", "has none of 'x', 'y'"):
+        for part in ("lacks 'a'", "contains 'b'", "does not match 'c'", "contains none of 'x', 'y'"):
             assert part in feedback
 
 
@@ -338,7 +338,7 @@ class TestNumber:
         for expected in (1, 80, 1080):
             verdict = grade(tmp_path, {"type": "number"}, "It is 1 080.", expected=expected)
             assert (verdict.score, verdict.details) == (0, {"found": None})
-            assert verdict.feedback.startswith("cannot tell which number ")
+            assert verdict.feedback == "'1 080' can be read in more than one way"
 
     def test_an_expected_value_that_can_be_read_in_two_ways_is_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "number"}, "1.23", expected="1,23")

@@ -321,7 +321,7 @@ REFUSED = [
     ({"type": "action_sequence", "expected_actions": ["a"]}, "matching_mode: is missing"),
     ({"type": "skill_invocation"}, "checks nothing"),
     ({"type": "skill_invocation", "required_skills": ["a"]}, "need a mode"),
-    ({"type": "skill_invocation", "forbidden_skills": ["a"], "allow_extra": False}, "there are none"),
+    ({"type": "skill_invocation", "forbidden_skills": ["a"], "allow_extra": False}, "which is empty"),
     ({"type": "tool_calls"}, "checks nothing"),
     ({"type": "tool_calls", "min_calls": 0}, "checks nothing"),
     ({"type": "tool_calls", "required": ["a"]}, "did you mean 'required_tools'"),

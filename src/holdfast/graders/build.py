@@ -1,4 +1,4 @@
-"""The graders of an eval: where they stand, what identifies them, and how they are built."""
+"""The graders of an eval: their places, their identities, and how they are built."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ class GraderPlace(msgspec.Struct, frozen=True):
     """A grader of an eval: after a turn, or at the end."""
 
     name: str
-    """as metrics have it: `checkpoint@2/name` after a turn"""
+    """in metrics: `checkpoint@2/name` after a turn"""
     block: GraderBlock
     turn: int | None
     stops: bool
     where: Location
     """in the eval file"""
     votes: tuple[int, ...] = ()
-    """numbers of the graders whose verdicts it combines, instead of giving one of its own"""
+    """numbers of the graders whose verdicts are combined here"""
 
     @property
     def combine(self) -> Combine:
-        """How it combines the verdicts of others."""
+        """How votes are combined."""
         return self.block.combine if is_judge(self.block) else "mean"
 
 
 def place_name(grader: str, turn: int | None) -> str:
-    """Name a grader as metrics do, by where it stands."""
+    """Return a grader's name in metrics, which contains its turn."""
     return grader if turn is None else f"checkpoint@{turn}/{grader}"
 
 
 def grader_places(spec: Eval) -> list[GraderPlace]:
-    """List all graders in the order in which they are asked: checkpoints' by turn, then those at the end."""
+    """List all graders in the order in which they run: checkpoints by turn, then the graders at the end."""
     places: list[GraderPlace] = []
     for number, checkpoint in enumerate(spec.checkpoints):
         for inner, block in enumerate(checkpoint.graders):
@@ -65,7 +65,7 @@ def grader_places(spec: Eval) -> list[GraderPlace]:
 
 
 def _expand(block: GraderBlock, turn: int | None, stops: bool, where: Location, start: int) -> Iterator[GraderPlace]:
-    """Yield the places of a grader: of each vote, where it combines several, then its own."""
+    """Yield the places of a grader: one for each vote that it combines, then its own."""
     *votes, whole = block.expanded()
     for vote in votes:
         yield GraderPlace(place_name(vote.name, turn), vote, turn, False, where)
@@ -79,7 +79,7 @@ def grader_class(block: GraderBlock) -> type[Grader]:
 
 
 def grader_identity(place: GraderPlace, spec: Eval) -> dict[str, Any]:
-    """Return everything of a grader that can change its verdict."""
+    """Return everything that can change a grader's verdict."""
     kind = grader_class(place.block)
     identity = kind.identity(place.block, Origin(spec, place.where))
     for name in place.block.templates:
@@ -98,12 +98,12 @@ def grader_identity(place: GraderPlace, spec: Eval) -> dict[str, Any]:
 
 
 def threshold(block: GraderBlock) -> float | None:
-    """Return the score from which an output passes; None where the grader itself decides."""
+    """Return the minimum score to pass; None if the grader decides by other means."""
     return grader_class(block).threshold(block) if block.threshold is None else block.threshold
 
 
 def refuse_unsure(block: GraderBlock, fields: Mapping[str, Any]) -> None:
-    """Raise AttemptError where a grader's `where` does not say whether it looks at the outputs of a row."""
+    """Raise AttemptError if a grader's `where` cannot be evaluated for a row."""
     try:
         expression(block.where or "")(fields)
     except RENDER_ERRORS as error:
@@ -154,7 +154,7 @@ class GuardedInstant(_Guarded, InstantGrader):
     """Guards a grader that answers at once."""
 
     def check(self, case: Case) -> Verdict:
-        """Return the grader's verdict, once it is known to be one."""
+        """Return the grader's verdict after checking it."""
         with _own_errors():
             returned = self._grader.check(case)
         return _check(returned, self._grader)
@@ -164,13 +164,13 @@ class GuardedWaiting(_Guarded, WaitingGrader):
     """Guards a grader that waits."""
 
     async def judge(self, case: Case) -> Verdict:
-        """Return the grader's verdict, once it is known to be one."""
+        """Return the grader's verdict after checking it."""
         with _own_errors():
             returned = await self._grader.judge(case)
         return _check(returned, self._grader)
 
     async def judge_all(self, cases: Sequence[Case]) -> SetVerdict:
-        """Return the grader's verdicts, once they are known to be one for each output."""
+        """Return the grader's verdicts after checking that there is one for each output."""
         with _own_errors():
             returned = await self._grader.judge_all(cases)
         if not isinstance(returned, SetVerdict) or len(returned.verdicts) != len(cases):
@@ -188,7 +188,7 @@ class GuardedWaiting(_Guarded, WaitingGrader):
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Turn exceptions of the plug-in into error grades, with the place in its code."""
+    """Turn the plug-in's exceptions into error grades that name the line that raised them."""
     try:
         yield
     except (AttemptError, Fault):

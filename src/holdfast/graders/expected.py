@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 _MOST: Final = 10_000
-"""with more alternatives there is a mistake, or a generator without an end"""
+"""more alternatives are a mistake, or an endless generator"""
 
 
 class NotComparable(ValueError):
-    """A row's value that no answer can be compared with; the message describes it."""
+    """A row's value that answers cannot be compared with; the message describes it."""
 
 
 @contextmanager
 def _rendering(written: Any) -> Iterator[None]:
-    """Turn what is wrong with a row's values into an error of its grade."""
+    """Turn problems with a row's values into an error of its grade."""
     try:
         yield
     except NotComparable as error:
@@ -49,13 +49,13 @@ def render_text(value: Any, fields: dict[str, Any]) -> str:
 
 
 def expected_texts(written: Any, fields: dict[str, Any], *, composed: bool = True) -> list[str]:
-    """Return the expected texts, of which the answer should be one; never the repr of a list or an object."""
+    """Return the accepted texts, never the repr of a list or an object."""
     with _rendering(written):
         return alternatives(written, fields, composed=composed)
 
 
 def expected_names(written: str, fields: dict[str, Any]) -> list[str]:
-    """Return the names that a text stands for, of which a template may give several; never an empty one."""
+    """Return the names that a text stands for; a template may give several, but no empty one."""
     with _rendering(written):
         return names(written, fields)
 
@@ -67,7 +67,7 @@ def expected_value(written: Any, fields: dict[str, Any]) -> Any:
 
 
 def texts_to_find(parts: Sequence[str], fields: dict[str, Any]) -> list[str]:
-    """Return texts to look for, none of them empty; a template that gives a list stands for each of its elements."""
+    """Return non-empty texts to look for; a template that gives a list stands for each of its elements."""
     expanded: list[str] = []
     for part in parts:
         texts = expected_texts(part, fields)
@@ -80,7 +80,7 @@ def texts_to_find(parts: Sequence[str], fields: dict[str, Any]) -> list[str]:
 
 
 class Patterns:
-    """Regular expressions of a grader, of which some may be templates over the row."""
+    """A grader's regular expressions, some of which may be templates over the row."""
 
     def __init__(self, sources: Sequence[str], dialect: Dialect) -> None:
         self._sources, self._dialect = sources, dialect
@@ -93,13 +93,13 @@ class Patterns:
     def _compile(self, fields: dict[str, Any]) -> list[Regex]:
         compiled: list[Regex] = []
         for source in self._sources:
-            with _rendering(source):  # a pattern of the row may be invalid
+            with _rendering(source):  # a row may give an invalid pattern
                 compiled += [compile_regex(pattern, dialect=self._dialect) for pattern in patterns(source, fields)]
         return compiled
 
 
 def one_of(texts: list[str]) -> str:
-    """Format expected texts for a feedback: the only one, or the first few."""
+    """Format expected texts for feedback: the only one, or the first few."""
     quoted = [repr(text[:200]) for text in texts[:5]]
     more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
     return quoted[0] if len(texts) == 1 else f"one of {', '.join(quoted)}{more}"
@@ -111,10 +111,10 @@ def share(count: int, failures: list[str], details: Any = None) -> Verdict:
 
 
 def alternatives(written: Any, fields: Mapping[str, Any], *, composed: bool = True) -> list[str]:
-    """Return the texts that a value of an eval file stands for: of a list, or a template for one, each element.
+    """Return the texts that a value of an eval file stands for: each element of a list, or of a template for a list.
 
-    They are in Unicode's composed form (NFC), in which answers are compared, or else as written. Raises NotComparable,
-    or one of RENDER_ERRORS, for a value that cannot be compared: null, an object, an empty list.
+    They are in Unicode's composed form (NFC), like the answers they are compared with, unless `composed` is false.
+    Raises NotComparable, or one of RENDER_ERRORS, for a value that cannot be compared: null, an object, an empty list.
     """
     parts = written if isinstance(written, list | tuple) else [written]
     values = [template(part).value(fields, strict=True) if isinstance(part, str) else part for part in parts]
@@ -159,7 +159,7 @@ def _spellings(value: Any, lead: str, *, composed: bool) -> list[str]:
 
 
 def _spelled(value: float) -> list[str]:
-    """Return a number as Python writes it; one with an exponent also as others do: `1e16` and `10000000000000000`."""
+    """Return the spellings of a number: Python's, and with an exponent also `1e16` and `10000000000000000`."""
     text = repr(value)
     mantissa, mark, exponent = text.partition("e")
     if not mark:
@@ -168,7 +168,7 @@ def _spelled(value: float) -> list[str]:
 
 
 def names(written: str, fields: Mapping[str, Any]) -> list[str]:
-    """Return the names that a text of an eval file stands for: of a template for a list, each element in its order.
+    """Return the names that a text of an eval file stands for: each element, in order, of a template for a list.
 
     Raises as `alternatives` does, and for an empty name.
     """
@@ -178,14 +178,14 @@ def names(written: str, fields: Mapping[str, Any]) -> list[str]:
     elements = _elements(value) if _is_several(value) else [value]
     for element in elements:
         if isinstance(element, bool) or not isinstance(element, str | int | float) or element == "":
-            raise NotComparable(f"gives {element!r:.80} for this row, which is no name or text")
+            raise NotComparable(f"gives {element!r:.80} for this row, which is not a name or text")
     return [str(element) for element in elements]
 
 
 def patterns(source: str, fields: Mapping[str, Any]) -> list[str]:
-    """Return the patterns that a text of an eval file stands for: of a template for a list, one for each element.
+    """Return the patterns that a text of an eval file stands for: one for each element of a template for a list.
 
-    Raises as `alternatives` does, and for an empty pattern, which is found in every text.
+    Raises as `alternatives` does, and for an empty pattern, which every text matches.
     """
     if not is_template(source):
         return [source]
@@ -193,12 +193,12 @@ def patterns(source: str, fields: Mapping[str, Any]) -> list[str]:
     if isinstance(value, str):
         sources = [value]
     else:
-        from holdfast.spec.jinja import escape_value  # which this template needed anyway
+        from holdfast.spec.jinja import escape_value  # after Jinja2, which such templates need
 
         try:
             sources = [escape_value(element) for element in (_elements(value) if _is_several(value) else [value])]
         except TypeError as error:
             raise NotComparable(f"gives no pattern for this row: {error}") from error
     if "" in sources:
-        raise NotComparable("gives an empty pattern for this row, which is found in every text")
+        raise NotComparable("gives an empty pattern for this row, which every text matches")
     return sources

@@ -1,4 +1,4 @@
-"""Graders of the files in a trial's workspace. They read stored contents, and restore no files."""
+"""Graders of the files in a trial's workspace. They read the stored contents without restoring files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Workspace:
         return path in self._files or any(name.startswith(f"{path}/") for name in self._files)
 
     def _check_kept(self, path: str) -> None:
-        """Raise AttemptError for a file that may be missing only because it was not kept."""
+        """Raise AttemptError for a file that is missing but may only have been left out."""
         if path in self._ignored:
             raise AttemptError("grader", f"{path} was not kept: workspace.ignore leaves it out", retry=False)
         if isinstance(self._partial, UnsetType):
@@ -62,7 +62,7 @@ class _Workspace:
             raise AttemptError("grader", f"{path} was not kept: {describe_partial(self._partial)}", retry=False)
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None where there is none. Links are followed inside the workspace only."""
+        """Return the content of a file, or None. Links are followed only inside the workspace."""
         end = follow(self._files, path)
         if end is None or end not in self._files:
             self._check_kept(path)
@@ -74,7 +74,7 @@ class _Workspace:
 
 
 def _ignored(origin: Origin, paths: Iterable[str]) -> Ignored:
-    """Return what the workspace leaves out; raise ConfigError if a grader looks for it."""
+    """Return the paths that the workspace leaves out; raise ConfigError if a grader looks for one of them."""
     ignored = Ignored(() if origin.spec.workspace is None else origin.spec.workspace.ignore)
     for path in paths:
         if path in ignored:
@@ -98,7 +98,9 @@ class ContentPattern(Block):
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
         if not self.must_match and not self.must_not_match:
-            raise ValueError("checks nothing: give must_match or must_not_match (must_exist is for files as such)")
+            raise ValueError(
+                "checks nothing: give must_match or must_not_match; must_exist checks that a file is there"
+            )
         return self
 
 
@@ -184,7 +186,7 @@ class ExpectedFile(Block):
         return self
 
     def fragments(self) -> list[tuple[bool, str]]:
-        """The texts, each with whether it is wanted: the sign is read before a template is rendered."""
+        """The texts, each with True if it must occur. Signs are read before templates are rendered."""
         return [
             (not written.startswith("-"), (written[1:] if written[0] in "+-" else written).strip())
             for written in self.contains
@@ -254,7 +256,7 @@ class Diff(WaitingGrader):
 
 
 def _paths(written: str, fields: dict[str, Any]) -> list[str]:
-    """Return the paths in the workspace that a text stands for, in their plainest form."""
+    """Return the normalized paths in the workspace that a text stands for."""
     if not is_template(written):
         return [written]
     try:

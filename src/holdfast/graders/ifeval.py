@@ -1,7 +1,7 @@
 """The grader `ifeval`: does the answer follow every instruction of its prompt?
 
 The 25 kinds of instructions are written from the published definitions of "Instruction-Following Evaluation for Large
-Language Models" (Zhou and others, 2023). One differs on purpose: for a `letter` that is not a letter, such as `#`, the
+Language Models" (Zhou and others, 2023). One differs on purpose: if the `letter` is another character, such as `#`, the
 published code draws a letter at random; here the character itself is counted, as the prompt asks.
 
 IFEval splits texts with NLTK, whose English model of sentences is a download. Here NLTK's rules are applied without the
@@ -100,7 +100,7 @@ _FENCES: Final = ("```json", "```Json", "```JSON", "```")
 
 
 def follows(instruction: str, arguments: Mapping[str, Any], answer: str) -> bool:
-    """Tell whether an answer follows an instruction; an empty answer follows none."""
+    """Return True if an answer follows an instruction; an empty answer follows none."""
     try:
         check = CHECKS[instruction]
     except KeyError:
@@ -287,7 +287,7 @@ _OPENINGS: Final = """
     Who Why How For To Its His Her Our Their My Your After Before
 """
 ABBREVIATIONS: Final = frozenset(_ABBREVIATIONS.split())
-"""words after which a full stop rarely ends a sentence"""
+"""a full stop after these words rarely ends a sentence"""
 STARTERS: Final = frozenset(_OPENINGS.split())
 """words that begin a sentence even after an abbreviation"""
 _CHUNK: Final = re.compile(r"\S+")
@@ -301,13 +301,13 @@ def count_sentences(text: str) -> int:
 
 
 def _ends_sentence(chunk: str, following: str) -> bool:
-    """Tell whether a sentence ends in a chunk of text, and another one begins in it or with the following chunk."""
+    """Return True if a sentence ends in a chunk of text and another begins in it, or with the following chunk."""
     enders = [match.start() for match in _ENDER.finditer(chunk) if following or match.end() < len(chunk)]
     if not enders:
         return False
     if not following:
         following = chunk[enders[-1] + 1 :].strip("\"')]}")
-        if not following:  # only closing quotes and brackets, which belong to the sentence before them
+        if not following:  # only closing quotes and brackets, which belong to the preceding sentence
             return False
     sentence, mark = chunk[: enders[-1]], chunk[enders[-1]]
     if mark != "." or "?" in sentence or "!" in sentence:
@@ -321,7 +321,7 @@ def _ends_sentence(chunk: str, following: str) -> bool:
 
 
 _APART: Final = re.compile(r"[\"“”‘«»;@#$%&?!*()\[\]{}<>\u2012-\u2015]|``|''|--|\.{2,}|[:,](?!\d)")
-"""what separates words beside white space"""
+"""separators of words, besides white space"""
 _CLITIC: Final = re.compile(r"(?<=[^' ])(?:'(?:[sSmMdD]|ll|LL|re|RE|ve|VE)|n't|N'T)\Z")
 _COMPOUND: Final = re.compile(r"(?i)\A(can)(not)\Z|\A(gim|lem)(me)\Z|\A(gon|wan)(na)\Z|\A(got)(ta)\Z")
 
@@ -342,7 +342,7 @@ def _parts(word: str) -> list[str]:
 
 
 def language_of(text: str) -> str | None:
-    """Return the code of the language of a text; None for a text without letters to tell from."""
+    """Return the code of a text's language; None for a text without letters."""
     detect, failure = _detector()
     try:
         return detect(text)
@@ -359,5 +359,5 @@ def _detector() -> tuple[Callable[[str], str], Any]:
             "this row's language check needs the package langdetect: pip install langdetect, then repeat the command"
         )
         raise AttemptError("grader", message, retry=False) from None
-    DetectorFactory.seed = 0  # it draws at random, and a grade must not depend on chance
+    DetectorFactory.seed = 0  # its results vary otherwise, and a grade must not depend on chance
     return detect, LangDetectException

@@ -1,4 +1,4 @@
-"""The grader of likelihoods: which continuation the model finds most likely."""
+"""The grader of likelihoods: is the right continuation the most likely one?"""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LikelihoodGrader(GraderBlock):
 
 
 class Likelihood(InstantGrader):
-    """Scores 1 when the right continuation is the most likely one, or is what greedy decoding would produce."""
+    """Scores 1 if the right continuation is the most likely one, or with `greedy` the result of greedy decoding."""
 
     schema = LikelihoodGrader
     block: LikelihoodGrader
@@ -63,7 +63,7 @@ class Likelihood(InstantGrader):
         self._continuations = origin.spec.continuations
 
     def check(self, case: Case) -> Verdict:
-        """Compare the likelihoods that the model gave, normalized as the block says."""
+        """Compare the model's likelihoods, normalized as the block says."""
         likelihoods = case.output.messages[-1].get("likelihoods")
         if self._continuations is None or not likelihoods:
             raise AttemptError("grader", "the output has no likelihoods", retry=False)
@@ -94,7 +94,7 @@ class Likelihood(InstantGrader):
 
 
 def row_check(spec: Eval) -> RowCheck | None:
-    """Return a check of the rows' continuations and of those that graders expect; None for an eval without any."""
+    """Return a check of each row's continuations and expected positions; None for an eval without continuations."""
     formula = spec.continuations
     if formula is None:
         return None
@@ -128,7 +128,7 @@ def row_check(spec: Eval) -> RowCheck | None:
 
 
 def expected_positions(spec: Eval, sample: Sample) -> tuple[int, ...]:
-    """Return the positions that the first grader of likelihoods expects for a row; none where it is not clear."""
+    """Return the positions that the first likelihood grader expects for a row; empty if they are unclear."""
     block = next((block for _, block in spec.placed_graders() if isinstance(block, LikelihoodGrader)), None)
     if block is None or spec.continuations is None:
         return ()

@@ -1,6 +1,6 @@
-"""Grades with the code of a task of lm-eval: its filters, and what it makes of a document and the replies to it.
+"""Grades with the code of an lm-eval task: its filters and metrics.
 
-For metrics that Holdfast does not compute itself. The code runs in processes of its own (`benchmarks/grading.py`).
+For metrics that Holdfast does not compute itself. The code runs in worker processes (`benchmarks/grading.py`).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class LmEvalGrader(GraderBlock):
     filter: str = "none"
     """Name of the task's filter to apply to the reply."""
     version: str | None = None
-    """Version of lm-eval whose task grades; another one is refused. Benchmarks set it when they are compiled. Default:
-    the installed version."""
+    """Version of lm-eval whose task grades; others are refused. Benchmarks set it when they are compiled. Default: the
+    installed version."""
     timeout: Seconds = 60
     """Time limit for one reply."""
 
 
 @dataclass
 class _Shared:
-    """The processes of all these graders of a run: a task may have a dozen metrics, and lm-eval is slow to import."""
+    """The processes that a run's lm-eval graders share: tasks may have a dozen metrics, and lm-eval imports slowly."""
 
     pool: Pool = field(default_factory=lambda: Pool("holdfast.benchmarks.grading:start", size=2))
     users: int = 0
@@ -74,7 +74,7 @@ class LmEval(WaitingGrader):
         """Add the version of lm-eval, whose tasks and metrics change between versions."""
         identity = block.identity()
         if block.version is None:
-            with suppress(PackageNotFoundError):  # whoever grades needs the package; whoever looks at a run does not
+            with suppress(PackageNotFoundError):  # grading needs the package, looking at a run does not
                 identity["version"] = version("lm-eval")
         return identity
 
@@ -90,7 +90,7 @@ class LmEval(WaitingGrader):
             await self._shared.pool.close()
 
     async def judge(self, case: Case) -> Verdict:
-        """Return the metric as the score where it is between 0 and 1, and in the details in any case."""
+        """Return the metric in the details, and as the score if it is between 0 and 1."""
         fields = case.sample.fields
         if "doc" not in fields:
             raise AttemptError("grader", "the row has no field `doc`: it was not compiled from lm-eval", retry=False)

@@ -39,7 +39,7 @@ class MathGrader(TextBlock):
 
 
 class Mathematics(WaitingGrader):
-    """Asks several processes, so that an answer which takes long does not delay the others."""
+    """Asks several processes, so that a slow answer does not delay the others."""
 
     schema = MathGrader
     requires = ("math_verify", "math-verify")
@@ -53,7 +53,7 @@ class Mathematics(WaitingGrader):
         await self._pool.close()
 
     async def judge(self, case: Case) -> Verdict:
-        """Score 1 for an answer equal to any expected text, else 0, also where the answer cannot be compared."""
+        """Score 1 for an answer equal to any expected text, else 0, even if the answer cannot be compared."""
         expected = expected_texts(self.block.expected, case.sample.fields)
         formula = problem = failure = None
         reason = "no mathematics found in the answer"
@@ -61,7 +61,7 @@ class Mathematics(WaitingGrader):
             try:
                 answer = await self._pool.ask({"expected": text, "answer": case.answer(self.block)}, self.block.timeout)
             except NoAnswer as error:
-                failure = failure or error  # another expected text may be equal all the same
+                failure = failure or error  # another expected text may still be equal
                 continue
             if answer.get("equal"):
                 return Verdict(1.0, "", {"found": answer["found"]})
@@ -77,7 +77,7 @@ class Mathematics(WaitingGrader):
         return Verdict(0.0, f"found {formula}, expected {choices}", {"found": formula})
 
     def _failed(self, error: NoAnswer) -> Verdict:
-        """Return the verdict on an answer that takes too long; raise where the expected text is the cause."""
+        """Return the verdict on an answer that takes too long; raise AttemptError if the expected text is the cause."""
         limit = f"{self.block.timeout:g} s"
         if error.stage != "answer":
             if error.late:
@@ -101,7 +101,7 @@ _SCIENTIFIC: Final = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?[eE][-+]?\d{1,3})(?![\
 
 
 def compare(expected: str, answer: str, reach: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Return `equal` and the formula that was `found`, or an `error` where the expected text is not mathematics.
+    """Return `equal` and the formula that was `found`, or an `error` if the expected text is not mathematics.
 
     `reach` is called once the expected text is read: any failure after that is caused by the answer.
     """
@@ -116,7 +116,7 @@ def compare(expected: str, answer: str, reach: Callable[[str], None] = lambda _:
         if not answered:
             return {"equal": False, "found": None, "reason": "no mathematics found in the answer"}
         return {"equal": bool(verify(formulas, answered, timeout_seconds=None)), "found": str(answered[-1])[:200]}
-    except Exception as error:  # of a library that meets everything models write
+    except Exception as error:  # the library meets everything models write
         return {"equal": False, "found": None, "reason": f"cannot be compared: {type(error).__name__}: {error}"[:300]}
 
 

@@ -2,11 +2,11 @@
 
 A number may have its digits in groups (`1,080`, `1{,}080`, `1'080`, `1,00,000`, `1.000.000`, and with a no-break or
 thin space), a sign before a currency (`-$5`), an exponent (`1e6`, `2.5 × 10⁶`, `10^3`), and may be a fraction (`3/4`,
-`1 1/2`, `\\frac{3}{4}`). What can be read in more than one way (`1,23`, `1 080`, `12:30`, `1.2.3`), and what is only a
-part of a formula (`\\sqrt{2}`, `x/4`), is a number without a value: a part of it would look like any other number.
-Subscripts, and exponents of letters (`cm^2`), are no numbers.
+`1 1/2`, `\\frac{3}{4}`). Anything ambiguous (`1,23`, `1 080`, `12:30`, `1.2.3`) or part of a formula
+(`\\sqrt{2}`, `x/4`) is a number without a value, because a part of it would pass for another number. Subscripts and
+exponents of letters (`cm^2`) do not count.
 
-A number stands on one line. Of a long text, only the part around the number that counts is looked at closely.
+A number does not span lines. In a long text, only the part around the relevant number is examined closely.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class NumberGrader(PatternBlock, TextBlock):
 
 
 class Number(InstantGrader):
-    """Scores 1 when a number in the answer equals the expected one."""
+    """Scores 1 if a number in the answer equals the expected one."""
 
     schema = NumberGrader
     block: NumberGrader
@@ -84,7 +84,7 @@ class Number(InstantGrader):
         if number is None:
             return Verdict(0.0, "no number found in the answer", {"found": None})
         if number.value is None:
-            return Verdict(0.0, f"cannot tell which number {number.text[:80]!r} is", {"found": None})
+            return Verdict(0.0, f"{number.text[:80]!r} can be read in more than one way", {"found": None})
         details = {"found": number.text}
         if any(self._is_close(number.value, each) for each in expected):
             return Verdict(1.0, "", details)
@@ -93,7 +93,7 @@ class Number(InstantGrader):
     def _is_close(self, number: Decimal | Fraction, expected: Decimal | Fraction) -> bool:
         if number == expected:
             return True
-        # Most wrong answers are far off: floats, which are good to 16 digits, tell so much faster than exact fractions.
+        # Most wrong answers are far off, which floats with their 16 digits show much faster than exact fractions.
         with suppress(OverflowError):
             ours, theirs = float(number), float(expected)
             near = self.block.tolerance * (abs(theirs) if self.block.relative else 1.0)
@@ -125,18 +125,18 @@ def _single(text: str) -> Decimal | Fraction:
 
 
 _MOST_DIGITS: Final = 10_000
-"""numbers with more digits are noise, and overflow arithmetic"""
+"""longer numbers are noise, and overflow arithmetic"""
 _MOST_EXACT: Final = 1_000
-"""digits of fractions and of powers, which are computed"""
+"""limit of digits in fractions and powers, which are computed"""
 _GAP: Final = "\N{NARROW NO-BREAK SPACE}"
-"""stands for every space that groups digits"""
+"""replaces every space that groups digits"""
 
 _PLAIN: Final = rf"\d++(?:[.,'_{_GAP}]\d++)*+(?:[eE][-+]?\d++)?"
 _POWER: Final = r"(?:\^(?:\{\s?[-+]?\d++\s?\}|\(\s?[-+]?\d++\s?\)|[-+]?\d++)|\*\*\s?[-+]?\d++)"
 _PART: Final = rf"(?:\{{\s?[-+]?{_PLAIN}\s?\}}|\d)"
 _NUMBER: Final = re.compile(
     rf"""
-    (?= [\d.\\] )  # what every form begins with: most characters of a text are passed over at once
+    (?= [\d.\\] )  # the first character of every form: rejects most characters of a text at once
     (?: (?P<spaced> (?<![\d.,'_/]) [1-9]\d{{0,2}} (?:[ ]\d{{3}}(?![\d/]))++ (?:[.,]\d++)? )
       | (?: (?P<before>\d++) [ {_GAP}]? )? \\[dt]?frac \s? (?P<over>{_PART}) (?P<under>{_PART})
       | (?P<whole>\d++) [ {_GAP}] (?P<upper>\d++) / (?P<lower>\d++)
@@ -163,7 +163,7 @@ _GROUPED: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""digits in groups that can be read in one way: `0,5`, `1,23` and `1234,567` may be decimals or lists"""
+"""unambiguous groups of digits: `0,5`, `1,23` and `1234,567` may be decimals or lists"""
 
 _DIGIT: Final = re.compile(r"[\d¼-¾⅐-⅞]")
 _SKIPPED: Final = re.compile(r"(?:(?:[^\W_]|[})])_\{?|\^[{(]?[-+]?|\\sqrt\[)\Z")
@@ -176,14 +176,14 @@ _SIGN: Final = re.compile(
     r"(?:(?P<glued>[-+])(?:[A-Z]{0,3}\$[ ]?)?|[=({\[<>][ ]*(?P<apart>[-+])[ ]|(?P<word>\b[Nn]egative)[ ])\Z"
 )
 _OPERATOR: Final = re.compile(r"(?:[\w.)\]}%-]|[\w}]\$)\Z")
-"""what stands before the minus sign of `2-1`"""
+"""the text before a minus sign that subtracts, as in `2-1`"""
 _WORDS_BEFORE: Final = ("egative ", "inus ", "\\pm ")
-"""ends of words that are a part of the number behind them: see _SIGN and _PARTIAL"""
+"""ends of words that belong to the following number: see _SIGN and _PARTIAL"""
 _SEEN: Final = 24
 """characters before a number that can change its meaning"""
 
 _WINDOW, _MARGIN = 600, 150
-"""characters of a long line that are looked at first; the margin is more than what belongs to a number around it"""
+"""characters of a long line that are examined first; the margin exceeds any number's surroundings"""
 
 _CHARACTERS: Final = str.maketrans(
     {
@@ -212,9 +212,9 @@ class WrittenNumber(NamedTuple):
     """A number in a text."""
 
     text: str
-    """its value in digits, or what is written where it has no value"""
+    """its value in digits, or the original text if it has no value"""
     value: Decimal | Fraction | None
-    """None: it can be read in more than one way, or is a part of a formula"""
+    """None: ambiguous, or part of a formula"""
 
 
 def numbers_in(text: str) -> list[WrittenNumber]:
@@ -256,7 +256,7 @@ def last_number(text: str) -> WrittenNumber | None:
 
 
 def _last_of(line: str, margin: int) -> WrittenNumber | None:
-    """Return the last number behind a margin, in which one may begin before this part of the line."""
+    """Return the last number after a margin; a number in the margin may begin before this part of the line."""
     if _DIGIT.search(line):
         for match in reversed([*_NUMBER.finditer(_unified(line))]):
             if match.start() < margin:
@@ -267,7 +267,7 @@ def _last_of(line: str, margin: int) -> WrittenNumber | None:
 
 
 def _is_plain(text: str) -> bool:
-    return text.isdecimal() and text.isascii() and len(text) < _MOST_DIGITS  # as most expected values are
+    return text.isdecimal() and text.isascii() and len(text) < _MOST_DIGITS  # like most expected values
 
 
 def _plain_number(digits: str) -> WrittenNumber:
@@ -276,7 +276,7 @@ def _plain_number(digits: str) -> WrittenNumber:
 
 
 def _numbers_of(line: str, end: int | None = None) -> Iterator[WrittenNumber]:
-    """Yield the numbers of a line, or those that end before a place."""
+    """Yield the numbers of a line, or only the numbers that end before `end`."""
     if _DIGIT.search(line):
         for match in _NUMBER.finditer(_unified(line)):
             if end is not None and match.end() > end:
@@ -286,7 +286,7 @@ def _numbers_of(line: str, end: int | None = None) -> Iterator[WrittenNumber]:
 
 
 def _unified(line: str) -> str:
-    """Return a line with one spelling for all characters and commands that mean the same."""
+    """Return a line with equivalent characters and commands replaced by one spelling."""
     if not line.isascii():
         line = line.translate(_CHARACTERS)
         line = _SUPERSCRIPT.sub(lambda run: f"^{{{normalize('NFKC', run[0]).replace(chr(0x2212), '-')}}}", line)
@@ -303,11 +303,11 @@ def _spelled(match: Match[str]) -> str:
 
 
 def _read(match: Match[str]) -> WrittenNumber | None:
-    """Return the number at a match; None where its digits are none."""
+    """Return the number at a match; None if its digits do not form a number."""
     line, start = match.string, match.start()
     before = line[max(0, start - _SEEN) : start]
     if before[-1:] == " " and before[-2:-1].isalpha() and not before.endswith(_WORDS_BEFORE):
-        before = ""  # as in "the answer is 42": no word but these changes what follows it
+        before = ""  # as in "the answer is 42": only these words change the following number
     if _SKIPPED.search(before):
         return None
     if (sign := _SIGN.search(before)) is not None and _OPERATOR.search(before, 0, sign.start(sign.lastgroup or 0)):
@@ -328,14 +328,14 @@ def _value(match: Match[str]) -> Decimal | Fraction | None:
         return _mixed(match["whole"], match["upper"], match["lower"])
     plain = _decimal(match["plain"])
     value = _raised(plain, match["power"]) if match["power"] else plain
-    if match["base"]:  # with any other base it is a product
+    if match["base"]:  # any other base makes it a product
         exponent = _integer(match["exponent"]) if _decimal(match["base"]) == 10 else None
         value = None if match["power"] else _shifted(plain, exponent)
     return value if match["divisor"] is None or value is None else _divided(value, _decimal(match["divisor"]))
 
 
 def _decimal(written: str) -> Decimal | None:
-    """Return the value of digits with separators; None where they can be read in more than one way."""
+    """Return the value of digits with separators; None if they are ambiguous."""
     if _is_plain(written):
         return Decimal(written)
     mantissa, mark, exponent = written.replace("E", "e").partition("e")
@@ -394,7 +394,7 @@ def _divided(value: Decimal | Fraction, divisor: Decimal | None) -> Fraction | N
 
 
 def _mixed(whole: str | None, upper: str, lower: str) -> Fraction | None:
-    """Return a fraction, with a whole number before it or without; `5 7/3` is none."""
+    """Return a fraction or a mixed number; None for others, such as `5 7/3`."""
     over, under = _decimal(upper), _decimal(lower)
     fraction = None if over is None else _divided(over, under)
     if whole is None or fraction is None:

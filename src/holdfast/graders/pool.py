@@ -1,7 +1,7 @@
-"""A few processes that answer questions which could take forever. A process that takes too long is killed.
+"""Worker processes for questions that could take forever: a process that takes too long is killed.
 
-`worker` is the other end. A question and an answer are one line of JSON each; before the answer the process may name
-the stage that it has reached.
+`worker` is the other end. A question and an answer are one line of JSON each; before the answer, the worker may name
+the stages that it reaches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_ANSWER: Final = 1 << 20
 
 
 class NoAnswer(Exception):
-    """A process gave no answer to a question: it took too long, or died of it."""
+    """A process took too long to answer a question, or died."""
 
     def __init__(self, cause: str, stage: str | None, *, late: bool) -> None:
         super().__init__(cause)
@@ -40,8 +40,8 @@ class NoAnswer(Exception):
 class Pool:
     """Processes that run a `worker`. They start when first needed, and answer one question at a time.
 
-    `reference` is the `module:function` that makes a worker ready. There are at least two processes, so that a slow
-    answer does not hold up all others.
+    `reference` names the worker's function as `module:function`. There may be at least two processes, so that one slow
+    answer does not delay all others.
     """
 
     def __init__(self, reference: str | None = None, *, size: int | None = None) -> None:
@@ -51,7 +51,7 @@ class Pool:
         self._idle: list[Process] = []
 
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer of a process, or raise NoAnswer; the time limit does not include waiting for a process."""
+        """Return the answer, or raise NoAnswer. The time limit does not include waiting for a process."""
         async with self._places:
             self._idle = [process for process in self._idle if process.returncode is None]
             process = self._idle.pop() if self._idle else await self._start()
@@ -72,7 +72,7 @@ class Pool:
             return answer
 
     async def close(self) -> None:
-        """Stop all idle processes; one that has a question is stopped by whoever cancels the question."""
+        """Stop all idle processes; cancelling a question stops its process."""
         while self._idle:
             await _kill(self._idle.pop())
 
@@ -86,7 +86,7 @@ class Pool:
         )
         try:
             assert process.stdout is not None
-            await process.stdout.readline()  # that it is ready: only then the time begins to count
+            await process.stdout.readline()  # "ready": the time limit does not include starting
         except BaseException:
             await _kill(process)
             raise

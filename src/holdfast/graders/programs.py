@@ -1,4 +1,4 @@
-"""Graders that run code in the sandbox: a program of the user's, or assertions."""
+"""Graders that run code in the sandbox: a user's program, or assertions."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ProgramGrader(TextBlock):
     command: str = Field(min_length=1)
     """Program to run: a file in the eval file's folder, or a program on the `PATH`."""
     args: tuple[str, ...] = ()
-    """Arguments, as templates over the row; one that gives a list stands for several. An argument that names a file in
-    the eval file's folder stands for that file."""
+    """Arguments, as templates over the row; a list gives several arguments. An argument that names a file in the eval
+    file's folder stands for that file."""
     timeout: Seconds = 30
     """Time limit of the program."""
     on_timeout: OnTimeout = "fail"
@@ -61,7 +61,7 @@ class ProgramGrader(TextBlock):
 
 
 class Program(Confined):
-    """Scores 1 when the program exits with code 0, else 0."""
+    """Scores 1 if the program exits with code 0, else 0."""
 
     schema = ProgramGrader
     block: ProgramGrader
@@ -69,7 +69,7 @@ class Program(Confined):
     def __init__(self, block: ProgramGrader, origin: Origin) -> None:
         super().__init__(block, origin)
         self._folder = origin.folder
-        if origin.spec.workspace is None or "/" not in block.command:  # else the agent may make the program
+        if origin.spec.workspace is None or "/" not in block.command:  # otherwise the agent may create the program
             check_program(block.command, origin.folder, origin.where())
 
     @classmethod
@@ -94,12 +94,12 @@ class Program(Confined):
         return check_failure(case, Verdict(float(ran.code == 0), feedback or f"exit code {ran.code}", details))
 
     def _resolve(self, argument: str) -> str:
-        """Name a file of the eval's folder in full, so that no trial can put another in its place."""
+        """Return the full path of a file in the eval's folder, so that no trial can replace it."""
         path = named_file(self._folder, argument)
         return argument if path is None else str(path.resolve())
 
     def _arguments(self, written: str, case: Case) -> list[str]:
-        """Render an argument; a list gives several. What depends on the row names no file: it would be in no key."""
+        """Render an argument; a list gives several. A template never names a file, which would be in no key."""
         if not is_template(written):
             return [self._resolve(written)]
         value = expected_value(written, case.sample.fields)
@@ -127,7 +127,7 @@ class CodeGrader(TextBlock):
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """The time, where an assertion speaks of it; to the others it is not told."""
+        """The time, if an assertion uses it. It is hidden from other assertions."""
         return ("seconds",) if any("duration_ms" in assertion for assertion in self.assertions) else ()
 
     @model_validator(mode="after")
@@ -156,7 +156,7 @@ class Code(Confined):
                 raise origin.error("needs node, which is not on the PATH")
 
     async def judge(self, case: Case) -> Verdict:
-        """Evaluate the assertions in child processes. Whatever ends them, or their results, the output has failed."""
+        """Evaluate the assertions in child processes. If these end early or give no results, the output has failed."""
         if calls_of(case.output) is None and any(_TOOL_CALLS.search(text) for text in self.block.assertions):
             return NOT_SEEN
         names = _names(case, case.text(self.block), timed="seconds" in self.block.measures)
@@ -194,7 +194,7 @@ def _killed(ran: ProgramResult, on_timeout: str) -> Verdict:
 
 
 def _names(case: Case, text: str, *, timed: bool) -> dict[str, Any]:
-    """Return the names that assertions can use; the duration only where it is in the key."""
+    """Return the names that assertions can use; the duration only if it is part of the key."""
     output = case.output
     calls = calls_of(output)
     return {

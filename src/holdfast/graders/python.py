@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
 
 OFFERED: Final = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info", "metadata")
-"""parameters that every function may have; `expected` and `ground_truth` only where the row has such a value"""
+"""parameters that every function may have; `expected` and `ground_truth` only if the row has such a value"""
 
 EXPECTED: Final = ("expected", "answer", "ground_truth", "target", "ideal")
-"""fields of a row that may hold the expected value, in the order of search; a parameter with one of these names gets
-the field of its own name first"""
+"""fields of a row that may hold the expected value, in search order; for a parameter with one of these names, the field
+of its own name comes first"""
 
 
 class PythonGrader(GraderBlock):
@@ -36,7 +36,7 @@ class PythonGrader(GraderBlock):
     function: FunctionName
     """Function to call, as `file.py:function` relative to the eval file, or as `package.module:function`."""
     expected: str | int | float | bool | None = None
-    """Template of the expected value. Default: the row's field of the parameter's name, else its first field among
+    """Template of the expected value. Default: the row's field with the parameter's name, else its first field among
     `expected`, `answer`, `ground_truth`, `target` and `ideal`."""
     transcript: Literal["last", "all", "reasoning"] = "last"
     """Replies that `output` holds: the `last` one, or `all` so far, joined by blank lines. With `reasoning` it is the
@@ -45,7 +45,7 @@ class PythonGrader(GraderBlock):
     """Further keyword arguments. Texts in them are templates over the row, and a text that is a single
     `{{ expression }}` keeps the type of its value."""
     version: str | None = None
-    """Change this when the function grades differently for a reason its source does not show."""
+    """Change this when the function grades differently for a reason that its source does not show."""
 
     templates: ClassVar[tuple[str, ...]] = ("expected", "params")
     runs_code: ClassVar[bool] = True
@@ -73,7 +73,7 @@ class PythonCheck(WaitingGrader):
         return {**block.identity(), "function": name, "source": source}
 
     def lacking(self, fields: Collection[str]) -> list[str]:
-        """The parameters for which a row with these fields has no value."""
+        """Return the parameters for which a row with these fields has no value."""
         return [name for name in self.function.required if not self._has(name, fields)]
 
     def _has(self, name: str, fields: Collection[str]) -> bool:
@@ -85,7 +85,7 @@ class PythonCheck(WaitingGrader):
 
     @staticmethod
     def sought(name: str) -> list[str]:
-        """The fields of a row that may hold the value of a parameter, in the order in which they are looked for."""
+        """Return the fields of a row that may hold the value of a parameter, in search order."""
         return list(dict.fromkeys([name, *EXPECTED])) if name in EXPECTED else [name]
 
     async def judge(self, case: Case) -> Verdict:
@@ -98,7 +98,7 @@ class PythonCheck(WaitingGrader):
             returned = await self.function(self._offered(case, fields))
         except AttemptError:
             raise
-        except Exception as error:  # the user's own: an error grade, never a score
+        except Exception as error:  # from the user's code: an error grade, never a score
             raise user_error("grader", error, retry=False) from error
         verdict = as_verdict(returned, self._threshold)
         try:
@@ -117,7 +117,7 @@ class PythonCheck(WaitingGrader):
             "solution_str": text,
             "extra_info": fields,
         }
-        if "metadata" in self.function.names:  # and not for **kwargs, which have the row already
+        if "metadata" in self.function.names:  # but not for **kwargs, which contain the row already
             offered["metadata"] = fields
         for name in ("expected", "ground_truth", *self.function.fields):
             if name in EXPECTED and self.block.expected is not None:
@@ -159,7 +159,7 @@ def as_verdict(returned: Any, threshold: float) -> Verdict:
 
 
 def _agree(score: float | None, passed: Any, threshold: float) -> None:
-    """Refuse a verdict that contradicts itself: whether an output passes is decided by its score."""
+    """Refuse a verdict that contradicts itself: the score decides if an output passes."""
     if passed is None:
         return
     if score is None or _check_passed(passed) != (score >= threshold):

@@ -38,7 +38,7 @@ class ExactGrader(TextBlock):
 
 
 class Exact(InstantGrader):
-    """Scores 1 when the whole answer equals an expected text."""
+    """Scores 1 if the whole answer equals an expected text."""
 
     schema = ExactGrader
     block: ExactGrader
@@ -90,7 +90,7 @@ class TextGrader(PatternBlock, TextBlock):
     alternatives: ClassVar[tuple[str, ...]] = checks[:6]
 
     def idle_checks(self) -> Iterator[str]:
-        """Yield a warning for each pattern and text that nearly every answer has."""
+        """Yield a warning for each pattern and text that nearly every answer contains."""
         yield from super().idle_checks()
         for patterns, outcome in ((self.regex_match, "always holds"), (self.regex_not_match, "never holds")):
             for pattern in patterns:
@@ -110,7 +110,7 @@ class TextGrader(PatternBlock, TextBlock):
 
 
 class Text(InstantGrader):
-    """Scores the share of texts and patterns that the answer contains, or lacks, as it should."""
+    """Scores the share of texts and patterns that the answer contains, or lacks, as required."""
 
     schema = TextGrader
     block: TextGrader
@@ -138,7 +138,7 @@ class Text(InstantGrader):
             failures += [f"lacks {part!r}" for part in required if fold(part) not in text]
             failures += [f"contains {part!r}" for part in forbidden if fold(part) in text]
             if alternative and not any(fold(part) in text for part in alternative):
-                failures.append(f"has none of {', '.join(map(repr, alternative))}")
+                failures.append(f"contains none of {', '.join(map(repr, alternative))}")
         match, not_match = self._match.for_row(fields), self._not_match.for_row(fields)
         count += len(match) + len(not_match)
         failures += [f"does not match {p.pattern!r}" for p in match if not p.search(answer)]
@@ -150,7 +150,7 @@ class RegexFilter(Block):
     """A filter that keeps a match of a pattern."""
 
     regex: Pattern
-    """Pattern to look for. Where it has groups, the first group that is not empty is kept, else the whole match."""
+    """Pattern to look for. Keeps the first group that is not empty, or the whole match if the pattern has no groups."""
     group: int = 0
     """Number of the match to keep, counted from 0, or from the end with negative numbers. lm-eval calls it
     `group_select`."""
@@ -184,8 +184,8 @@ class ExtractGrader(TextBlock):
     ignore_numbers: bool = False
     """Ignore the digits 0 to 9."""
     ignore: list[Pattern] = Field(default=[])
-    """Patterns whose matches are removed from the answer and from the expected value, one after the other. lm-eval
-    calls them `regexes_to_ignore`."""
+    """Patterns whose matches are removed from the answer and the expected value, in order. lm-eval calls them
+    `regexes_to_ignore`."""
 
 
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
@@ -198,13 +198,13 @@ _CHANGES: Final[dict[str, Callable[[str], str]]] = {
 
 
 class Extract(InstantGrader):
-    """Scores 1 when the extracted answer equals an expected text: the exact match of lm-eval, to the letter."""
+    """Scores 1 if the extracted answer equals an expected text: the exact match of lm-eval, to the letter."""
 
     schema = ExtractGrader
     block: ExtractGrader
 
     def check(self, case: Case) -> Verdict:
-        """Apply the filters, and compare what is left."""
+        """Apply the filters, and compare the result."""
         texts = expected_texts(self.block.expected, case.sample.fields, composed=False)
         answers = self._filter(case.text(self.block))
         accepted = {self._simplify(text) for text in texts}
@@ -216,10 +216,10 @@ class Extract(InstantGrader):
         return Verdict(score, feedback, {"extracted": shown})
 
     def _filter(self, text: str) -> list[str]:
-        """Return what the filters make of an answer.
+        """Return an answer after the filters.
 
-        Filters look at a list of replies, here of one. As in lm-eval, `take_first` leaves the text itself in its place,
-        of which later filters see the characters, each as a reply of its own.
+        Filters work on a list of replies, which here has one element. As in lm-eval, `take_first` replaces the list by
+        the text itself, so that later filters take each character for a reply.
         """
         replies: list[str] | str = [text]
         for step in self.block.filters:

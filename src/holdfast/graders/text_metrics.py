@@ -1,7 +1,7 @@
 """Text metrics: similarity, BLEU, chrF, ROUGE, character F1, word and character error rates.
 
-Each needs a package of its own. BLEU, chrF and error rates of a whole run are not the mean over its answers: they come
-of counts that are summed first. So a verdict carries its counts, and `totals` turns their sums into numbers for
+Each needs a package of its own. BLEU, chrF and error rates of a whole run are not the mean over its answers, but are
+computed from sums of counts. So a verdict carries its counts, and `totals` turns their sums into numbers for
 `metrics.json`.
 """
 
@@ -59,7 +59,7 @@ class Overlap(InstantGrader):
         return self.compare(answer, texts)
 
     most_steps: ClassVar[int] = 20_000_000_000
-    """above this a comparison would block the run for seconds"""
+    """more would block the run for seconds"""
 
     def steps(self, answer: str, reference: str) -> int:
         """Return an upper bound of the work: most metrics look at each pair of characters."""
@@ -75,7 +75,7 @@ class SimilarityGrader(OverlapBlock):
 
     type: Literal["similarity"]
     expected: Expected = "{{ expected }}"
-    """Expected text, or a list of which the most similar counts. Templates over the row."""
+    """Expected text, or a list, of which the most similar text counts. Templates over the row."""
     method: Literal["ratio", "partial", "token_sort", "token_set", "levenshtein", "jaro_winkler"] = "ratio"
     """How similarity is measured: `partial` uses the best matching part of the longer text, `token_sort` and
     `token_set` compare words in any order or as sets."""
@@ -104,7 +104,7 @@ class Similarity(Overlap):
 
 
 _STEPS: Final = 20_000_000
-"""work that is done in this process: the product of the lengths; `partial` tries every place, so times the shorter"""
+"""largest product of lengths that is compared in this process; `partial` tries every place, so times the shorter"""
 
 
 class TextPair(NamedTuple):
@@ -204,7 +204,7 @@ class ChrfGrader(OverlapBlock):
 
 
 class Chrf(Overlap):
-    """chrF against the reference that fits best."""
+    """chrF against the best reference."""
 
     schema = ChrfGrader
     requires = ("sacrebleu", "sacrebleu")
@@ -266,7 +266,7 @@ class Rouge(Overlap):
     most_steps = 4_000_000
 
     def steps(self, answer: str, reference: str) -> int:
-        """The pairs of words, or characters, that `rougeL` compares in Python; the others count them once."""
+        """Return the pairs of words or characters that `rougeL` compares in Python; other variants count words once."""
         if self._variant != "rougeL":
             return max(len(answer), len(reference))
         return self._count(answer) * self._count(reference)
@@ -294,7 +294,7 @@ class Rouge(Overlap):
 
 
 class _Tokenizer:
-    """What rouge-score asks for the words of a text."""
+    """A tokenizer with rouge-score's interface."""
 
     def __init__(self, split: Callable[[str], list[str]]) -> None:
         self.tokenize = split
@@ -328,7 +328,7 @@ class CharF1Grader(OverlapBlock):
 
 
 class CharF1(Overlap):
-    """Twice the longest common subsequence over both lengths: the best over the references."""
+    """Twice the longest common subsequence divided by the sum of both lengths; the best over the references."""
 
     schema = CharF1Grader
     requires = ("rapidfuzz", "rapidfuzz")
@@ -352,7 +352,7 @@ class ErrorRateGrader(OverlapBlock):
 
 
 class ErrorRate(Overlap):
-    """1 less the lowest error rate over the references; not below 0, though a rate can be above 1."""
+    """1 minus the lowest error rate over the references, but at least 0: rates can exceed 1."""
 
     schema = ErrorRateGrader
     requires = ("rapidfuzz", "rapidfuzz")
@@ -365,12 +365,12 @@ class ErrorRate(Overlap):
 
     @classmethod
     def totals(cls, block: ErrorRateGrader, counts: Sequence[int]) -> dict[str, float]:
-        """Return the error rate over all words or characters, and 1 less that."""
+        """Return the error rate over all words or characters, and 1 minus the rate."""
         rate = counts[0] / counts[1]
         return {"corpus": max(0.0, 1 - rate), "error_rate": rate}
 
     def compare(self, answer: str, references: list[str]) -> Verdict:
-        """Return 1 less the rate, and the rate itself in the details."""
+        """Return 1 minus the rate, and the rate in the details."""
         words = self.block.type == "wer"
         hypothesis = answer.split() if words else answer
         sizes = []
@@ -384,5 +384,5 @@ class ErrorRate(Overlap):
 
 
 def _scored(score: float, name: str, counts: Sequence[int] | None = None) -> Verdict:
-    score = min(1.0, max(0.0, score))  # rounding can leave 1.0000000000000002
+    score = min(1.0, max(0.0, score))  # rounding can give 1.0000000000000002
     return Verdict(score, f"{name} {score:.3f}", counts=None if counts is None else tuple(counts))

@@ -1,8 +1,9 @@
 """The tool calls of an output (those it lists, else those in its messages), and tests of them.
 
-Messages are as OpenAI's chat API has them: an assistant message has `tool_calls`, each with an `id` and a `function` of
-`name` and `arguments` (JSON as a text), and a message of the role `tool` answers one by its `tool_call_id`. A skill is
-used by calling a tool named `skill` or `use_skill` with the skill's name as its argument `skill`, `name` or `command`.
+Messages have the form of OpenAI's chat API: an assistant message has `tool_calls`, each with an `id` and a `function`
+of `name` and `arguments` (JSON as text), and a message with the role `tool` answers a call by its `tool_call_id`. A
+skill is used by calling a tool named `skill` or `use_skill` with the skill's name as its argument `skill`, `name` or
+`command`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _SKILL: Final = ("skill", "name", "command")
 _COMMAND: Final = ("command", "cmd")
 _PATH: Final = ("path", "file_path", "filePath")
 _SHOWN: Final = 3
-"""calls of the right tool that a feedback shows"""
+"""calls of the right tool that feedback shows"""
 _LONGEST: Final = 80
-"""characters of a value in a feedback"""
+"""characters of a value in feedback"""
 
 
 class Call(NamedTuple):
@@ -47,30 +48,30 @@ class Call(NamedTuple):
 
     name: str
     arguments: dict[str, Any]
-    """empty where they are not a JSON object"""
+    """empty if they are not a JSON object"""
     raw: str | None
-    """the arguments as they were written, where they are not a JSON object"""
+    """the original arguments, if they are not a JSON object"""
     result: Any = None
-    """the tool's result, where the conversation has it"""
+    """the tool's result, if the conversation contains it"""
 
     def text(self, *names: str) -> str:
-        """Return the first of the named arguments as a text; where the arguments are not JSON, all of them."""
+        """Return the first of the named arguments as text; if the arguments are not JSON, all of them."""
         if self.raw is not None:
             return self.raw
         return next((as_text(self.arguments[name]) for name in names if name in self.arguments), "")
 
     @property
     def skill(self) -> str | None:
-        """The skill it uses, if it uses one."""
+        """The skill that the call uses, if any."""
         return self.text(*_SKILL).strip() if self.name.casefold() in _SKILL_TOOLS else None
 
 
 NOT_SEEN: Final = Verdict(None, "nothing was checked: the target does not report its tool calls")
-"""the verdict on an output whose tool calls are not known"""
+"""the verdict on an output whose tool calls are unknown"""
 
 
 def calls_of(output: Output) -> list[Call] | None:
-    """Return the tool calls of an output in order; None where they are not known."""
+    """Return the tool calls of an output in order; None if they are unknown."""
     if isinstance(output.calls, UnsetType):
         return calls_in_messages(output.conversation)
     if any(call.name is None for call in output.calls):
@@ -89,7 +90,7 @@ def skills_of(calls: Iterable[Call]) -> list[str]:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as patterns see it: a text as it is, null as an empty text, all else as JSON."""
+    """Return a value as text for patterns: null as an empty text, everything but texts as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -136,7 +137,7 @@ class _NameTest(NamedTuple):
 
 
 class NameTests:
-    """Names of tools, and patterns of names, of which some may be templates over the row."""
+    """Names of tools and patterns of names, some of which may be templates over the row."""
 
     def __init__(self, written: Sequence[ToolName], dialect: Dialect = "python") -> None:
         self._written, self._dialect = written, dialect
@@ -182,7 +183,7 @@ class Matcher(Block):
 
     equals: Any = None
     """JSON value that the argument must equal. `1` equals `1.0` but not `true` or `"1"`; null is a value too. A value
-    that a template takes from the row also equals an argument that is written like it: `4711` equals `"4711"`."""
+    that a template takes from the row also equals an argument that is written the same way: `4711` equals `"4711"`."""
     regex: Pattern | None = None
     """Pattern to find in the argument. A value that is not text is searched as JSON."""
     contains: str | None = Field(default=None, min_length=1)
@@ -219,8 +220,8 @@ class CallSpec(Block):
     tool: ToolName
     """Name of the tool, or `{pattern: …}`."""
     args: dict[str, Annotated[Matcher, BeforeValidator(_as_matcher)]] = Field(default={})
-    """Conditions by argument, all of which must hold: a value that the argument must equal, or a matcher. An argument
-    that is missing meets none."""
+    """Conditions by argument, which must all hold: a value that the argument must equal, or a matcher. A
+    missing argument meets no condition."""
 
     templates: ClassVar[tuple[str, ...]] = ("tool", "args")
 
@@ -269,7 +270,7 @@ class _CallTest(NamedTuple):
         return any(test.fits(call.name) for test in self.names)
 
     def describe_lack(self, calls: Sequence[Call]) -> str:
-        """Tell what is missing, and which calls of the tool came nearest."""
+        """Describe the missing call, and the calls of the tool that came closest."""
         named = [call for call in calls if self.is_named(call)]
         seen = [self._differences(call) for call in named[:_SHOWN]]
         if not any(seen):
@@ -278,7 +279,7 @@ class _CallTest(NamedTuple):
         return f"no call of {self.description}; called with {' / '.join(filter(None, seen))}{more}"
 
     def _differences(self, call: Call) -> str:
-        """Return the arguments of a call that are not as they should be."""
+        """Describe the arguments of a call that do not match."""
         if call.raw is not None:
             return f"arguments that are not JSON: {show(call.raw)}"
         wrong = [f"{name} = {show(text(call))}" for name, regex, text in self.texts if not regex.search(text(call))]
@@ -291,7 +292,7 @@ class _CallTest(NamedTuple):
 
 
 class CallTests:
-    """Calls to look for, of which some may have templates over the row."""
+    """Calls to look for, some of which may have templates over the row."""
 
     def __init__(self, specs: Sequence[CallSpec], dialect: Dialect, origin: Origin) -> None:
         self._specs, self._dialect = specs, dialect
@@ -329,7 +330,7 @@ class CallTests:
 
 
 def unmet(tests: Sequence[_CallTest], calls: Sequence[Call], *, distinct: bool) -> list[_CallTest]:
-    """Return the tests that no call meets; if `distinct`, each call meets one test at most, so that most are met."""
+    """Return the tests that no call meets; if `distinct`, each call meets at most one test, chosen to meet most."""
     candidates = [[place for place, call in enumerate(calls) if test.fits(call)] for test in tests]
     if not distinct:
         return [test for test, places in zip(tests, candidates, strict=True) if not places]
@@ -337,7 +338,7 @@ def unmet(tests: Sequence[_CallTest], calls: Sequence[Call], *, distinct: bool) 
     """calls, and the tests that they meet"""
 
     def place(number: int, tried: set[int]) -> bool:
-        """Find a call for a test; a test that has taken it may move on to another one."""
+        """Find a call for a test; a test that has taken the call may move on to another call."""
         for call in candidates[number]:
             if call not in tried:
                 tried.add(call)
@@ -358,7 +359,7 @@ class ArgumentTest(NamedTuple):
 
 
 def argument_test(matcher: Matcher, fields: dict[str, Any], dialect: Dialect, schema: Any) -> ArgumentTest:
-    """Return the test that a matcher stands for; `schema` is its JSON Schema, compiled, where it has one."""
+    """Return the test that a matcher stands for; `schema` is its compiled JSON Schema, if any."""
     if matcher.regex is not None:
         regexes = Patterns([matcher.regex], dialect).for_row(fields)
         description = " or ".join(f"matching {regex.pattern!r}" for regex in regexes)
@@ -377,7 +378,7 @@ def argument_test(matcher: Matcher, fields: dict[str, Any], dialect: Dialect, sc
 
 
 def show(value: Any) -> str:
-    """Return a value as JSON, at most a line of it."""
+    """Return a value as JSON, shortened to one line."""
     try:
         text = msgspec.json.encode(value).decode()
     except (TypeError, ValueError):
@@ -402,7 +403,7 @@ def _is_within(value: Any, bounds: Range) -> bool:
 
 
 class _OfRow(NamedTuple):
-    """A value from the row: files such as CSV keep no types, so texts and numbers that are written alike are equal."""
+    """A value from the row. Files such as CSV have no types, so texts and numbers that are written alike are equal."""
 
     value: Any
 
@@ -418,7 +419,7 @@ def _filled_in(written: Any, fields: dict[str, Any]) -> Any:
 
 
 def _plain(expected: Any) -> Any:
-    """Return a value without the marks of where it comes from."""
+    """Return a value without the marks on values from the row."""
     if isinstance(expected, _OfRow):
         return expected.value
     if isinstance(expected, dict):
@@ -427,7 +428,7 @@ def _plain(expected: Any) -> Any:
 
 
 def _same(one: Any, other: Any, *, alike: bool = False) -> bool:
-    """Compare as JSON: 1 equals 1.0, but not true. With `alike`, a number equals a text that is written like it."""
+    """Compare as JSON: 1 equals 1.0, but not true. With `alike`, a number equals a text that is spelled the same."""
     if isinstance(one, _OfRow):
         return _same(one.value, other, alike=True)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -442,7 +443,7 @@ def _same(one: Any, other: Any, *, alike: bool = False) -> bool:
 
 
 def _as_scalar(value: Any) -> Any:
-    """Return the number or boolean that a text is; any other value as it is."""
+    """Return the number or boolean that a text spells; any other value unchanged."""
     if not isinstance(value, str):
         return value
     text = value.strip()

@@ -134,13 +134,13 @@ class ActionSequenceGrader(GraderBlock):
     """How calls must match: exactly (`exact_match`), in order with others in between (`in_order_match`), or each at
     least as often in any order (`any_order_match`)."""
     partial: bool = False
-    """Score F1 also where the calls do not match. Default: such an output scores 0."""
+    """Score F1 even if the calls do not match. Default: such an output scores 0."""
 
     templates: ClassVar[tuple[str, ...]] = ("expected_actions",)
 
 
 class ActionSequence(InstantGrader):
-    """Compares the order of tool calls. The matching mode decides whether the output passes; the score is then F1."""
+    """Compares the order of tool calls. The matching mode decides if the output passes; its score is then F1."""
 
     schema = ActionSequenceGrader
     default_threshold = None
@@ -184,7 +184,7 @@ class SkillInvocationGrader(GraderBlock):
     allow_extra: bool = True
     """Allow skills beyond the required ones. If false, extra skills fail the check."""
     partial: bool = False
-    """Score F1 also where the skills do not match, reduced by 0.6 × the share of extra skills that are not allowed.
+    """Score F1 even if the skills do not match, reduced by 0.6 × the share of extra skills that are not allowed.
     Default: such an output scores 0."""
 
     templates: ClassVar[tuple[str, ...]] = ("required_skills", "forbidden_skills")
@@ -195,7 +195,7 @@ class SkillInvocationGrader(GraderBlock):
         if self.required_skills and self.mode is None:
             raise ValueError("required_skills need a mode: exact_match, in_order or any_order")
         if not self.required_skills and "allow_extra" in self.model_fields_set and not self.allow_extra:
-            raise ValueError("allow_extra: false says what may stand beside required_skills, and there are none")
+            raise ValueError("allow_extra: false limits skills to required_skills, which is empty")
         return self
 
 
@@ -207,7 +207,7 @@ class SkillInvocation(InstantGrader):
     block: SkillInvocationGrader
 
     def check(self, case: Case) -> Verdict:
-        """Score F1 of the required skills; 0 where they do not match, or with a forbidden one."""
+        """Score F1 of the required skills; 0 if they do not match, or if a forbidden skill was used."""
         block = self.block
         calls = calls_of(case.output)
         if calls is None:
@@ -243,7 +243,7 @@ def matches(expected: Sequence[str], called: Sequence[str], mode: str) -> bool:
 
 
 def f1(expected: Sequence[str], called: Sequence[str]) -> float:
-    """Return F1 of precision and recall over names, counted as often as they occur; the order does not matter."""
+    """Return F1 of precision and recall over names, with repetitions; the order does not matter."""
     if not expected and not called:
         return 1.0
     return 2 * (Counter(expected) & Counter(called)).total() / (len(expected) + len(called))
@@ -329,14 +329,14 @@ class ToolConstraintGrader(PatternBlock):
 
     @property
     def restricts(self) -> bool:
-        """True where `allow_only` is set, also to an empty list."""
+        """True if `allow_only` is set, even to an empty list."""
         return "allow_only" in self.model_fields_set
 
     def _is_set(self, field: str) -> bool:
         return self.restricts if field == "allow_only" else super()._is_set(field)
 
     def identity(self) -> dict[str, Any]:
-        """Return the keys of the block that are in a grade's key; an empty `allow_only` differs from a missing one."""
+        """Return the block's part of a grade's key, in which an empty `allow_only` differs from a missing one."""
         identity = super().identity()
         return {**identity, "allow_only": None} if self.restricts and not self.allow_only else identity
 

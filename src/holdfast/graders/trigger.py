@@ -1,4 +1,4 @@
-"""Compares a prompt with the words of a SKILL.md, to tell whether the skill is meant for it. Asks no model."""
+"""Compares a prompt with the words of a SKILL.md, to decide if the skill applies. Asks no model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TriggerGrader(GraderBlock):
 
 
 class Trigger(InstantGrader):
-    """Scores the overlap of the first prompt with the skill's words; with `mode: negative`, 1 less the overlap."""
+    """Scores the overlap of the first prompt with the skill's words; with `mode: negative`, 1 minus the overlap."""
 
     schema = TriggerGrader
     block: TriggerGrader
@@ -68,12 +68,12 @@ class Trigger(InstantGrader):
 
     @classmethod
     def identity(cls, block: TriggerGrader, origin: Origin) -> dict[str, Any]:
-        """Return the text of the skill, wherever it is written."""
+        """Return the skill's text, from the block or its file."""
         return {**block.identity(), "skill_path": None, "skill": digest_bytes(_read_skill(block, origin).encode())}
 
     @classmethod
     def threshold(cls, block: TriggerGrader) -> float:
-        """Return the overlap that counts as a trigger; with `negative` the score is the rest, and has to exceed it."""
+        """Return the overlap that counts as a trigger; with `negative`, the smallest score of a lower overlap."""
         return _TRIGGERS if block.mode == "positive" else math.nextafter(1 - _TRIGGERS, 1)
 
     def check(self, case: Case) -> Verdict:
@@ -103,7 +103,7 @@ def skill_words(text: str) -> tuple[frozenset[str], list[str]]:
         body = text[match.end() :]
         try:
             heading = read_value(match[1])
-        except Exception as error:  # of any kind, from the YAML parser
+        except Exception as error:  # the YAML parser raises many kinds
             raise ValueError(f"its heading is not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(heading, dict):
             heading = {}
@@ -118,7 +118,7 @@ def skill_words(text: str) -> tuple[frozenset[str], list[str]]:
 
 
 def overlap(prompt: str, keywords: frozenset[str], phrases: list[str]) -> float:
-    """Return the share of the prompt's words that are the skill's, or of a phrase's words that are in the prompt."""
+    """Return the share of the prompt's words that are in the skill, or of a phrase's words that are in the prompt."""
     words = set(_words(prompt))
     if not words:
         return 0.0

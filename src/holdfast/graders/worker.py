@@ -2,8 +2,8 @@
 
     python -P -m holdfast.graders.worker [MODULE:FUNCTION]
 
-The function gets ready and returns another one, which answers a question. Without a function, questions are requests
-of `spec.slow`. What is asked here may take forever, so the pool may kill this process at any time.
+The function prepares the process and returns a function that answers a question. Without an argument, questions are
+requests of `spec.slow`. An answer may take forever, so the pool may kill this process at any time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Answer = Callable[[dict[str, Any], Callable[[str], None]], dict[str, Any]]
-    """answers a question; the second argument is called with the name of each stage that is reached"""
+    """answers a question; calls its second argument with the name of each stage that it reaches"""
 
 _MEMORY: Final = 4 << 30
 OUTSIDE: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-"""signals that come from outside: no answer makes a program send them to itself"""
+"""signals from outside: no answer makes a program send them to itself"""
 
 
 def main(reference: str | None = None) -> None:
-    """Get ready, then answer all questions."""
+    """Prepare, then answer all questions."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # the kernel kills this process with the run
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -39,7 +39,7 @@ def main(reference: str | None = None) -> None:
     for number in OUTSIDE:  # signals to the process group arrive here too, but the run decides when this process ends
         signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever is printed on the way is not an answer
+    os.dup2(2, 1)  # printed text is not an answer
 
     def write(line: object) -> None:
         answers.write(json.dumps(line) + "\n")

@@ -1,6 +1,6 @@
 """Models of the keys that graders share, and of judges. Unknown keys are errors.
 
-The models of other graders stand beside the graders, in `holdfast.graders`.
+Each other model is next to its grader, in `holdfast.graders`.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeGuard
@@ -20,9 +20,9 @@ Measure = Literal["tokens", "seconds"]
 Combine = Literal["majority", "mean", "median", "min"]
 """how the votes of several judges become one verdict"""
 OnTimeout = Literal["fail", "error"]
-"""what a check is that takes too long because of the answer: failed, with the score 0, or an error and tried again"""
+"""the result of a check that takes too long because of the answer: failed with score 0, or an error and retried"""
 TAKEN_NAMES = frozenset({"overall", "score", "passed", "coverage", "whole", "graded", "target"})
-"""words of reports, gates and errors, which a grader of that name could not be told from"""
+"""words of reports, gates and errors, which would be ambiguous as names of graders"""
 
 
 def _not_empty(value: Any) -> Any:
@@ -35,7 +35,7 @@ def _not_empty(value: Any) -> Any:
 
 NotEmpty = BeforeValidator(_not_empty)
 Expected = Annotated[str | int | float | bool | list[str | int | float | bool], NotEmpty]
-"""a text, a number, a template over the row, or a list of them: any one of the list will do"""
+"""a text, a number or a template over the row, or a list of accepted ones"""
 
 
 class GraderBlock(Block):
@@ -47,45 +47,44 @@ class GraderBlock(Block):
     """Name in reports. Default: the type. `overall`, `score`, `passed`, `coverage`, `whole`, `graded` and `target` are
     reserved."""
     weight: float = Field(default=1.0, ge=0)
-    """Weight in the trial's overall score. A grader of weight 0 is reported, and changes neither the score of a trial
-    nor whether it passes."""
+    """Weight in the trial's overall score. A grader of weight 0 is reported, but affects neither the trial's score nor
+    whether it passes."""
     threshold: float | None = Field(default=None, ge=0, le=1)
     """Minimum score to pass. The default depends on the type."""
     where: str | None = None
-    """Expression over the row's fields. Where it is false, the grader does not apply to the row and counts in no
-    number."""
+    """Expression over the row's fields. If it is false, the grader does not apply to the row, and counts nowhere."""
 
     checks: ClassVar[tuple[str, ...]] = ()
-    """of these fields at least one must be set, or the grader would check nothing"""
+    """at least one of these fields must be set, or the grader would check nothing"""
     templates: ClassVar[tuple[str, ...]] = ("expected",)
     alternatives: ClassVar[tuple[str, ...]] = ()
     """fields whose templates may stand for a list of strings"""
     sees_row: ClassVar[bool] = True
-    """the grader may read any field of the row; False: only those that its templates name"""
+    """the grader may read any field of the row; False: only fields that its templates name"""
     expressions: ClassVar[tuple[str, ...]] = ()
     """fields that hold expressions over the row, which must have a value for every row"""
     runs_code: ClassVar[bool] = False
-    """the grader runs code of the user"""
+    """the grader runs the user's code"""
     inherited: ClassVar[tuple[str, ...]] = ()
-    """fields whose defaults come from the target; a `baseline` is graded with those of the first target"""
+    """fields whose defaults come from the target; a `baseline` is graded with the first target's defaults"""
     needs_workspace: ClassVar[bool] = False
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """Measures of the output that the verdict depends on, beside its text: a part of its grades' keys."""
+        """Measures of the output that the verdict depends on besides its text: part of its grades' keys."""
         return ()
 
     def expanded(self) -> "tuple[GraderBlock, ...]":
-        """Return the graders that the block stands for: itself, after the votes that it combines."""
+        """Return the graders that the block stands for: the votes that it combines, then itself."""
         return (self,)
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The program that the grader runs, with its arguments; empty where there is none."""
+        """The program that the grader runs, with its arguments; empty if it runs no program."""
         return ()
 
     def idle_checks(self) -> "Iterator[str]":
-        """Yield a warning for each check that passes, or fails, whatever the answer is. It may be intended."""
+        """Yield a warning for each check that passes or fails whatever the answer is. It may be intended."""
         if self.threshold == 0:
             yield f"threshold: 0 is met by every score, so {self.name!r} passes every output"
 
@@ -101,9 +100,9 @@ class GraderBlock(Block):
         return value not in (None, "", [], (), {}) and value != type(self).model_fields[field].default
 
     def identity(self) -> dict[str, Any]:
-        """Return the keys of the block that are in a grade's key: all but name, weight, threshold and timeout.
+        """Return the block's part of a grade's key: all fields but name, weight, threshold and timeout.
 
-        Defaults are left out, so that keys stay the same when a block gets a new field.
+        Defaults are left out, so that a new field of a block changes no key.
         """
         return self.model_dump(exclude={"name", "weight", "threshold", "timeout"}, exclude_defaults=True)
 
@@ -115,7 +114,7 @@ def is_everywhere(pattern: str, texts: "Sequence[str]") -> bool:
         return False
     try:
         return all(compile_regex(example).search(text) for text in texts)
-    except (ValueError, Slow):  # of another dialect, or one that could take long
+    except (ValueError, Slow):  # a pattern of another dialect, or one that could take long
         return False
 
 
@@ -135,7 +134,7 @@ class PatternBlock(GraderBlock):
 
 
 class JudgeBlock(Block):
-    """One of several judges, with settings of its own. What is not set here is taken from the grader."""
+    """One of several judges, with its own settings. Settings that it lacks are the grader's."""
 
     model: str = Field(min_length=1)
     """Name of the model."""
@@ -149,7 +148,7 @@ class JudgeBlock(Block):
     api: Api | None = None
     """API of this judge."""
     params: Params = {}
-    """Parameters of this judge, which take precedence over those of the grader."""
+    """Parameters of this judge, which override the grader's."""
 
     @property
     def label(self) -> str:
@@ -158,7 +157,7 @@ class JudgeBlock(Block):
 
 
 class PromptGrader(GraderBlock):
-    """Asks a judge model, with a rubric, or with a prompt of the user's and two tools that report pass and fail."""
+    """Asks a judge model, with a rubric, or with the user's prompt and two tools that report pass and fail."""
 
     type: Literal["prompt"]
     rubric: str | None = Field(default=None, min_length=1)
@@ -168,8 +167,8 @@ class PromptGrader(GraderBlock):
     """Instructions for the judge in your own words, as a template. The judge answers by calling
     `set_waza_grade_pass` and `set_waza_grade_fail`."""
     model: str | Annotated[list[str | JudgeBlock], Field(min_length=1)] | None = None
-    """The judge, or a list of judges, each of which votes: a name, or a mapping with a `model` and settings of its own.
-    Default: the target's model and endpoint."""
+    """The judge, or a list of judges who each vote: names, or mappings with a `model` and its settings. Default: the
+    target's model and endpoint."""
     votes: int = Field(default=1, ge=1)
     """How often each judge is asked about an output."""
     combine: Combine = "mean"
@@ -180,7 +179,7 @@ class PromptGrader(GraderBlock):
     api_key_env: str | None = None
     """Environment variable that holds the judge's API key. Not part of the key."""
     api: Api | None = None
-    """API of the judge, as for the target. Default: that of the judge's provider, or the target's."""
+    """API of the judge, as for the target. Default: the API of the judge's provider, or the target's."""
     batch: InBatches = None
     """Ask the judge in [batches](batches.md): `true`, or a mapping. Not part of the key."""
     params: Params = {}
@@ -206,7 +205,7 @@ class PromptGrader(GraderBlock):
 
     @property
     def vote(self) -> int:
-        """Number of this vote among those of the same judge, from 1."""
+        """Number of this vote among its judge's votes, from 1."""
         return self._vote
 
     def judges(self) -> "list[PromptGrader]":
@@ -236,7 +235,7 @@ class PromptGrader(GraderBlock):
 
     @property
     def seats(self) -> "tuple[PromptGrader, ...]":
-        """The votes that this grader combines; none if it has one judge, who votes once."""
+        """The votes that this grader combines; empty for one judge who votes once."""
         return self._seats
 
     def expanded(self) -> "tuple[GraderBlock, ...]":
@@ -254,7 +253,7 @@ class PromptGrader(GraderBlock):
         return (*votes, self)
 
     def identity(self) -> dict[str, Any]:
-        """Return the keys that are in a vote's key: how votes are combined is in none."""
+        """Return the keys that are part of a vote's key. How votes are combined is in no key."""
         identity = {key: value for key, value in super().identity().items() if key not in ("votes", "combine")}
         return identity if self._vote == 1 else {**identity, "vote": self._vote}
 
@@ -264,8 +263,8 @@ class PromptGrader(GraderBlock):
         labels = [each if isinstance(each, str) else each.label for each in entries]
         if len(set(labels)) < len(labels):
             raise ValueError(
-                "`model` names a judge twice: `votes: 2` asks each judge twice, and a `name` tells apart judges that "
-                "have one model"
+                "`model` names a judge twice: `votes: 2` asks each judge twice, and a `name` distinguishes judges with "
+                "the same model"
             )
         if "combine" in self.model_fields_set and self.votes == 1 and not isinstance(self.model, list):
             raise ValueError("`combine` is for several judges (`model: [a, b]`) or several `votes`")

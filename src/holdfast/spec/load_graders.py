@@ -1,8 +1,8 @@
 """Reads graders and the simulated user, each by the schema of its kind, with the models that they inherit.
 
-No text of a grader is taken literally because nobody looked. A key either is rendered with the row, or refuses a text
-that names a field. Literal braces are written in one way in all keys, as in Jinja2; if that takes no row, they are
-filled in when the file is read.
+A grader's text is never taken literally by oversight: a key either is rendered with the row, or refuses a text that
+names a field. Literal braces are written as in Jinja2 in all keys; if they need no row, they are filled in when the
+file is read.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ GRADERS = Registry(
         "code": "holdfast.graders.programs:Code",
     },
 )
-"""Every kind of grader, by its `type` in the eval file: a class that owns its schema."""
+"""Every kind of grader by its `type` in the eval file, as a class with a schema."""
 
 
 def grader_schema(kind: str) -> type[GraderBlock]:
-    """Return the schema of a kind of grader; raises ValueError, worded for users, where there is none."""
+    """Return the schema of a kind of grader; raise ValueError, worded for users, for an unknown kind."""
     schema = getattr(GRADERS.load(kind), "schema", None)
     if not (isinstance(schema, type) and issubclass(schema, GraderBlock)):
         message = f"the class of the grader type {kind!r} has no `schema` that is a holdfast.GraderBlock"
@@ -149,7 +149,7 @@ def with_rubric(
 
 
 def names_file(rubric: str) -> bool:
-    """Return True for a rubric that is the name of a file, not the text itself."""
+    """Return True for a rubric that names a file."""
     return "\n" not in rubric and " " not in rubric and rubric.endswith((".md", ".yaml", ".yml", ".txt"))
 
 
@@ -161,7 +161,7 @@ def rubric_text(text: str) -> str:
 
 
 def with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
-    """Return a judge with its model; the default is the target's, where the target is a model."""
+    """Return a judge with its model; the default is the target's model."""
     target = document.data.get("target")
     target = target if isinstance(target, dict) else {}
     if grader.model is None and "model" not in target:
@@ -196,7 +196,7 @@ def with_player(responder: ResponderBlock | None, document: Document, problems: 
 def _endpoint(block: PromptGrader | ResponderBlock, target: dict[str, Any]) -> dict[str, Any]:
     """Return the model and endpoint of a judge or a simulated user; the defaults are the target's.
 
-    A model of its own, with the prefix of a provider, is asked there.
+    If it names a model with a provider's prefix, the provider is asked.
     """
     assert not isinstance(block.model, list)
     name = block.model or str(target["model"])
@@ -213,11 +213,11 @@ def _endpoint(block: PromptGrader | ResponderBlock, target: dict[str, Any]) -> d
 
 
 _AS_WRITTEN: Final = frozenset({"type", "name", "where"})
-"""keys of graders that are names, or expressions without braces"""
-LITERAL_BRACES: Final = "braces as such are written {% raw %}{{ }}{% endraw %}"
+"""keys of graders whose values are names, or expressions without braces"""
+LITERAL_BRACES: Final = "literal braces are written {% raw %}{{ }}{% endraw %}"
 
 Refuse = Callable[["Location", str], None]
-"""reports a text that cannot stand where it is"""
+"""reports a text that is not allowed in its place"""
 
 
 class GraderText(NamedTuple):
@@ -230,7 +230,7 @@ class GraderText(NamedTuple):
 
 
 def templates_in(block: Block) -> Iterator[GraderText]:
-    """Yield the texts of a block that are rendered with the row, also those of blocks inside it."""
+    """Yield the texts that are rendered with the row, in a block and the blocks inside it."""
     for name, field in type(block).model_fields.items():
         is_read, is_pattern = name in block.templates, name in block.regexes
         yield from _texts(getattr(block, name), (field.alias or name,), is_read=is_read, is_pattern=is_pattern)
@@ -249,18 +249,18 @@ def _texts(value: Any, place: Location, *, is_read: bool, is_pattern: bool) -> I
 
 
 def is_fixed(block: Block) -> bool:
-    """Return True for a block that is the same for all rows."""
+    """Return True for a block without templates."""
     return not any(is_template(text.source) for text in templates_in(block))
 
 
 def settle_texts(schema: type[Block], keys: Mapping[str, Any], place: Location, refuse: Refuse) -> dict[str, Any]:
-    """Return the keys of a block, as they are written, with braces filled in where no template is rendered."""
+    """Return the keys of a block as written; in keys that are not templates, braces are filled in."""
     names = {field.alias or name: name for name, field in schema.model_fields.items()}
     settled = dict(keys)
     for key, value in keys.items():
         name = names.get(key)
         if name is None or key in _AS_WRITTEN or name in (*schema.expressions, *schema.as_written):
-            continue  # unknown keys are reported by the schema
+            continue  # the schema reports unknown keys
         instead = schema.instead.get(name, "a `code` grader sees the row as `sample`")
         reading = _Reading(name in schema.templates, instead, refuse)
         settled[key] = reading.settle(value, schema.model_fields[name].annotation, (*place, key))
@@ -285,7 +285,7 @@ class _Reading(NamedTuple):
             inner = next((get_args(kind)[-1] for kind in kinds if get_origin(kind) is dict), None)
             for key in value:
                 if is_template(str(key)):
-                    self.refuse((*place, key), f"the name of a key is no template; {LITERAL_BRACES}")
+                    self.refuse((*place, key), f"the name of a key is not a template; {LITERAL_BRACES}")
             return {key: self.settle(part, inner, (*place, key)) for key, part in value.items()}
         if isinstance(value, list):
             inner = next(
@@ -303,14 +303,14 @@ class _Reading(NamedTuple):
         if compiled.names:
             shown = text if len(text) <= 60 else f"{text[:59]}…"
             self.refuse(
-                place, f"is no template, and {shown!r} would be taken literally: {self.instead}; {LITERAL_BRACES}"
+                place, f"is not a template, and {shown!r} would be taken literally: {self.instead}; {LITERAL_BRACES}"
             )
             return text
         return compiled.render({})
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """Yield the types that an annotation allows, each without what pydantic is told about it."""
+    """Yield the types that an annotation allows, without metadata for pydantic."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _members(get_args(annotation)[0])
