@@ -220,7 +220,7 @@ class TestChoice:
         assert (verdict.details, verdict.score) == ({"found": letter}, 1)
 
     @pytest.mark.parametrize("answer", NO_CHOICES)
-    def test_an_article_a_hedge_or_a_list_of_options_is_no_choice(self, tmp_path: Path, answer: str) -> None:
+    def test_an_article_a_hedge_or_a_list_of_options_is_not_a_choice(self, tmp_path: Path, answer: str) -> None:
         verdict = grade(tmp_path, {"type": "choice"}, answer, expected="A")
         assert (verdict.score, verdict.details) == (0, {"found": None})
 
@@ -234,7 +234,7 @@ class TestChoice:
         assert score(tmp_path, {"type": "choice"}, "B", expected=expected) == float(right)
 
     @pytest.mark.parametrize("expected", ["b", 1])
-    def test_small_letters_as_choices_work_too(self, tmp_path: Path, expected: int | str) -> None:
+    def test_lowercase_letters_can_be_choices(self, tmp_path: Path, expected: int | str) -> None:
         assert score(tmp_path, {"type": "choice", "choices": "abcd"}, "B", expected=expected) == 1
 
     @pytest.mark.parametrize("expected", ["Paris", "", "Z", "AB", 17, "²"])
@@ -267,7 +267,7 @@ class TestChoice:
         assert grade(tmp_path, {"type": "choice"}, answer, expected="A").details == {"found": None}
 
     @given(st.text(max_size=200))
-    def test_no_answer_at_all_can_break_it(self, answer: Any) -> None:
+    def test_no_answer_breaks_the_choice_grader(self, answer: Any) -> None:
         letter = Choice(ChoiceGrader(type="choice"), cast("Origin", None))._find(answer)
         assert letter is None or letter in "ABCDEFGHIJ"
 
@@ -300,7 +300,7 @@ class TestNumber:
             (r"(?i)answer:?\s*", "ANSWER: 2", True),
         ],
     )
-    def test_after_takes_the_first_number_behind_its_last_match(
+    def test_after_takes_the_first_number_after_the_last_match(
         self, tmp_path: Path, after: str, answer: str, right: bool
     ) -> None:
         assert score(tmp_path, {"type": "number", "after": after}, answer, expected=2) == float(right)
@@ -322,7 +322,7 @@ class TestNumber:
         assert score(tmp_path, {"type": "number", **block}, answer, expected=0.2) == float(right)
 
     @pytest.mark.parametrize("expected", ["many", ""])
-    def test_an_expected_value_that_is_no_number_is_an_error_and_not_a_score(
+    def test_an_expected_value_that_is_not_a_number_is_an_error_and_not_a_score(
         self, tmp_path: Path, expected: str
     ) -> None:
         error = grade(tmp_path, {"type": "number"}, "5", expected=expected)
@@ -355,7 +355,7 @@ class TestJsonSchema:
         block = {"type": "json_schema", "schema": SCHEMA, "extract": True}
         assert score(tmp_path, block, "```json" + "\n" * 500_000) == 0
 
-    def test_a_number_of_thousands_of_digits_is_not_called_no_json(self, tmp_path: Path) -> None:
+    def test_a_number_of_thousands_of_digits_is_not_reported_as_invalid_json(self, tmp_path: Path) -> None:
         verdict = grade(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 100_000)
         assert verdict.score == 0 and verdict.feedback.startswith("a number is too large to be checked")
         assert score(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 400) == 1
@@ -600,7 +600,7 @@ class TestPython:
         else:
             assert isinstance(value, int | float) and verdict.score == value and 0 <= verdict.score <= 1
 
-    def test_a_grader_that_raises_is_an_error_for_itself_alone(self, checks: Any) -> None:
+    def test_a_grader_that_raises_is_an_error_only_of_itself(self, checks: Any) -> None:
         run = holdfast.evaluate(
             name="e",
             samples=ROWS,
@@ -707,7 +707,7 @@ def judged(folder: Path, base_url: Any, *, judge: Any = JUDGE, **keys: Any) -> A
 
 
 class TestJudge:
-    def test_its_score_and_reason_are_the_grade_and_its_call_is_counted(self, tmp_path: Path) -> None:
+    def test_a_judges_score_and_reason_are_the_grade_and_its_call_is_counted(self, tmp_path: Path) -> None:
         with server(answer="judge") as mock:
             run = judged(tmp_path, mock.base_url)
             assert run.score == 1 and mock.requests == 2
@@ -739,7 +739,7 @@ class TestJudge:
             assert again.finished and again.metrics.coverage == 1 and mock.requests == 10
             assert len(lines(run.path / "outputs.jsonl")) == 2, "nothing is generated again"
 
-    def test_a_whole_transcript_is_shown_where_that_is_asked_for(self, tmp_path: Path) -> None:
+    def test_a_judge_with_transcript_all_sees_the_whole_conversation(self, tmp_path: Path) -> None:
         with server(answer="judge") as mock:
             judged(tmp_path, mock.base_url, judge={**JUDGE, "transcript": "all"})
             shown = r"\[user (\w{16})\]\none\n\n\[assistant \1\]\nsaid\n</answer-\1>"

@@ -222,7 +222,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("block", "expected"), GRADERS, ids=[block["type"] for block, _ in GRADERS])
-def test_a_graders_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
+def test_a_graders_identity_stays_the_same(folder: Path, block: dict[str, Any], expected: str) -> None:
     keys: dict[str, Any] = LIKELIHOODS if block["type"] == "likelihood" else {}
     if block["type"] == "ifeval":
         keys = {"samples": [{"question": "?", "instruction_id_list": [], "kwargs": [], "doc": {"instructions": []}}]}
@@ -232,7 +232,7 @@ def test_a_graders_identity_is_what_it_was(folder: Path, block: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("block", "expected"), TARGETS, ids=[next(iter(block)) for block, _ in TARGETS])
-def test_a_targets_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
+def test_a_targets_identity_stays_the_same(folder: Path, block: dict[str, Any], expected: str) -> None:
     assert digest(identify(load(folder, target=block)).contents.target) == expected
 
 

@@ -89,7 +89,7 @@ def test_a_language_is_recognized(name: str, arguments: dict[str, Any], good: st
     pytest.importorskip("langdetect")
     assert follows(name, arguments, good) is True
     assert follows(name, arguments, bad) is False
-    assert follows(name, arguments, "123") is (name == "language:response_language"), "no letters to tell from"
+    assert follows(name, arguments, "123") is (name == "language:response_language"), "a text without letters"
 
 
 def test_every_instruction_has_an_example() -> None:

@@ -54,9 +54,7 @@ class TestSimilarity:
         ],
         ids=str,
     )
-    def test_the_score_is_how_alike_they_are(
-        self, tmp_path: Path, block: Any, answer: str, expected: float | int
-    ) -> None:
+    def test_the_score_is_the_similarity(self, tmp_path: Path, block: Any, answer: str, expected: float | int) -> None:
         assert score(tmp_path, {"type": "similarity", **block}, answer, expected="hello") == pytest.approx(expected)
 
     def test_nothing_to_compare_with_is_an_error(self, tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ class TestMath:
         assert worker.compare(expected, answer)["equal"] is equal
 
     @pytest.mark.parametrize("expected", ["Paris", "", "pairs of shoes"])
-    def test_words_are_no_mathematics_and_so_an_error(self, expected: str) -> None:
+    def test_expected_words_are_not_mathematics_and_so_an_error(self, expected: str) -> None:
         assert "is not mathematics" in worker.compare(expected, "$1$")["error"]
 
     def test_reasoning_is_not_looked_at(self, tmp_path: Path) -> None:
@@ -313,7 +311,7 @@ class TestJudgeWithTools:
         [((PASS, PASS), 1, "passed"), ((PASS, FAIL), 0.5, "failed"), ((FAIL,), 0, "failed")],
         ids=str,
     )
-    def test_the_score_is_the_share_of_checks_it_passed(
+    def test_a_judges_score_is_the_share_of_passed_checks(
         self, tmp_path: Path, calls: Any, expected: float | int, status: str
     ) -> None:
         with server(answer="done", calls=tool_calls(*calls)) as mock:
@@ -325,7 +323,7 @@ class TestJudgeWithTools:
             asked = list(mock.stats()["asked"])
             assert any(re.search(r"Check one\.\n\n<answer-(\w+)>\nsaid\n</answer-\1>", prompt) for prompt in asked)
 
-    def test_a_rubric_beside_the_prompt_is_shown_to_it(self, tmp_path: Path) -> None:
+    def test_a_rubric_is_shown_to_a_judge_with_a_prompt(self, tmp_path: Path) -> None:
         (tmp_path / "rubric.md").write_text("---\nname: r\n---\nBe strict about {{ question }}.\n")
         with server(answer="done", calls=tool_calls(PASS)) as mock:
             judged(tmp_path, mock.base_url, judge={**CHECK, "rubric": "Be strict about {{ question }}."})
@@ -352,7 +350,7 @@ class TestRubricFiles:
         ("rubric", "message"),
         [("none.md", "cannot be read"), ("../out.md", "is outside"), ("empty.yaml", "checks nothing")],
     )
-    def test_one_that_is_not_there_or_empty_is_refused_with_its_line(
+    def test_a_missing_or_empty_rubric_file_is_refused_with_its_line(
         self, tmp_path: Path, rubric: str, message: str
     ) -> None:
         folder = tmp_path / "eval"
@@ -422,7 +420,7 @@ class TestTranscripts:
         assert one == two != three and "transcript" not in one
 
 
-def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_a_grader_that_cannot_judge_does_not_affect_others(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def bad(output):\n    raise RuntimeError('no')\n")
     run = holdfast.evaluate(
         name="mixed",
