@@ -29,6 +29,7 @@ ROOMS = {"watch": {"remote", "config"}, "job": {"remote", "config"}, "remote": {
 
 REGISTRIES = {
     "cluster/config/executor.py",
+    "graders/lm_eval.py",
     "spec/exports.py",
     "spec/load_graders.py",
     "spec/target_schema.py",
@@ -38,7 +39,7 @@ REGISTRIES = {
 _GRADE_TOOLS = {"set_waza_grade_pass", "set_waza_grade_fail"}
 FOREIGN = {
     "spec/eval_schema.py": {"nat"},
-    "spec/judge_schema.py": _GRADE_TOOLS,
+    "spec/grader_schema.py": _GRADE_TOOLS,
     "graders/judge.py": _GRADE_TOOLS,
     "graders/sandbox.py": {"WAZA_WORKSPACE_DIR"},
 }

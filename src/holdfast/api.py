@@ -17,8 +17,7 @@ from holdfast.engine.session import run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.export.result import Run
 from holdfast.formats import to_native
-from holdfast.functions.blocks import capture_block, capture_grader
-from holdfast.functions.callables import Callables
+from holdfast.functions.callables import Callables, capture_block, capture_grader
 from holdfast.spec.document import Document, read_document
 from holdfast.spec.load import build_eval
 

@@ -234,7 +234,7 @@ class TestItself:
         assert packages & {"holdfast.benchmarks", "holdfast.functions", "holdfast.pages", "holdfast.report"} == set()
         unused = {"holdfast.conversation.simulated_user", "holdfast.graders.likelihood"}
         unused |= {"holdfast.engine.replay", "holdfast.plan.done", "holdfast.store.metrics", "holdfast.targets.sse"}
-        unused |= {"click.shell_completion", "csv", "json", "lzma", "rich", "shutil"}
+        unused |= {"click.shell_completion", "csv", "lzma", "rich", "shutil"}
         assert imported & unused == set()
 
     def test_the_first_request_is_sent_before_all_trials_of_the_window_are_prepared(

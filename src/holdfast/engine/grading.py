@@ -19,7 +19,7 @@ from holdfast.engine.brake import Halted
 from holdfast.engine.retry import Streak
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
-from holdfast.graders.slow_checks import SlowChecks
+from holdfast.graders.pool import SlowChecks
 from holdfast.plan.votes import combine_votes
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.slow import Slow

@@ -16,6 +16,7 @@ import time
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.containment.cores import usable_cores
 from holdfast.data.dataset import dataset_changed
 from holdfast.display.format import rate_limit_text
 from holdfast.engine.brake import Brake, Halted
@@ -42,7 +43,6 @@ from holdfast.store.answers import describe_answers
 from holdfast.store.journal import Journal
 from holdfast.targets.asking import REPLY_BYTES
 from holdfast.targets.concurrency import FIXED, concurrency_of
-from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

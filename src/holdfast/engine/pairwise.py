@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 from holdfast.engine.session import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.graders.expected import render_text
-from holdfast.graders.judge_model import JudgeModel, JudgeSession
+from holdfast.graders.judge import JudgeModel, JudgeSession
 from holdfast.graders.replies import boundary, read_choice
 from holdfast.graders.types import message_text
 from holdfast.report.pairwise import Pair
 from holdfast.report.run_view import RunView
 from holdfast.spec.document import Document
-from holdfast.spec.judge_schema import PromptGrader
+from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.load import build_eval
 from holdfast.spec.load_graders import with_rubric
 from holdfast.spec.schema import SCHEMA_VERSION

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from holdfast.cluster.config.executor import executor_problem, load_executor
 from holdfast.cluster.config.marks import CLUSTER_ONLY, NO_TORCHRUN, SENT_WITH_EVAL, NoEffect, ThroughExecution
 from holdfast.cluster.config.provenance import Tree, walk
-from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
+from holdfast.cluster.config.walltime import Walltime
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.schema import Block
 from holdfast.spec.validation import suggest, validate_block

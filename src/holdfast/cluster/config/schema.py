@@ -23,7 +23,7 @@ from holdfast.cluster.config.marks import (
     DerivedCommand,
 )
 from holdfast.cluster.config.profiles import Lines, ProfileBlock, WandbBlock
-from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
+from holdfast.cluster.config.walltime import Walltime
 from holdfast.spec.exports import EXPORTERS
 from holdfast.spec.schema import Block, Seconds
 

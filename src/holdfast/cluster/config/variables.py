@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.eval_schema import ResponderBlock
-from holdfast.spec.judge_schema import PromptGrader
+from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.providers import OPENAI, endpoint_of
 from holdfast.spec.redact import looks_secret
 from holdfast.spec.schema import is_embedded, urls_of
