@@ -4,5 +4,4 @@
 `remote`  talks to the cluster: programs, files, jobs, and what was submitted
 `job`     runs inside a job
 `watch`   reports on what was submitted, and cancels it
-`node`    the name under which jobs submitted by earlier versions start
 """

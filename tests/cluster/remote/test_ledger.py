@@ -186,7 +186,7 @@ def test_a_job_that_appears_after_it_was_disowned_does_not_work(
     tmp_path: Path,
 ) -> None:
     late = submitter(slurm.here, tmp_path)
-    intent = Intent("00112233445566aa", str(JobName(invocation, 0, "run")), "", time.time() - 999, "elsewhere", 1)
+    intent = Intent("00112233445566aa", str(JobName(invocation, 0, "run")), "", time.time() - 999, "elsewhere", 1, "1")
     late.ledger.write(intent)
     assert len(submitter(slurm.here, tmp_path).reconcile().disowned) == 1
     assert Ledger(slurm.here, late.ledger.directory).is_disowned(intent.intent)
@@ -214,7 +214,7 @@ def test_an_earlier_job_of_the_same_name_is_not_adopted(slurm: Cluster, invocati
     here = submitter(slurm.here, tmp_path)
     name = JobName(invocation, 0, "run")
     here.submit(name, SLEEP, options=QUIET)
-    here.ledger.write(Intent("00112233445566aa", str(name), "", time.time() - 999, "elsewhere", 1))
+    here.ledger.write(Intent("00112233445566aa", str(name), "", time.time() - 999, "elsewhere", 1, "1"))
 
     class WithoutComments(Slurm):
         """A cluster that keeps no comments."""
@@ -229,7 +229,7 @@ def test_an_earlier_job_of_the_same_name_is_not_adopted(slurm: Cluster, invocati
 
 def test_a_torn_record_does_not_hide_the_others(slurm: Cluster, tmp_path: Path) -> None:
     one, two = Ledger(slurm.here, str(tmp_path)), Ledger(slurm.here, str(tmp_path))
-    intents = [Intent(f"{number:016x}", "hf-x", "", float(number), "h", 1) for number in range(3)]
+    intents = [Intent(f"{number:016x}", "hf-x", "", float(number), "h", 1, "1") for number in range(3)]
     one.write(intents[0])
     one.write(intents[1])
     two.write(intents[2])
@@ -241,7 +241,7 @@ def test_a_torn_record_does_not_hide_the_others(slurm: Cluster, tmp_path: Path) 
 
 
 def test_the_order_of_records_does_not_matter() -> None:
-    intent = Intent("a" * 16, "hf-x", "", 1.0, "h", 1)
+    intent = Intent("a" * 16, "hf-x", "", 1.0, "h", 1, "1")
     records: Sequence[Any] = [intent, intent, Disowned("a" * 16, 2.0, "slow"), Submitted("a" * 16, "7", 3.0)]
     folded = {str(fold(order)) for order in itertools.permutations(records)}
     assert len(folded) == 1
@@ -259,7 +259,7 @@ def test_the_order_of_records_does_not_matter() -> None:
     ],
 )
 def test_a_job_is_known_by_name_and_comment_never_by_its_id(name: str, comment: str, seen: bool) -> None:
-    (job,) = fold([Intent("a" * 16, "hf-x", "", 1.0, "h", 1), Submitted("a" * 16, "7", 2.0)])
+    (job,) = fold([Intent("a" * 16, "hf-x", "", 1.0, "h", 1, "1"), Submitted("a" * 16, "7", 2.0)])
     assert job.matches(JobState("7", None, name, comment, "me", "running", "RUNNING")) is seen
 
 

@@ -83,7 +83,7 @@ def test_a_foreign_job_that_reuses_a_recorded_id_stays_alive(slurm: Cluster, inv
     job = foreign(here, name)
     ledger = Ledger(slurm.here, str(invocation.directory))
     ours = str(JobName(invocation.id, 0, "main"))
-    ledger.write(Intent("a" * 16, ours, "", time.time() - 1000, "h", 1), Submitted("a" * 16, job, time.time() - 999))
+    ledger.write(Intent("a" * 16, ours, "", time.time() - 1000, "h", 1, "1"), Submitted("a" * 16, job, time.time() - 999))
     try:
         wait_for(lambda: states(here, name) == ["running"], "the other job")
         assert kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1) == ([], [])
@@ -139,7 +139,7 @@ def test_kill_does_not_offer_to_resume_a_finished_invocation(
 def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Cluster, invocation: Launched) -> None:
     here, name = Slurm(slurm.here), str(JobName(invocation.id, 0, "main"))
     ledger = Ledger(slurm.here, str(invocation.directory))
-    ledger.write(Intent("b" * 16, name, "", time.time(), os.uname().nodename, 2**22 + 1))
+    ledger.write(Intent("b" * 16, name, "", time.time(), os.uname().nodename, 2**22 + 1, "1"))
     here.submit(SLEEP, name=name, comment="b" * 16, options=["--output=/dev/null"])
     ended, _ = kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1)
     assert len(ended) == 1 and wait_for_job(here, name, lambda job: not job.active)

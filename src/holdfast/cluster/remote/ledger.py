@@ -54,10 +54,10 @@ class Intent(msgspec.Struct, frozen=True, tag="intent", tag_field="kind"):
     time: float
     host: str
     pid: int
+    start: str
+    """the submitting process's start token"""
     after: str | None = None
     """id of the job that this one continues, for a successor"""
-    start: str = ""
-    """the submitting process's start token; empty in records of earlier versions"""
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted", tag_field="kind"):
