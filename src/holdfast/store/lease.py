@@ -30,6 +30,7 @@ import math
 import os
 import secrets
 import shlex
+import subprocess
 import time
 from contextlib import suppress
 from threading import Event, Thread
@@ -39,10 +40,9 @@ import msgspec
 
 from holdfast.errors import RunHeld, UsageError
 from holdfast.store.processes import is_running, start_token, this_system
-from holdfast.store.slurm_jobs import SlurmJob, this_slurm_job, which_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
 
@@ -63,7 +63,22 @@ _NAMELESS_SECONDS: Final = 2.0
 """Seconds that a lease may name no holder, since it may be in the middle of being written."""
 _ASK_SECONDS: Final = 10.0
 """Seconds between two questions to Slurm about the jobs of holders, at least."""
+_ANSWER_SECONDS: Final = 20
+"""Seconds that Slurm has to answer."""
 _MOST_BYTES: Final = 4096
+# Not NODE_FAIL: the processes of a node that Slurm cannot reach may live on, and those of a requeued job, too.
+_ENDED: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED"})
+
+
+class SlurmJob(msgspec.Struct, frozen=True):
+    """The Slurm job of a holder: a process on another node cannot be looked up, but its job can.
+
+    The name is a part of the identity, since a controller that was killed may reuse ids.
+    """
+
+    id: str
+    """unique also for each member of an array"""
+    name: str
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -392,6 +407,30 @@ def _discard_ended(leases: Iterable[RunLease]) -> None:
     for lease, job in jobs.items():
         if job in ended:
             lease.discard()
+
+
+def this_slurm_job() -> SlurmJob | None:
+    """Return the job that this process runs in."""
+    job, name = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NAME")
+    return SlurmJob(job, name) if job and name else None
+
+
+def which_ended(jobs: Collection[SlurmJob]) -> set[SlurmJob]:
+    """Ask Slurm once which of the jobs have ended.
+
+    A job that Slurm does not know, or not for sure, is left to its heartbeat. So are all if Slurm does not answer.
+    """
+    if not jobs:
+        return set()
+    ids = ",".join(sorted({job.id for job in jobs}))
+    argv = ["squeue", "--noheader", "--states=all", f"--jobs={ids}", "--format=%A %T %j"]
+    try:
+        listing = subprocess.run(argv, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return set()
+    rows = (line.split(" ", 2) for line in listing.splitlines())
+    ended = {SlurmJob(row[0], row[2].strip()) for row in rows if len(row) == 3 and row[1] in _ENDED}
+    return ended & set(jobs)
 
 
 def is_held(path: Path) -> bool:
