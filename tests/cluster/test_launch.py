@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from holdfast.cluster.config.render import compiled_yaml
+from holdfast.cluster.config.tree import compiled_yaml
 from holdfast.cluster.job.context import JobContext
 from holdfast.cluster.job.main import JobRun
 from holdfast.cluster.remote import invocation as layout
@@ -127,7 +127,7 @@ def test_without_a_profile_only_a_configuration_that_says_where_is_submitted(sit
         assert not (site.folder / ".holdfast").exists()
         assert model.requests == 0
         holdfast("eval", "-c", "nano", "--dry-run", cwd=site.folder, env=env)
-        (site.folder / "whole.yaml").write_text(compiled_yaml(site.compiled()))
+        (site.folder / "whole.yaml").write_text(compiled_yaml(site.compiled().tree))
         holdfast("eval", "-c", "whole", cwd=site.folder, env=env)
         asked_once(model, 20)
 
@@ -533,8 +533,8 @@ def test_the_same_on_this_machine_and_a_repeated_launch_exports_nothing_again(tm
         calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
         assert state.run_dir is not None
         # A process that was about to work when others finished the run has not seen its numbers.
-        role = [sys.executable, "-m", "holdfast.cluster.job", site.place(invocation).path, "--role", "evaluate"]
-        late = subprocess.run([*role, "--run-dir", state.run_dir], input=b"", capture_output=True, check=True)
+        command = [sys.executable, "-m", "holdfast.cluster.job.evaluate", site.place(invocation).path]
+        late = subprocess.run([*command, "--run-dir", state.run_dir], input=b"", capture_output=True, check=True)
         assert json.loads(late.stdout)["finished"] is None
         noted = Path(state.run_dir) / "exports.json"
         before = noted.read_bytes(), noted.stat().st_mtime_ns

@@ -18,8 +18,7 @@ from holdfast.cluster.config.executor import executor_problem, load_executor
 from holdfast.cluster.config.launch import Container, Launch, RunOptions, Server, TaskFile
 from holdfast.cluster.config.legacy import MOVED, move_keys
 from holdfast.cluster.config.no_effect import keys_without_effect
-from holdfast.cluster.config.profiles import WandbBlock, folder_problem, load_profile
-from holdfast.cluster.config.provenance import COMMAND_LINE, Tree
+from holdfast.cluster.config.profiles import folder_problem, load_profile
 from holdfast.cluster.config.schema import (
     DEPLOYMENTS,
     DESTINATIONS,
@@ -31,6 +30,8 @@ from holdfast.cluster.config.schema import (
     LaunchExportBlock,
     LaunchTargetBlock,
     RunBlock,
+    WandbBlock,
+    walltime_seconds,
 )
 from holdfast.cluster.config.servers import (
     build_server,
@@ -50,6 +51,7 @@ from holdfast.cluster.config.servers import (
     spread_over_gpus,
 )
 from holdfast.cluster.config.tasks import Endpoint, TaskReader
+from holdfast.cluster.config.tree import COMMAND_LINE, Tree
 from holdfast.cluster.config.variables import (
     WANDB_KEY,
     EnvVar,
@@ -57,12 +59,12 @@ from holdfast.cluster.config.variables import (
     place_wandb_server,
     read_variables,
 )
-from holdfast.cluster.config.walltime import margin, walltime_seconds
 from holdfast.errors import Problem
 from holdfast.formats import is_eval
 from holdfast.formats.suite import find_evals
 from holdfast.spec.document import format_location
 from holdfast.spec.findings import Findings
+from holdfast.spec.load_exports import EXPORTERS, export_schema
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
 from holdfast.spec.suite import Suite
@@ -72,8 +74,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.cluster.config.executor import ExecutorRules
+    from holdfast.cluster.config.launch import Task
     from holdfast.cluster.config.profiles import Profile
-    from holdfast.cluster.config.tasks import Task
     from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Location
     from holdfast.spec.overrides import Override
@@ -153,7 +155,7 @@ def compile_launch(
         auxiliary=auxiliary,
         workers=execution.workers,
         walltime=walltime_seconds(execution.walltime),
-        margin=margin(execution.walltime),
+        margin=execution.margin,
         max_walltime=walltime_seconds(execution.max_walltime) if execution.max_walltime else None,
         env=_visible_gpus(execution.evaluation_gpu_visible),
         export=_destinations(execution),
@@ -401,7 +403,8 @@ def _read_exports(
     if block.gsheets is not None:
         findings.wrong(tree, ("export", "gsheets"), "not supported; use one of wandb, mlflow, local")
     variables = _read_scope(tree, findings, "export")
-    settings = block.model_dump(exclude_none=True, exclude_unset=True)
+    written = block.model_dump(exclude_none=True, exclude_unset=True)
+    settings = {name: _export_settings(name, written.get(name, {})) for name in destinations if name in EXPORTERS}
     if "wandb" not in destinations:
         return variables, settings
     wandb = WandbBlock(
@@ -419,8 +422,14 @@ def _read_exports(
             origin = tree.origin(("export" if block.wandb else "run", "wandb", key))
             name = f"WANDB_{key.upper()}"
             variables.setdefault(name, EnvVar(name, "lit", value, origin))
-    settings["wandb"] = settings.get("wandb", {}) | wandb.model_dump(exclude_none=True)
+    settings["wandb"] |= wandb.model_dump(exclude_none=True)
     return variables, settings
+
+
+def _export_settings(destination: str, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that `holdfast export` has; others of the launcher have no effect."""
+    fields = export_schema(destination).model_fields
+    return {key: value for key, value in written.items() if key in fields}
 
 
 def _destinations(execution: ExecutionBlock) -> tuple[str, ...]:

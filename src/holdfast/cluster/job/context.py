@@ -10,7 +10,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,6 @@ from holdfast.cluster.remote.executor import Executor, find_executor
 from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.terminal import echo
-from holdfast.errors import HoldfastError
 from holdfast.spec.redact import looks_secret
 
 if TYPE_CHECKING:
@@ -159,13 +157,3 @@ class JobContext:
 def say(message: str) -> None:
     """Write a line with the time to the job's log."""
     echo(f"{time.strftime('%H:%M:%S')} {message}", err=True)
-
-
-def run_hook(job: JobContext, command: str | None, name: str) -> None:
-    """Run a user's shell command before or after the work."""
-    if command is None:
-        return
-    argv = ["bash", "-c", command]
-    process = subprocess.run(argv, env=job.env(job.task.env), stdin=subprocess.DEVNULL, check=False)
-    if process.returncode != 0:
-        raise HoldfastError(f"{name} failed with exit code {process.returncode}")

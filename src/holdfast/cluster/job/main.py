@@ -29,21 +29,29 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.job.after_run import export_run
-from holdfast.cluster.job.context import CONTINUES, POLL_SECONDS, StopRequested, run_hook, say
-from holdfast.cluster.job.local import await_turn, child_workers
-from holdfast.cluster.job.process import BEGIN, EvaluationProcess
+from holdfast.cluster.job.context import CONTINUES, POLL_SECONDS, StopRequested, say
+from holdfast.cluster.job.process import (
+    BEGIN,
+    EvaluationProcess,
+    child_workers,
+    evaluate_command,
+    export_run,
+    run_hook,
+)
 from holdfast.cluster.job.servers import RETURN_SECONDS, ServerFailed, Servers
 from holdfast.cluster.job.successor import QueuedJobs
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.executor import job_command
-from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared, Worked
+from holdfast.cluster.remote.executor import active_main_jobs
+from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared, TaskFolder, Worked
+from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, with_hint
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
+from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
+from holdfast.store.shared import journal_size
 from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
@@ -76,6 +84,22 @@ def run_main(job: JobContext) -> int:
             code = JobRun(job).run()
             if code != CONTINUES or job.signal is not None:
                 return code
+
+
+def await_turn(job: JobContext) -> None:
+    """Wait for the tasks before this one, unless all are to run at once."""
+    if job.task.mode != "sequential":
+        return
+    transport = Here(pauses=())
+    ledger = Ledger(transport, job.place.invocation)
+    for number in range(job.task.number):
+        earlier = TaskFolder(job.place.invocation, number)
+        while layout.read_state(transport, earlier).phase not in layout.OVER and number in active_main_jobs(
+            job.executor, ledger, job.task.invocation
+        ):
+            if job.must_stop:
+                return
+            time.sleep(4 * POLL_SECONDS)
 
 
 class Ending(NamedTuple):
@@ -127,7 +151,7 @@ class JobRun:
         self._evaluation: EvaluationProcess | None = None
         self._progress: JobProgress | None = None
         self._rounds = 0
-        self._size = journal_size(self._state.run_dir)
+        self._size = _recorded_bytes(self._state.run_dir)
         """of the run's journals when the job began: more is progress"""
 
     def run(self) -> int:
@@ -206,7 +230,7 @@ class JobRun:
                 return _stopped(prepared.error)
             if prepared.exit_code is not None:
                 return self._finish(prepared)
-            size = journal_size(self._state.run_dir)
+            size = _recorded_bytes(self._state.run_dir)
             if size == last_size:
                 return _stopped(f"no progress in this job: {last_error(self._state.run_dir)}")
             self._serve()
@@ -247,7 +271,7 @@ class JobRun:
         return prepared
 
     def _start_evaluation(self, *options: str) -> EvaluationProcess:
-        command = [*job_command(self._task, self._place, "evaluate"), *options]
+        command = evaluate_command(self._task, self._place, *options)
         self._evaluation = EvaluationProcess(self._job, "main", command, *self._servers.addresses("127.0.0.1"))
         return self._evaluation
 
@@ -317,7 +341,7 @@ class JobRun:
         A server of this job is asked whether it is well. Any other target is asked again after a while, if it has
         answered before: a wrong address in a new configuration is reported at once.
         """
-        size = journal_size(self._state.run_dir)
+        size = _recorded_bytes(self._state.run_dir)
         if not (size or self._servers.started) or not patience.lasts(size, time.monotonic()):
             return False
         reason = f"paused: {message}; continuing when it answers"
@@ -428,7 +452,7 @@ class JobRun:
             job=self._job.id,
             time=time.time(),
             done=self._state.done,
-            records=journal_size(self._state.run_dir),
+            records=_recorded_bytes(self._state.run_dir),
             why="finished" if ending.phase == "done" else ending.reason,
             goes_on=continues,
         )
@@ -448,7 +472,7 @@ class JobRun:
         return f"job {job} was cancelled; `holdfast resume {self._task.invocation}` continues"
 
     def _has_progressed(self) -> bool:
-        return journal_size(self._state.run_dir) != self._size
+        return _recorded_bytes(self._state.run_dir) != self._size
 
     def _check_exit(self, code: int) -> None:
         """Raise StopRequested if a child died of a signal, or ended because of one, that this process gets as well."""
@@ -509,17 +533,15 @@ def time_used(starts: Sequence[StartRecord], walltime: float, now: float) -> flo
 
 def _holders(run_dir: str | None) -> list[Holder]:
     """List the processes that hold a run."""
-    from holdfast.store.run_lock import holders  # with the library of locks, which few jobs need
-
     return [] if run_dir is None else holders(RunDir(Path(run_dir)))
 
 
-def journal_size(run_dir: str | None) -> int:
-    """Return the bytes of a run's journals, without those of errors: they grow with progress."""
+def _recorded_bytes(run_dir: str | None) -> int:
+    """Return the size of a run's journals, which grow with progress. Errors do not count."""
     if run_dir is None:
         return 0
-    paths = [path for name in ("outputs", "steps", "grades") for path in RunDir(Path(run_dir)).journals(name)]
-    return sum(path.stat().st_size for path in paths if path.exists())
+    rundir = RunDir(Path(run_dir))
+    return sum(journal_size(path) for name in ("outputs", "steps", "grades") for path in rundir.journals(name))
 
 
 def last_error(run_dir: str | None) -> str:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.cluster.config.launch import CACHE, CHECKPOINT, PORT, Container
-from holdfast.cluster.job.containers import container_name, container_words, removal
 from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
+from holdfast.cluster.job.process import container_name, container_words, removal
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, Unreachable
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.cluster.job.context import FILES_SECONDS, POLL_SECONDS, run_hook, say
-from holdfast.cluster.job.process import EvaluationProcess
+from holdfast.cluster.job.context import FILES_SECONDS, POLL_SECONDS, say
+from holdfast.cluster.job.process import EvaluationProcess, run_hook
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import EndpointFile
