@@ -15,8 +15,8 @@ from holdfast.cluster.config.launch import Server
 from holdfast.cluster.config.servers import Mount
 from holdfast.cluster.job.servers import without_container
 from holdfast.cluster.remote.bundle import collect, copies_in, load_sent, send_bundles
-from holdfast.cluster.remote.preview import RunPreviews, preview
 from holdfast.cluster.remote.registry import InvocationRegistry
+from holdfast.cluster.remote.submit import RunPreviews, preview
 from holdfast.cluster.remote.transport import Here
 from holdfast.formats import load_any
 from holdfast.plan.identity import identify

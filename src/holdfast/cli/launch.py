@@ -133,11 +133,11 @@ def _options(flags: EvalFlags) -> RunOptions:
 
 
 def _show(launch: Launch) -> None:
-    from holdfast.cluster.config.render import TITLE, compiled_yaml
+    from holdfast.cluster.config.tree import TITLE, compiled_yaml
 
     echo(TITLE)
     echo("─" * len(TITLE))
-    echo(compiled_yaml(launch), nl=False)
+    echo(compiled_yaml(launch.tree), nl=False)
     echo()
     for notice in launch.notices:
         show_note(notice)
@@ -147,7 +147,7 @@ def _preview(launch: Launch, flags: EvalFlags) -> int:
     """Show what would be submitted and run, then check the variables. Nothing is sent, and nothing is written."""
     from holdfast.cluster.config.variables import check_environment
     from holdfast.cluster.remote.bundle import collect
-    from holdfast.cluster.remote.preview import RunPreviews, preview
+    from holdfast.cluster.remote.submit import RunPreviews, preview
 
     if not flags.json:
         _show(launch)

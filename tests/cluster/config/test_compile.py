@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.benchmarks.native import SAMPLES
 from holdfast.cluster.config.compile import compile_launch
-from holdfast.cluster.config.render import compiled_sections, compiled_yaml
 from holdfast.cluster.config.schema import DeploymentBlock
 from holdfast.cluster.config.servers import server_command
+from holdfast.cluster.config.tree import compiled_sections, compiled_yaml
 from holdfast.cluster.config.variables import EnvVar, check_environment, host_values, wandb_login
 from holdfast.errors import ConfigError, UsageError
 from holdfast.export.wandb import detect
@@ -90,7 +90,7 @@ def test_older_keys_and_keys_without_effect_are_reported(folder: Path) -> None:
 def test_instances_without_nodes_have_one_each(folder: Path) -> None:
     launch = launched(folder, "newer", None, "execution.num_instances=2")
     assert (launch.nodes, deployment_of(launch).nodes, deployment_of(launch).instances) == (2, 2, 2)
-    assert "num_nodes: 2" in compiled_yaml(launch, places=False)
+    assert "num_nodes: 2" in compiled_yaml(launch.tree, places=False)
     wider = launched(folder, "newer", None, "execution.num_instances=2", "execution.num_nodes=4")
     assert (wider.nodes, deployment_of(wider).nodes) == (4, 4)
     assert launched(folder, "newer", "BIG", "execution.num_instances=2").nodes == 2, "the profile says so"
@@ -121,7 +121,7 @@ def test_servers_beside_the_model_have_nodes_of_their_own(folder: Path) -> None:
     assert judge.env == {"HF_HOME": "lit:/lustre/hf", "HF_TOKEN": "host:HF_TOKEN", "A": "lit:b"}
     assert deployment_of(launch).command != judge.command
     assert "VLLM_LOGGING_LEVEL" not in judge.env, "which is for the model's server"
-    again = write(folder / "again" / "again.yaml", compiled_yaml(launch))
+    again = write(folder / "again" / "again.yaml", compiled_yaml(launch.tree))
     second = launched(folder, str(again), environ={})
     assert second.shared.auxiliary == launch.shared.auxiliary
     assert second.nodes == 5
@@ -632,7 +632,7 @@ def test_keys_of_ones_own_are_for_references(folder: Path) -> None:
     assert launch.shared.pre_cmd == "serve --size 4 9000"
     assert "deployment.stray_key: no effect here, because nothing refers to it" in str(launch.notices)
     assert "local_size" not in str(launch.notices)
-    again = write(folder / "again.yaml", compiled_yaml(launch))
+    again = write(folder / "again.yaml", compiled_yaml(launch.tree))
     assert launched(folder, str(again)).shared == launch.shared
     write(folder / "config" / "stray.yaml", NEWER + "mine: {model: org/own}\n")
     assert "mine: unknown key" in refused(folder, "stray")
@@ -643,7 +643,7 @@ def test_a_command_of_ones_own_may_contain_the_derived_one(folder: Path) -> None
     command = deployment_of(launch).command
     assert command.startswith("prepare && vllm serve org/model --host 0.0.0.0 --port 8000 ")
     assert "--tensor-parallel-size 8" in command and command.endswith("--trust-remote-code --more")
-    again = write(folder / "again.yaml", compiled_yaml(launch))
+    again = write(folder / "again.yaml", compiled_yaml(launch.tree))
     assert deployment_of(launched(folder, str(again))).command == command
 
 
@@ -822,7 +822,7 @@ class TestServerOfWandb:
         launch, environ = self.launched(folder)
         assert launch.shared.export_env[URL] == f"lit:{COMPANY}"
         assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-company"
-        (line,) = [line for line in compiled_yaml(launch).splitlines() if COMPANY in line]
+        (line,) = [line for line in compiled_yaml(launch.tree).splitlines() if COMPANY in line]
         assert "base_url:" in line and line.endswith(str(folder / ".config" / "wandb" / "settings"))
         assert URL not in deployment_of(launch).env, "the server does not get the key"
 
@@ -896,17 +896,17 @@ def test_a_missing_project_is_an_error_with_a_profile_and_a_remark_without(folde
 def test_the_compiled_configuration_can_be_run_again(folder: Path, config: str) -> None:
     profile = None if config == "hosted" else "BIG"
     first = launched(folder, config, profile, "execution.workers=2", environ={"PWD": "/x", "HOSTNAME": "login"})
-    again = write(folder / "again" / "again.yaml", compiled_yaml(first))
+    again = write(folder / "again" / "again.yaml", compiled_yaml(first.tree))
     second = launched(folder, str(again), environ={})
     assert second.execution == first.execution
     assert (second.shared, second.nodes) == (first.shared, first.nodes)
     assert [task.file for task in second.tasks] == [task.file for task in first.tasks]
-    assert compiled_yaml(second, places=False) == compiled_yaml(first, places=False)
+    assert compiled_yaml(second.tree, places=False) == compiled_yaml(first.tree, places=False)
 
 
 def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Path) -> None:
     overrides = ("execution.workers=2", "evaluation.tasks.hellaswag.overrides.trials=3")
-    shown = compiled_yaml(launched(folder, "newer", "BIG", *overrides, tasks=["hellaswag"]))
+    shown = compiled_yaml(launched(folder, "newer", "BIG", *overrides, tasks=["hellaswag"]).tree)
     for line, place in {
         "workers: 2": "command line",
         "trials: 3": "command line",
@@ -919,14 +919,14 @@ def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Pat
         matching = [text for text in shown.splitlines() if text.strip().startswith(line)]
         assert any(text.endswith(f"# {place}") for text in matching)
     assert "mmlu" not in shown
-    sections = [name for name, _ in compiled_sections(launched(folder, "newer", "BIG"))]
+    sections = [name for name, _ in compiled_sections(launched(folder, "newer", "BIG").tree)]
     assert sections == ["run", "execution", "deployment", "env_vars", "evaluation", "export"]
 
 
 def test_the_compiled_configuration_contains_no_secret(folder: Path) -> None:
     secrets = {"HF_TOKEN": "hush-1", "OTHER_TOKEN": "hush-2", "WANDB_API_KEY": "hush-3"}
     launch = launched(folder, "newer", "BIG", environ=secrets)
-    assert "hush" not in compiled_yaml(launch) + repr(launch) + "".join(launch.notices)
+    assert "hush" not in compiled_yaml(launch.tree) + repr(launch) + "".join(launch.notices)
 
 
 def test_nothing_is_written(folder: Path) -> None:

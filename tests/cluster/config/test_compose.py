@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster.config.compose import PREFERRED, Composed, compose, find_config
-from holdfast.cluster.config.interpolate import escape, interpolate
 from holdfast.cluster.config.profiles import load_profile
-from holdfast.cluster.config.provenance import COMMAND_LINE, Tree, leaves
+from holdfast.cluster.config.tree import COMMAND_LINE, Tree, escape, interpolate, leaves
 from holdfast.errors import UsageError
 from tests.support.clusters import PROFILES, lay_out, write
 from tests.support.running import holdfast

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.cluster.config import schema as fields
 from holdfast.cluster.config.launch import Container
-from holdfast.cluster.config.profiles import OTHER_KEYS, ProfileBlock
-from holdfast.cluster.remote.preview import preview
+from holdfast.cluster.config.profiles import OTHER_KEYS
+from holdfast.cluster.remote.submit import preview
 from holdfast.errors import ConfigError, UsageError
 from tests.support.clusters import launched, lay_out, write
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLOCKS: dict[str, type[Block]] = {
     "": fields.LaunchBlock,
     "run": fields.RunBlock,
-    "run.env": ProfileBlock,
+    "run.env": fields.ProfileBlock,
     "execution": fields.ExecutionBlock,
     "execution.mounts": fields.MountsBlock,
     "execution.deployment": fields.DeploymentTasks,

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from holdfast.cluster.config.profiles import (
     OTHER_KEYS,
     RESERVED,
-    ProfileBlock,
     find_env_file,
     load_profile,
     load_wandb,
     squash_problem,
 )
-from holdfast.cluster.config.walltime import walltime, walltime_seconds
+from holdfast.cluster.config.schema import ProfileBlock, walltime, walltime_seconds
 from holdfast.errors import UsageError
 from tests.support.clusters import PROFILES, write
 

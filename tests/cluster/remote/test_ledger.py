@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.remote.ledger import Disowned, Intent, Ledger, Submitted, Submitter, fold
+from holdfast.cluster.remote.ledger import _TAKE, Disowned, Intent, Ledger, Submitted, Submitter, fold
 from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
-from holdfast.cluster.remote.turn import _TAKE
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from tests.cluster.remote.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
 from tests.support.running import ROOT, wait_for

@@ -19,10 +19,10 @@ import pytest
 from holdfast.cluster.config.launch import Server, TaskFile
 from holdfast.cluster.job.servers import server_line
 from holdfast.cluster.remote.bundle import collect, load_sent, send_bundles
+from holdfast.cluster.remote.chain import directive, main_script, worker_script
 from holdfast.cluster.remote.install import build_wheel, ensure_python, needed_extras
 from holdfast.cluster.remote.invocation import TaskFolder, read_secrets, write_secrets
-from holdfast.cluster.remote.preview import preview
-from holdfast.cluster.remote.scripts import directive, main_script, worker_script
+from holdfast.cluster.remote.submit import preview
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import ClusterError, UsageError
 from holdfast.spec.load import load_eval

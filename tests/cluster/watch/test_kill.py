@@ -17,8 +17,8 @@ from holdfast.cluster.remote.ledger import Intent, Ledger, Submitted
 from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.remote.transport import Here
+from holdfast.cluster.watch.cleanup import kill
 from holdfast.cluster.watch.find import Subject
-from holdfast.cluster.watch.kill import kill
 from holdfast.cluster.watch.status import look
 from holdfast.errors import Unreachable, UsageError
 from holdfast.store.lease import Holder
@@ -83,7 +83,9 @@ def test_a_foreign_job_that_reuses_a_recorded_id_stays_alive(slurm: Cluster, inv
     job = foreign(here, name)
     ledger = Ledger(slurm.here, str(invocation.directory))
     ours = str(JobName(invocation.id, 0, "main"))
-    ledger.write(Intent("a" * 16, ours, "", time.time() - 1000, "h", 1, "1"), Submitted("a" * 16, job, time.time() - 999))
+    ledger.write(
+        Intent("a" * 16, ours, "", time.time() - 1000, "h", 1, "1"), Submitted("a" * 16, job, time.time() - 999)
+    )
     try:
         wait_for(lambda: states(here, name) == ["running"], "the other job")
         assert kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1) == ([], [])
@@ -103,7 +105,7 @@ def test_a_job_that_stops_because_of_the_mark_counts_as_stopped(
         slurm.here.check(["scancel", job])  # stands for a job that reads the mark before it is cancelled
         wait_for_job(Slurm(slurm.here), name, lambda state: not state.active)
 
-    monkeypatch.setattr("holdfast.cluster.watch.kill.write_stop", mark)
+    monkeypatch.setattr("holdfast.cluster.watch.cleanup.write_stop", mark)
     ended, remain = kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1)
     assert remain == [] and [name in shown for shown in ended] == [True]
 

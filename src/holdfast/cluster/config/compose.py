@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.config.executor import EXECUTORS
-from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
-from holdfast.cluster.config.profiles import Profile, ProfileBlock, WandbBlock, display_path, load_wandb
-from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, leaves, tree_of, walk
-from holdfast.cluster.config.schema import BASE_COMMAND, LaunchBlock
+from holdfast.cluster.config.profiles import Profile, display_path, load_wandb
+from holdfast.cluster.config.schema import BASE_COMMAND, LaunchBlock, ProfileBlock, WandbBlock
+from holdfast.cluster.config.tree import (
+    COMMAND_LINE,
+    DEFAULT,
+    MANDATORY,
+    Tree,
+    interpolate,
+    leaves,
+    tree_of,
+    walk,
+)
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import is_eval
 from holdfast.formats.providers import find_file, installed_providers
@@ -138,7 +146,8 @@ def compose(
     _fill_in(tree)
     _mark_base_command(tree)
 
-    interpolated: Interpolated = interpolate(tree, environ, profile)
+    place = None if profile is None else f"[{profile.name}] ({profile.place})"
+    interpolated = interpolate(tree, environ, place)
     return Composed(path, interpolated.tree, interpolated.notices, interpolated.used)
 
 

@@ -12,8 +12,7 @@ from holdfast.errors import UsageError
 from holdfast.spec.plugins import Registry
 
 if TYPE_CHECKING:
-    from holdfast.cluster.config.profiles import ProfileBlock
-    from holdfast.cluster.config.schema import ExecutionBlock
+    from holdfast.cluster.config.schema import ExecutionBlock, ProfileBlock
 
 EXECUTORS: Final = Registry(
     "holdfast.executors",

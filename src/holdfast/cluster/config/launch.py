@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.config.executor import ExecutorRules
-    from holdfast.cluster.config.profiles import Profile, ProfileBlock
-    from holdfast.cluster.config.provenance import Tree
-    from holdfast.cluster.config.schema import ExecutionBlock
-    from holdfast.cluster.config.tasks import Task
+    from holdfast.cluster.config.profiles import Profile
+    from holdfast.cluster.config.schema import ExecutionBlock, ProfileBlock
+    from holdfast.cluster.config.tree import Tree
     from holdfast.cluster.config.variables import EnvVar
+    from holdfast.spec.load import Eval
 
 SCHEMA_VERSION: Final = "1.0"
 """of the files of an invocation"""
@@ -155,6 +155,36 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     def served(self) -> tuple[Server, ...]:
         """All servers, that of the measured model first."""
         return (*(() if self.deployment is None else (self.deployment,)), *self.auxiliary)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One eval to run."""
+
+    file: TaskFile
+    """as its jobs get it, without what is only known at submission"""
+    number: int
+    """among the tasks of this name, from 0"""
+    eval_file: Path
+    spec: Eval = field(repr=False, compare=False)
+    """the eval file with the overrides applied; it was checked, so it is what is sent"""
+    translated: bool = False
+    """`spec` was translated from another tool's file"""
+    variables: tuple[EnvVar, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+        return self.file.name
+
+    @property
+    def id(self) -> str:
+        """`gsm8k.0`: what `-t` takes to select this task alone."""
+        return f"{self.name}.{self.number}"
+
+    def is_run_of(self, other: Task) -> bool:
+        """Return True if both tasks are the same run."""
+        return (self.eval_file, self.file.overrides) == (other.eval_file, other.file.overrides)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cluster.config.provenance import Tree
+from holdfast.cluster.config.tree import Tree
 from holdfast.spec.document import format_location
 from holdfast.spec.validation import suggest
 

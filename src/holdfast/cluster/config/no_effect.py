@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cluster.config.marks import NO_CONTAINER, DerivedCommand, NoEffect, ThroughExecution
-from holdfast.cluster.config.profiles import ProfileBlock
-from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT
 from holdfast.cluster.config.schema import (
+    NO_CONTAINER,
     AuxiliaryBlock,
     DeploymentBlock,
+    DerivedCommand,
     EvaluatorConfig,
     ExecutionBlock,
     LaunchBlock,
+    NoEffect,
+    ProfileBlock,
     RunBlock,
     TaskBlock,
+    ThroughExecution,
 )
 from holdfast.cluster.config.servers import api_root
+from holdfast.cluster.config.tree import COMMAND_LINE, DEFAULT
 from holdfast.spec.document import format_location
 from holdfast.spec.load_exports import export_schema
 from holdfast.spec.schema import Block
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.cluster.config.executor import ExecutorRules
-    from holdfast.cluster.config.provenance import Tree
+    from holdfast.cluster.config.tree import Tree
     from holdfast.spec.document import Location
 
 Rule = tuple[str, str]

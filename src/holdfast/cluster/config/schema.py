@@ -6,32 +6,198 @@ Keys of the older dialect that the newer one rejects are read too: `execution.en
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from holdfast.cluster.config.marks import (
-    CLUSTER_ONLY,
-    DERIVED,
-    EXPORTS_ITSELF,
-    LOCAL_ONLY,
-    OTHER_TOOLS,
-    OTHER_VARIABLES,
-    SET_BY_EVAL,
-    SPREAD_BY_HOLDFAST,
-    TEXT_ONLY,
-    DerivedCommand,
-)
-from holdfast.cluster.config.profiles import Lines, ProfileBlock, WandbBlock
-from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
 from holdfast.spec.load_exports import EXPORTERS
-from holdfast.spec.schema import Block, Seconds
+from holdfast.spec.schema import Block, Seconds, parse_duration
 
 DESTINATIONS = (*EXPORTERS, "local")
 ONE_LINE = r"^[^\n\r]*$"
 DEPLOYMENTS = ("none", "generic", "vllm", "vllm_ray", "sglang", "nim", "trtllm")
 BASE_COMMAND = "<base command>"
 """stands for the derived command of the server in values that refer to `deployment.base_command`"""
+
+
+@dataclass(frozen=True)
+class NoEffect:
+    """The key has no effect: always, or only on this machine, or only on a cluster."""
+
+    why: str
+    where: Literal["everywhere", "local", "cluster"] = "everywhere"
+
+
+@dataclass(frozen=True)
+class DerivedCommand:
+    """The key is only used for the derived commands of these types of server."""
+
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ThroughExecution:
+    """The key of a profile is only used where this key of `execution` refers to it."""
+
+    key: str
+
+
+CLUSTER_ONLY = NoEffect("it is for a cluster, and this runs on this machine", "local")
+EXPORTS_ITSELF = NoEffect("Holdfast exports by itself, where the job runs")
+NO_CONTAINER = NoEffect("the evaluation runs in no container, and sees the paths of the node")
+DERIVED = DerivedCommand(("vllm", "vllm_ray", "sglang", "trtllm"))
+LOCAL_ONLY = NoEffect("it is for this machine; on a cluster all tasks are queued at once", "cluster")
+NO_TORCHRUN = NoEffect("nothing is started by torchrun; tasks of a node are ntasks_per_node")
+OTHER_TOOLS = NoEffect("it is for other tools")
+OTHER_VARIABLES = NoEffect("variables stand in env_vars of the task, or of evaluation")
+SENT_WITH_EVAL = NoEffect("the folder of each eval file is sent")
+SET_BY_EVAL = NoEffect("the eval file says what is asked and how it is graded")
+SPREAD_BY_HOLDFAST = NoEffect("requests are spread over the instances by Holdfast itself")
+TEXT_ONLY = NoEffect("only chat and completions are asked")
+
+
+def walltime(value: Any) -> Any:
+    """Normalize a time to `HH:MM:SS`, which every Slurm command reads alike."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return value
+    seconds = walltime_seconds(value)
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def walltime_seconds(value: str | int) -> int:
+    """Return the length of a time in seconds; ValueError if it is not one."""
+    text = str(value).strip().lower()
+    parts = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if parts is None:
+        if not re.fullmatch(r"[\d.\s]+[hms][\d.\shmin]*s?", text):
+            raise ValueError('a time must be written as "HH:MM:SS", "D-HH:MM:SS", a number of minutes, or 4h')
+        seconds = int(parse_duration(text))
+    elif parts[1] is not None:  # after days come hours
+        days, hours, minutes, rest = (int(part or 0) for part in parts.groups())
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    else:
+        numbers = [int(part) for part in parts.groups()[1:] if part is not None]
+        if len(numbers) < 3:  # minutes, or minutes and seconds
+            numbers = [0, *numbers, *([0] if len(numbers) == 1 else [])]
+        seconds = numbers[0] * 3600 + numbers[1] * 60 + numbers[2]
+    if seconds <= 0:
+        raise ValueError("a time must be longer than 0")
+    return seconds
+
+
+Walltime = Annotated[str, BeforeValidator(walltime)]
+"""a time as Slurm writes it: minutes, `MM:SS`, `HH:MM:SS`, `D-HH:MM:SS`; also `90m` and `4h`"""
+
+
+MOUNT = re.compile(r"[^:\s]+(:[^:\s]+(:[\w,+-]+)?)?")
+
+
+def _list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Mounts = Annotated[list[Annotated[str, Field(pattern=rf"^{MOUNT.pattern}$")]], BeforeValidator(_list)]
+Lines = Annotated[list[str], BeforeValidator(_list)]
+
+
+class ProfileBlock(Block):
+    """Keys of a profile, and of `run.env` in a configuration."""
+
+    executor: str | None = None
+    """Where jobs run: on a `slurm` cluster, or on this machine (`local`)."""
+    account: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("account")] = None
+    """As for `sbatch`."""
+    partition: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("partition")] = None
+    """As for `sbatch`."""
+    run_partition: Annotated[str | None, CLUSTER_ONLY] = None
+    """Partition for `--run`, or for `--batch`. Default: `partition`."""
+    batch_partition: Annotated[str | None, CLUSTER_ONLY] = None
+    """Partition for `--run`, or for `--batch`. Default: `partition`."""
+    nodes: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("num_nodes")] = Field(default=None, ge=1)
+    """As for `sbatch`."""
+    ntasks_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("ntasks_per_node")] = Field(
+        default=None, ge=1
+    )
+    """As for `sbatch`."""
+    nproc_per_node: Annotated[int | None, NO_TORCHRUN] = Field(default=None, ge=1)
+    """No effect: read by other tools."""
+    gpus_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("gpus_per_node")] = Field(default=None, ge=0)
+    """As for `sbatch`."""
+    cpus_per_task: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=1)
+    """As for `sbatch`."""
+    time: Annotated[Walltime | None, CLUSTER_ONLY, ThroughExecution("walltime")] = None
+    """Time limit of a job, such as `04:00:00`, `1-12:00:00` or `4h`."""
+    mem: Annotated[str | int | None, CLUSTER_ONLY] = None
+    """As for `sbatch`."""
+    exclusive: Annotated[bool | None, CLUSTER_ONLY] = None
+    """Request whole nodes."""
+    container_image: str | None = None
+    """Image for the server: a Docker reference, or a `.sqsh` file."""
+    container: str | None = None
+    """Image for the server: a Docker reference, or a `.sqsh` file."""
+    mounts: Mounts | None = None
+    """Mounts for containers, each `source:target` or `source:target:ro`."""
+    lustre_mount: str | None = Field(default=None, pattern=rf"^{MOUNT.pattern}$")
+    """One more of them."""
+    env_vars: dict[str, str | int | float | bool] | None = None
+    """Environment variables for every part of the job."""
+    startup_commands: Annotated[Lines | None, CLUSTER_ONLY] = None
+    """Shell lines to run at the beginning of a job."""
+    setup_lines: Annotated[Lines | None, CLUSTER_ONLY] = None
+    """Shell lines to run at the beginning of a job."""
+    run_command: Annotated[str | None, NoEffect("a job runs Holdfast")] = None
+    """No effect: read by other tools."""
+    packager: Annotated[Literal["git", "pattern", "hybrid", "none"] | None, SENT_WITH_EVAL] = None
+    """No effect: read by other tools."""
+    packager_include_pattern: Annotated[str | list[str] | None, SENT_WITH_EVAL] = None
+    """No effect: read by other tools."""
+    runtime: Annotated[str | None, NoEffect("a job runs Holdfast in its own environment")] = None
+    """No effect: read by other tools."""
+
+    tunnel: Annotated[Literal["ssh", "local"] | None, CLUSTER_ONLY] = None
+    """`ssh` needs `host` and `remote_job_dir`; `local` submits from this machine."""
+    host: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("hostname")] = None
+    """Login node, user and private key, as for ssh."""
+    user: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("username")] = None
+    """Login node, user and private key, as for ssh."""
+    identity: Annotated[str | None, CLUSTER_ONLY] = None
+    """Login node, user and private key, as for ssh."""
+    remote_job_dir: str | None = None
+    """Folder on the cluster for jobs, runs and images."""
+    python: str | None = None
+    """Interpreter on the cluster that has Holdfast. Default: Holdfast is installed there."""
+
+    build_partition: Annotated[str | None, CLUSTER_ONLY] = None
+    """`partition` and `time` of jobs that import images."""
+    build_time: Annotated[Walltime | None, CLUSTER_ONLY] = None
+    """`partition` and `time` of jobs that import images."""
+    build_image: Annotated[str | None, NoEffect("images are imported by the cluster's own enroot")] = None
+    """No effect: read by other tools."""
+    build_cache_dir: Annotated[str | None, NoEffect("images are kept in containers below remote_job_dir")] = None
+    """No effect: read by other tools."""
+    build_include_gpus: Annotated[bool | None, CLUSTER_ONLY] = None
+    """Request GPUs for these jobs."""
+    build_gpus_per_node: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=0)
+    """GPUs per node for these jobs."""
+
+    @model_validator(mode="after")
+    def _one_image(self) -> ProfileBlock:
+        if self.container and self.container_image and self.container != self.container_image:
+            raise ValueError("container and container_image mean the same; give one of them")
+        return self
+
+
+class WandbBlock(Block):
+    """`[wandb]`: where results go on Weights & Biases."""
+
+    project: str | None = None
+    """Project on Weights & Biases."""
+    entity: str | None = None
+    """User or team on Weights & Biases."""
+    base_url: str | None = None
+    """Address of the W&B server, whose API key is passed. Default: that of the W&B login."""
 
 
 def _auto_export(value: Any) -> Any:
@@ -189,6 +355,11 @@ class ExecutionBlock(Block):
     """Local only: program that starts images. Default: servers are plain processes."""
     extra_docker_args: Annotated[str | None, LOCAL_ONLY] = None
     """Local only: further options for `podman run` or `docker run`."""
+
+    @property
+    def margin(self) -> int:
+        """How many seconds before its time limit a job stops cleanly: two minutes, less for short jobs."""
+        return min(120, walltime_seconds(self.walltime) // 4)
 
 
 class EndpointsBlock(Block):

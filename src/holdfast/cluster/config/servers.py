@@ -14,8 +14,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from holdfast.cluster.config.launch import CACHE, CHECKPOINT, NIM_PORT, PORT, Server
-from holdfast.cluster.config.provenance import DEFAULT, leaves
 from holdfast.cluster.config.schema import BASE_COMMAND, DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
+from holdfast.cluster.config.tree import DEFAULT, leaves
 from holdfast.cluster.config.variables import EnvVar
 from holdfast.spec.validation import suggest, validate_block
 
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.cluster.config.executor import ExecutorRules
-    from holdfast.cluster.config.profiles import ProfileBlock
-    from holdfast.cluster.config.provenance import Tree
-    from holdfast.cluster.config.schema import ExecutionBlock
+    from holdfast.cluster.config.schema import ExecutionBlock, ProfileBlock
+    from holdfast.cluster.config.tree import Tree
     from holdfast.spec.document import Location
     from holdfast.spec.findings import Findings
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from holdfast.cluster.config.launch import Task
 from holdfast.cluster.config.legacy import MOVED_IN_TASKS, adapter_overrides, move_keys
-from holdfast.cluster.config.marks import NO_CONTAINER
-from holdfast.cluster.config.provenance import Tree
-from holdfast.cluster.config.schema import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
+from holdfast.cluster.config.schema import NO_CONTAINER, ApiEndpoint, EvaluatorConfig, Params, TaskBlock
 from holdfast.cluster.config.servers import api_root
+from holdfast.cluster.config.tree import Tree
 from holdfast.cluster.config.variables import EnvVar, add_wandb_server, check_api_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, UsageError
 from holdfast.formats import find_format, load_any
@@ -80,36 +80,6 @@ class Endpoint:
     stream: bool | None = None
     version: str | None = None
     """what the server serves; in the keys of its replies, unless the eval has a `target.version` of its own"""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One eval to run."""
-
-    file: TaskFile
-    """as its jobs get it, without what is only known at submission"""
-    number: int
-    """among the tasks of this name, from 0"""
-    eval_file: Path
-    spec: Eval = field(repr=False, compare=False)
-    """the eval file with the overrides applied; it was checked, so it is what is sent"""
-    translated: bool = False
-    """`spec` was translated from another tool's file"""
-    variables: tuple[EnvVar, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Its name in the configuration."""
-        return self.file.name
-
-    @property
-    def id(self) -> str:
-        """`gsm8k.0`: what `-t` takes to select this task alone."""
-        return f"{self.name}.{self.number}"
-
-    def is_run_of(self, other: Task) -> bool:
-        """Return True if both tasks are the same run."""
-        return (self.eval_file, self.file.overrides) == (other.eval_file, other.file.overrides)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from holdfast.spec.target_schema import ModelTarget
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from holdfast.cluster.config.provenance import Tree
+    from holdfast.cluster.config.tree import Tree
     from holdfast.export.wandb import Login
     from holdfast.spec.document import Location
     from holdfast.spec.findings import Findings

@@ -6,7 +6,7 @@
                                        removed when all tasks are done
         jobs-*.jsonl                   see `ledger`
         stop                           present: no job continues
-        submitting/                    present: a process submits jobs, see `turn`
+        submitting/                    present: a process submits jobs, see `ledger`
         <n>/                           a task
             task.json                  `TaskFile`: everything that its jobs need to know
             job.sh, worker.sh          the batch scripts
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import msgspec
 
 from holdfast.cluster.config.launch import SCHEMA_VERSION, TaskFile
+from holdfast.cluster.remote.transport import Here
 from holdfast.engine.ended import Ended
 from holdfast.errors import UsageError, VersionError
 from holdfast.store.durable import make_directory, replacing
@@ -248,8 +249,6 @@ def write_state(place: TaskFolder, state: State) -> None:
 
 def append_start(place: TaskFolder, record: StartRecord) -> None:
     """Add a line, on the medium when this returns. Only the main job of a task writes this file."""
-    from holdfast.cluster.remote.transport import Here
-
     Here(pauses=()).append(place.starts, seal(msgspec.json.encode(record)))
 
 
@@ -304,8 +303,6 @@ def load_secrets(place: TaskFolder) -> dict[str, str]:
 
 def remove_secrets(place: TaskFolder) -> None:
     """Remove the secrets of an invocation, if all of its tasks are done; the others may still be resumed."""
-    from holdfast.cluster.remote.transport import Here
-
     here = Here(pauses=())
     tasks = read_invocation(here, place.invocation).tasks
     states = (read_state(here, TaskFolder(place.invocation, number)) for number in range(len(tasks)))

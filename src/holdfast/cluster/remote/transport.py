@@ -184,10 +184,6 @@ class Transport(ABC):
         script = f'{trees.IS_WHOLE}\n{trees.RECEIVE}\n{trees.shell_calls("place", counts)}sync -- "$1"\n'
         self.check(["sh", "-c", script, "sh", root], input=archive, timeout=_SEND_TIMEOUT)
 
-    def replace_file(self, path: str, data: bytes) -> None:
-        """Replace a file in one step."""
-        self.replace_files({path: data})
-
     def replace_files(self, contents: Mapping[str, bytes]) -> None:
         """Replace small files, each in one step, and all in one round trip."""
         script = "".join(
