@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.cluster.config.launch import Server
 from holdfast.cluster.config.servers import Mount
 from holdfast.cluster.job.servers import without_container
@@ -318,7 +318,7 @@ def test_a_dry_run_reports_the_actual_problem(folder: Path) -> None:
 def test_the_checked_eval_is_the_one_that_is_sent(tmp_path: Path) -> None:
     path = write_waza(tmp_path)
     (tmp_path / "env.toml").write_text('[here]\nexecutor = "local"\n')
-    launch = compile_launch(path, "here", ["trials=3"], (), tmp_path, {})
+    launch = compile_launch(LaunchRequest(path, "here", ["trials=3"], cwd=tmp_path, environ={}))
     (task,) = launch.tasks
     path.write_text("tasks: [")  # meanwhile
     (ahead,) = preview(launch)

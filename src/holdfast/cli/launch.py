@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def launch_command(config: str | Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     """Compile and show a configuration, submit it and, with --run, follow it."""
-    from holdfast.cluster.config.compile import compile_launch
+    from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 
     if flags.run and flags.batch:
         raise UsageError("use either --run PROFILE (follow the logs) or --batch PROFILE (return at once), not both")
@@ -38,16 +38,17 @@ def launch_command(config: str | Suite, overrides: tuple[str, ...], flags: EvalF
         _refuse_budgets(suite, flags)
     # `-t` selects tasks of a configuration; only for eval files by themselves it selects samples.
     inner = replace(flags, ids=())
-    launch = compile_launch(
-        suite or config,
-        flags.run or flags.batch,
-        [*_execution_overrides(flags), *overrides],
-        flags.ids,
-        detached=detached,
+    request = LaunchRequest(
+        config=suite or config,
+        profile=flags.run or flags.batch,
+        overrides=[*_execution_overrides(flags), *overrides],
+        tasks=flags.ids,
         eval_overrides=inner.overrides() if suite is None else inner.suite_overrides(),
-        options=_options(flags),
         exports=flags.export,
+        options=_options(flags),
+        detached=detached,
     )
+    launch = compile_launch(request)
     if flags.dry_run:
         return _preview(launch, flags)
     _refuse_without_profile(launch)

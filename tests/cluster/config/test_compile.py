@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.benchmarks.native import SAMPLES
-from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.cluster.config.schema import DeploymentBlock
 from holdfast.cluster.config.servers import server_command
 from holdfast.cluster.config.tree import compiled_sections, compiled_yaml
@@ -359,10 +360,11 @@ def test_a_provider_resolves_tasks_by_name(folder: Path) -> None:
     def provider(name: str) -> Path | None:
         return folder / "evals" / "hellaswag.yaml" if name == "ours" else None
 
-    launch = compile_launch("newer", "BIG", ["evaluation.tasks=[ours]"], (), folder, {}, providers=[provider])
+    asked = LaunchRequest("newer", "BIG", ["evaluation.tasks=[ours]"], cwd=folder, environ={}, providers=[provider])
+    launch = compile_launch(asked)
     assert launch.tasks[0].eval_file.name == "hellaswag.yaml"
     with pytest.raises(ConfigError, match="no eval file 'other', and no task of that name"):
-        compile_launch("newer", "BIG", ["evaluation.tasks=[other]"], (), folder, {}, providers=[provider])
+        compile_launch(replace(asked, overrides=["evaluation.tasks=[other]"]))
 
 
 def test_mistakes_in_an_eval_are_reported_before_submission(folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from holdfast.cluster.config.launch import CACHE, CHECKPOINT, NIM_PORT, PORT, Server
 from holdfast.cluster.config.schema import BASE_COMMAND, DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
 from holdfast.cluster.config.tree import DEFAULT, leaves
-from holdfast.cluster.config.variables import EnvVar
+from holdfast.cluster.config.variables import EnvVar, read_scope
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
@@ -70,6 +70,55 @@ def served_version(block: DeploymentBlock) -> str | None:
 def default_model(block: DeploymentBlock) -> str | None:
     """Return the name to ask a server for if none is given: the checkpoint's, or that on Hugging Face."""
     return PurePosixPath(block.checkpoint_path or "").name or block.hf_model_handle
+
+
+def read_deployment(
+    tree: Tree, block: DeploymentBlock, execution: ExecutionBlock, env: ProfileBlock, findings: Findings
+) -> tuple[Server | None, list[EnvVar]]:
+    """Return the server of the measured model, if there is one, and its variables."""
+    if block.type == "none":
+        return None, []
+    scope = read_scope(tree, findings, "deployment")
+    _check_model(tree, block, ("deployment",), findings)
+    if block.served_model_name is None:
+        message = "is not given: the server is asked for the model that each eval file names"
+        if (name := default_model(block)) is not None:
+            message += f", and by benchmarks for {name}"
+        findings.notice(tree, ("deployment", "served_model_name"), message)
+    server = build_server(
+        block,
+        scope,
+        container_mounts(env, execution.mounts.deployment, block),
+        execution,
+        instances=execution.num_instances,
+        nodes=execution.num_nodes,
+        tasks=execution.deployment.n_tasks,
+    )
+    return server, list(scope.values())
+
+
+def read_auxiliaries(
+    tree: Tree, execution: ExecutionBlock, env: ProfileBlock, executor: ExecutorRules, findings: Findings
+) -> Iterator[tuple[Server, list[EnvVar]]]:
+    """Yield the other servers, such as a judge's, each with its variables."""
+    for name, block, location in auxiliary_blocks(tree, findings):
+        instances, nodes = block.num_instances, block.num_nodes or block.num_instances
+        _check_instances(tree, location, block, instances, nodes, executor, findings)
+        spread = spread_over_gpus(tree, block, location, execution.gpus_per_node, nodes // instances, findings)
+        scope = read_scope(tree, findings, SECTION, name)
+        _check_model(tree, block, location, findings)
+        server = build_server(
+            spread,
+            scope,
+            container_mounts(env, execution.mounts.auxiliary.get(name, {}), spread),
+            execution,
+            name=name,
+            prefix=_prefix_of(name, block),
+            instances=instances,
+            nodes=nodes,
+            tasks=block.n_tasks,
+        )
+        yield server, list(scope.values())
 
 
 def build_server(
@@ -176,12 +225,12 @@ def server_env(block: DeploymentBlock) -> dict[str, EnvVar]:
     return {name: EnvVar(name, "lit", value, origin) for name, value in values.items()}
 
 
-def missing_model(block: DeploymentBlock) -> str | None:
-    """Return the error message for a server without a model; None if it has one."""
+def _check_model(tree: Tree, block: DeploymentBlock, location: Location, findings: Findings) -> None:
+    """Report a server whose derived command has no model to serve."""
     derived = block.command is None and block.base_command is None and block.type in SPREAD
     if derived and not block.checkpoint_path and not block.hf_model_handle:
-        return f"{block.type} needs checkpoint_path (a folder) or hf_model_handle (a name on Hugging Face)"
-    return None
+        message = f"{block.type} needs checkpoint_path (a folder) or hf_model_handle (a name on Hugging Face)"
+        findings.wrong(tree, location, message)
 
 
 def _model(block: DeploymentBlock) -> str:
@@ -274,7 +323,7 @@ _URLS: Final = ("base_url", "http", "url")
 """keys of an eval file whose values may name variables"""
 
 
-def read_auxiliary(tree: Tree, findings: Findings) -> Iterator[tuple[str, AuxiliaryBlock, Location]]:
+def auxiliary_blocks(tree: Tree, findings: Findings) -> Iterator[tuple[str, AuxiliaryBlock, Location]]:
     """Yield the servers beside the model's, by name and with their location."""
     section = tree.get(SECTION)
     prefixes: dict[str, str] = {}
@@ -294,7 +343,7 @@ def read_auxiliary(tree: Tree, findings: Findings) -> Iterator[tuple[str, Auxili
         block = cast("AuxiliaryBlock | None", validate_block(AuxiliaryBlock, data, location, tree, findings.problems))
         if block is None:
             continue
-        prefix = prefix_of(name, block)
+        prefix = _prefix_of(name, block)
         if prefix in prefixes or prefix in _TAKEN:
             owner = prefixes.get(prefix, "another program")
             findings.wrong(
@@ -304,7 +353,7 @@ def read_auxiliary(tree: Tree, findings: Findings) -> Iterator[tuple[str, Auxili
         yield name, block, location
 
 
-def prefix_of(name: str, block: AuxiliaryBlock) -> str:
+def _prefix_of(name: str, block: AuxiliaryBlock) -> str:
     """Return the prefix of the variables that hold its URL and model, such as JUDGE."""
     return block.env_prefix or name.upper().replace("-", "_")
 
@@ -389,11 +438,11 @@ def settle_nodes(
         nodes = instances
         tree.put(location, nodes, tree.origin(("execution", "num_instances")))
     execution = execution.model_copy(update={"num_instances": instances, "num_nodes": nodes})
-    check_instances(tree, ("execution",), block, instances, nodes, executor, findings)
+    _check_instances(tree, ("execution",), block, instances, nodes, executor, findings)
     return execution
 
 
-def check_instances(
+def _check_instances(
     tree: Tree,
     location: Location,
     block: DeploymentBlock,

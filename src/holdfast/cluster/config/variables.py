@@ -17,6 +17,7 @@ from holdfast.spec.providers import OPENAI, endpoint_of
 from holdfast.spec.redact import looks_secret
 from holdfast.spec.schema import is_embedded, urls_of
 from holdfast.spec.target_schema import ModelTarget
+from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -33,6 +34,8 @@ WANDB_KEY = "WANDB_API_KEY"
 WANDB_URL = "WANDB_BASE_URL"
 WANDB_SETTINGS = {"WANDB_PROJECT": "project", "WANDB_ENTITY": "entity", WANDB_URL: "base_url"}
 """variables of W&B, and the key of `run.wandb` that each one stands for"""
+SCOPES = ("deployment", "evaluation", "export")
+"""of environment variables in the older dialect"""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SHORTEST_SECRET = 16
 """a literal shorter than this is a placeholder such as EMPTY or dummy, which local servers are given"""
@@ -74,6 +77,26 @@ def read_variables(
         if bare is None and str(variable) != str(value).removeprefix("$"):
             findings.notice(tree, place, f"{value} without a prefix is read as {variable}")
         variables[name] = _from_wandb(tree, variable)
+    return variables
+
+
+def read_scope(tree: Tree, findings: Findings, scope: str, *inner: str) -> dict[str, EnvVar]:
+    """Read the variables of a part: the profile's, those of all parts, the older dialect's, and its own."""
+    variables = read_variables(tree, ("run", "env", "env_vars"), findings, bare="lit")
+    older = tree.get("execution", "env_vars")
+    if isinstance(older, dict):
+        message = "deprecated: use env_vars under deployment, evaluation and export"
+        findings.notice(tree, ("execution", "env_vars"), message)
+        for name in sorted(set(older) - set(SCOPES)):
+            message = f"unknown key{suggest(name, SCOPES)}; known here: {', '.join(SCOPES)}"
+            findings.wrong(tree, ("execution", "env_vars", name), message)
+    for location in (("env_vars",), ("execution", "env_vars", scope), (scope, *inner, "env_vars")):
+        variables |= read_variables(tree, location, findings)
+    key = tree.get("target", "api_endpoint", "api_key_name")
+    if scope == "evaluation" and isinstance(key, str):
+        origin = tree.origin(("target", "api_endpoint", "api_key_name"))
+        variables.setdefault(key, EnvVar(key, "host", key, origin))
+    add_wandb_server(tree, variables)
     return variables
 
 
