@@ -58,7 +58,6 @@ from holdfast.formats import is_eval
 from holdfast.formats.suite import find_evals
 from holdfast.spec.document import format_location
 from holdfast.spec.findings import Findings
-from holdfast.spec.load_exports import EXPORTERS, export_schema
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
 from holdfast.spec.suite import Suite
@@ -266,7 +265,7 @@ def _drop_own_keys(tree: Tree, used: frozenset[str], findings: Findings) -> None
 
     Servers may have such keys without a reference too, which is noted, unless it looks like a misspelt key.
     """
-    for name in [key for key in tree.data if key not in LaunchBlock.model_fields and key in used]:
+    for name in [key for key in tree.data if key not in LaunchBlock.known_keys() and key in used]:
         tree.remove((name,))
     named = tree.get("auxiliary_deployments")
     servers: list[tuple[Location, type[DeploymentBlock]]] = [(("deployment",), DeploymentBlock)]
@@ -274,7 +273,7 @@ def _drop_own_keys(tree: Tree, used: frozenset[str], findings: Findings) -> None
         (("auxiliary_deployments", name), AuxiliaryBlock) for name in (named if isinstance(named, dict) else ())
     ]
     for location, model in servers:
-        block, fields = tree.get(*location), model.model_fields
+        block, fields = tree.get(*location), model.known_keys()
         for name in [key for key in block if key not in fields] if isinstance(block, dict) else ():
             place = (*location, name)
             if format_location(place) not in used:
@@ -359,18 +358,10 @@ def _read_exports(config: _Configuration) -> tuple[dict[str, EnvVar], dict[str, 
         findings.wrong(tree, ("export", "gsheets"), "not supported; use one of wandb, mlflow, local")
     variables = read_scope(tree, findings, "export")
     written = block.model_dump(exclude_none=True, exclude_unset=True)
-    settings = {
-        name: _export_settings(name, written.get(name, {})) for name in config.destinations if name in EXPORTERS
-    }
+    settings = {name: written.get(name, {}) for name in config.destinations}
     if "wandb" in config.destinations:
         settings["wandb"] |= _read_wandb(config, variables)
     return variables, settings
-
-
-def _export_settings(destination: str, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that `holdfast export` has; others of the launcher have no effect."""
-    fields = export_schema(destination).model_fields
-    return {key: value for key, value in written.items() if key in fields}
 
 
 def _read_wandb(config: _Configuration, variables: dict[str, EnvVar]) -> dict[str, Any]:

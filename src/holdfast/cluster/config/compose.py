@@ -209,7 +209,7 @@ class _Files:
         return tree if has_own else own.over(tree)
 
     def _entries(self, listed: Any, document: Document) -> list[Any]:
-        """Return the entries of a `defaults:` list; in the first file, after groups that only the command line names."""
+        """Return the entries of a `defaults:` list; in the first file also the groups that only the command names."""
         entries = [listed] if isinstance(listed, str) else listed or []
         if not isinstance(entries, list):
             raise ConfigError([Problem(document.where(("defaults",)), "must be a list of groups and files")])
@@ -461,7 +461,7 @@ def missing_type(tree: Tree, section: str) -> ConfigError:
     remedy += "; or name a profile whose executor is set, with --run." if slurm else "."
     where = tree.where((section,))
     message = f"missing key type: no group {section!r} is selected and no type given"
-    sections = tuple(LaunchBlock.model_fields)
+    sections = LaunchBlock.known_keys()
     misspelt = [key for key in tree.data if key not in sections]
     problems = [Problem(tree.where((key,)), f"unknown key{suggest(key, sections)}") for key in misspelt]
     return ConfigError([*problems, Problem(where, message)], remedy=remedy)
@@ -481,7 +481,7 @@ def _merge_profile(
     for key, place in places.items():
         if tree.origins.get(("run", "wandb", key)) != COMMAND_LINE:
             tree.put(("run", "wandb", key), getattr(wandb, key), place)
-    for part, names in (("env", ProfileBlock.model_fields), ("wandb", WandbBlock.model_fields)):
+    for part, names in (("env", ProfileBlock.known_keys()), ("wandb", [*WandbBlock.model_fields])):
         block = tree.get("run", part)
         if isinstance(block, dict):
             block |= {name: None for name in names if name not in block and name != "container"}

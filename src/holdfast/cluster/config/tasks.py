@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.cluster.config.launch import Task
 from holdfast.cluster.config.legacy import MOVED_IN_TASKS, adapter_overrides, move_keys
-from holdfast.cluster.config.schema import NO_CONTAINER, ApiEndpoint, EvaluatorConfig, Params, TaskBlock
+from holdfast.cluster.config.schema import NO_TASK_CONTAINER, ApiEndpoint, EvaluatorConfig, Params, TaskBlock
 from holdfast.cluster.config.servers import api_root
 from holdfast.cluster.config.tree import Tree
 from holdfast.cluster.config.variables import EnvVar, add_wandb_server, check_api_keys, read_variables
@@ -299,7 +299,7 @@ class TaskReader:
             return []
         if is_benchmark:
             return [(("benchmark", "data"), str(self.folder / block.dataset_dir))]
-        message = f"no effect here, because {NO_CONTAINER.why}; write overrides: {{dataset.path: …}}"
+        message = f"no effect here, because {NO_TASK_CONTAINER.why}; write overrides: {{dataset.path: …}}"
         self.findings.notice(self.tree, (*location, "dataset_dir"), message)
         return []
 
