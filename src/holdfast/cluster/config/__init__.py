@@ -9,7 +9,6 @@
 `profiles`     `env.toml`: where to run
 `variables`    environment variables and API keys of a job, by name; values are never written down
 `servers`      model servers: their commands, and how they share nodes and GPUs
-`tasks`        eval files with their overrides
-`legacy`       keys of earlier launchers (also in `adapter_config`), translated
+`tasks`        eval files with their overrides; keys of earlier launchers, translated
 `no_effect`    finds keys without effect, each with the reason
 """

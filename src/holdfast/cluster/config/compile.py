@@ -17,7 +17,6 @@ import msgspec
 from holdfast.cluster.config.compose import compose, find_config, read_config, split_overrides
 from holdfast.cluster.config.executor import executor_problem, load_executor
 from holdfast.cluster.config.launch import Container, Launch, RunOptions, Server, TaskFile
-from holdfast.cluster.config.legacy import MOVED, move_keys
 from holdfast.cluster.config.no_effect import keys_without_effect
 from holdfast.cluster.config.profiles import folder_problem, load_profile
 from holdfast.cluster.config.schema import (
@@ -50,7 +49,7 @@ from holdfast.cluster.config.servers import (
     settle_nodes,
     spread_over_gpus,
 )
-from holdfast.cluster.config.tasks import Endpoint, TaskReader
+from holdfast.cluster.config.tasks import MOVED, Endpoint, TaskReader, move_keys
 from holdfast.cluster.config.tree import COMMAND_LINE, Tree
 from holdfast.cluster.config.variables import WANDB_KEY, EnvVar, add_wandb_server, place_wandb_server, read_scope
 from holdfast.errors import Problem

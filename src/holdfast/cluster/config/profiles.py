@@ -23,24 +23,9 @@ FILE_VARIABLES = ("HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE")
 RESERVED = ("wandb", "cli", "cache", "artifacts")
 """tables of env.toml that are not profiles"""
 OTHER_KEYS = (
-    "base_url",
-    "kube_apiserver_url",
-    "client_id",
-    "app_id",
-    "client_secret",
-    "app_secret",
-    "project_name",
-    "pvc_nemo_run_dir",
-    "nprocs_per_node",
-    "pvcs",
-    "distributed_framework",
-    "custom_spec",
-    "nemo_run_dir",
-    "resource_shape",
-    "node_group",
-    "node_reservation",
-    "shared_memory_size",
-    "image_pull_secrets",
+    *("base_url", "kube_apiserver_url", "client_id", "app_id", "client_secret", "app_secret", "project_name"),
+    *("pvc_nemo_run_dir", "nprocs_per_node", "pvcs", "distributed_framework", "custom_spec", "nemo_run_dir"),
+    *("resource_shape", "node_group", "node_reservation", "shared_memory_size", "image_pull_secrets"),
     "pre_launch_commands",
 )
 """keys of profiles for dgxcloud and lepton, which have no effect here"""

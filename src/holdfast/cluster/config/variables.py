@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.export.wandb import detect, login_command, same_server
 from holdfast.spec.conversation_schema import ResponderBlock
 from holdfast.spec.judge_schema import PromptGrader
 from holdfast.spec.providers import OPENAI, endpoint_of
@@ -137,8 +138,6 @@ def place_wandb_server(tree: Tree, environ: Mapping[str, str], *, exports: bool)
         return
     passed = (WANDB_KEY, f"host:{WANDB_KEY}", f"$host:{WANDB_KEY}")
     if exports or any(value in passed for mapping in _mappings(tree.data) for value in mapping.values()):
-        from holdfast.export.wandb import detect
-
         login = detect(environ).check()
         tree.put(("run", "wandb", "base_url"), login.base_url, login.url_source or "W&B's default")
 
@@ -163,8 +162,6 @@ def _mappings(node: Any) -> Iterator[dict[str, Any]]:
 
 def wandb_login(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> Login:
     """Return the W&B login for the server that the variables name. UsageError if it belongs to another server."""
-    from holdfast.export.wandb import detect, same_server
-
     servers = {str(variable): variable for variable in variables if variable.name == WANDB_URL}
     if len(servers) > 1:
         named = " and ".join(f"{text} ({variable.origin})" for text, variable in servers.items())
@@ -219,8 +216,6 @@ def check_environment(variables: Iterable[EnvVar], environ: Mapping[str, str]) -
 
 def wandb_login_missing(base_url: str) -> UsageError:
     """Return the error for a missing W&B login."""
-    from holdfast.export.wandb import login_command
-
     return UsageError(
         f"results go to W&B, and no W&B login was found for {base_url}: "
         "neither $WANDB_API_KEY nor an entry in ~/.netrc",

@@ -23,6 +23,7 @@ from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm, explain
 from holdfast.cluster.remote.transport import Here, connect
 from holdfast.errors import ClusterError, HoldfastError, Unreachable, with_hint
+from holdfast.export.wandb import detect
 from holdfast.graders.sandbox import CONFINE, Isolation, isolation
 
 if TYPE_CHECKING:
@@ -362,8 +363,6 @@ def _sandbox(able: Isolation) -> DoctorCheck:
 def _wandb(profile: Profile, environ: Mapping[str, str]) -> DoctorCheck:
     project = profile.wandb.project
     message = f"project {project}" if project else "no [wandb] project in env.toml"
-    from holdfast.export.wandb import detect
-
     login = detect(environ)
     if login.api_key is None:
         return skipped(
