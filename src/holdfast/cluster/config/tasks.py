@@ -164,12 +164,6 @@ class TaskReader:
         add_wandb_server(self.tree, variables)
         if config is None or path is None or document is None:
             return None
-        container = None
-        if block.container is not None and self.container is not None:
-            container = msgspec.structs.replace(self.container, image=block.container)
-        elif block.container is not None:
-            message = "container is not needed: Holdfast itself evaluates, in its own environment"
-            self.findings.notice(self.tree, location, message)
         api_endpoint = config.target.api_endpoint
         if api_endpoint.api_key_name:
             variables[api_endpoint.api_key_name] = EnvVar(api_endpoint.api_key_name, "host", api_endpoint.api_key_name)
@@ -201,12 +195,21 @@ class TaskReader:
             name=block.name,
             eval_file=str(path),
             overrides=tuple(overrides),
-            container=container,
+            container=self._container(block, location),
             env={**self.shared.env, **{variable.name: str(variable) for variable in variables.values()}},
             pre_cmd=block.pre_cmd or self.shared.pre_cmd,
             post_cmd=block.post_cmd or self.shared.post_cmd,
         )
         return Task(file, number, path, spec, translated, tuple(variables.values()))
+
+    def _container(self, block: TaskBlock, location: Location) -> Container | None:
+        """Return the container in which a task runs; None for a plain process."""
+        if block.container is not None and self.container is not None:
+            return msgspec.structs.replace(self.container, image=block.container)
+        if block.container is not None:
+            message = "container is not needed: Holdfast itself evaluates, in its own environment"
+            self.findings.notice(self.tree, location, message)
+        return None
 
     def _read_config(
         self, location: Location, block: TaskBlock, older: tuple[str, ...]
@@ -446,17 +449,15 @@ def _adapter_overrides(tree: Tree, location: Location, findings: Findings) -> li
         if key not in keys:
             message = f"unknown key{suggest(key, keys)}; known here: {', '.join(keys)}"
             findings.wrong(tree, (*location, key), message)
-    older = [key for key in block if key not in _NEWER and key not in _WITH_NEWER]
-    if older and any(key in block for key in _NEWER):
-        findings.wrong(tree, location, f"interceptors and the older keys ({', '.join(older)}) exclude each other")
-    needless = [key for key in block if key in _NEEDLESS]
-    if needless:
-        message = f"not needed, Holdfast keeps every reply and counts by itself: {', '.join(needless)}"
-        findings.notice(tree, location, message)
-    for key in block:
-        if key in _UNSUPPORTED and block[key]:
+        elif key in _UNSUPPORTED and block[key]:
             message = "not supported; may change the answers: put it into the eval file or the server"
             findings.notice(tree, (*location, key), message)
+    older = [key for key in block if key not in _NEWER and key not in _WITH_NEWER]
+    if older and not block.keys().isdisjoint(_NEWER):
+        findings.wrong(tree, location, f"interceptors and the older keys ({', '.join(older)}) exclude each other")
+    if needless := [key for key in block if key in _NEEDLESS]:
+        message = f"not needed, Holdfast keeps every reply and counts by itself: {', '.join(needless)}"
+        findings.notice(tree, location, message)
     if isinstance(block.get("interceptors"), list):
         block = _read_interceptors(block["interceptors"], tree, (*location, "interceptors"), findings)
     overrides: list[Override] = []

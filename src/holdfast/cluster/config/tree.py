@@ -22,7 +22,7 @@ from holdfast.spec.redact import looks_secret
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 COMMAND_LINE = "command line"
 DEFAULT = "default ("
@@ -40,6 +40,8 @@ _ENVIRONMENT = "_environment_"
 """the key under which variables are looked up. OmegaConf's own oc.env, which reads this
 process's environment, is not used"""
 _VARIABLE = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*([,}])")
+_WHOLE = re.compile(r"\$\{[^${}]*\}")
+"""a text that is only one reference"""
 _NAMES = re.compile(r"\$\{(?:oc\.select:)?([\w-]+(?:\.[\w-]+)*)")
 _ESCAPE = r"(A shell's own variable is written \${NAME} or $NAME.)"
 _PLAIN = re.compile(r"[A-Za-z/_][\w/.+@%-]*(?: [\w/.+@%-]+)*|host:\w+|runtime:\w+")
@@ -188,30 +190,30 @@ def interpolate(tree: Tree, environ: Mapping[str, str], profile: str | None) -> 
         (location, value) for location, value in leaves(tree.data) if isinstance(value, str) and "${" in value
     ]
     unset: dict[str, None] = {}
-    if references:
-        look_up = _Lookup(tree, environ, problems)
-        for location, text in references:
-            value = look_up.resolve(location, text)
-            if isinstance(value, _Unset):
-                name, value = value.name, None
-                unset[name] = None
-                whole = re.fullmatch(r"\$\{[^${}]*\}", text)
-                preview = profile is None and name.startswith("run.")
-                if not whole and not preview and name not in map(format_location, missing):
-                    problems.append(Problem(tree.where(location), _not_set(name, text, profile)))
-            resolved.put(location, value, _origin(tree, location, text))
+    look_up = _Lookup(tree, environ, problems) if references else None
+    for location, text in references:
+        assert look_up is not None
+        value = look_up.resolve(location, text)
+        if isinstance(value, _Unset):
+            name, value = value.name, None
+            unset[name] = None
+            is_preview = profile is None and name.startswith("run.")
+            if not is_preview and not _WHOLE.fullmatch(text) and name not in map(format_location, missing):
+                problems.append(Problem(tree.where(location), _not_set(name, text, profile)))
+        resolved.put(location, value, _origin(tree, location, text))
     problems.extend(_missing_value(tree, place) for place in missing)
     if problems:
         raise ConfigError(problems)
-    names = [name for name in unset if name.startswith("run.env.")]
-    notices = [f"without a profile these are unknown: {', '.join(names)}; name one with --run or --batch"]
-    used = frozenset(
-        ".".join(parts[:depth])
-        for _, text in references
-        for parts in (name.split(".") for name in _NAMES.findall(text))
-        for depth in range(1, len(parts) + 1)
-    )
-    return Interpolated(resolved, tuple(notices if profile is None and names else ()), used)
+    names = [name for name in unset if name.startswith("run.env.")] if profile is None else []
+    notice = f"without a profile these are unknown: {', '.join(names)}; name one with --run or --batch"
+    return Interpolated(resolved, (notice,) if names else (), frozenset(_keys_in(text for _, text in references)))
+
+
+def _keys_in(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the keys that texts refer to, and those around them."""
+    for name in (name for text in texts for name in _NAMES.findall(text)):
+        parts = name.split(".")
+        yield from (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
 
 
 def _missing_value(tree: Tree, location: Location) -> Problem:

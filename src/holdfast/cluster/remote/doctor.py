@@ -274,8 +274,7 @@ class _Doctor:
             return skipped(name, "no job was run: Slurm would not accept it")
         assert self.base is not None
         folder = f"{self.base}/holdfast/doctor-{secrets.token_hex(4)}"
-        slurm, invocation = Slurm(self.transport), new_invocation()
-        job_name = JobName(invocation, 0, "doctor")
+        slurm, job_name = Slurm(self.transport), JobName(new_invocation(), 0, "doctor")
         self.transport.check(["mkdir", "-p", folder])
         options = [option for option in self._options() if not option.startswith("--time=")]
         options += ["--time=2", "--nodes=1", "--ntasks=1", "--no-requeue", f"--output={folder}/log"]
@@ -283,13 +282,7 @@ class _Doctor:
         try:
             token = secrets.token_hex(8)
             self.transport.check(["sh", "-c", 'cat >"$1/token"', "sh", folder], input=token.encode())
-            python = self.fields.python or "python3"
-            lines = [*(self.fields.setup_lines or []), *(self.fields.startup_commands or [])]
-            look = _NODE.replace("CONFINE_SOURCE", CONFINE.read_text(encoding="utf-8"))
-            script = "\n".join(
-                ["#!/bin/bash", *lines, f"folder={shlex.quote(folder)}", f"python={shlex.quote(python)}", look]
-            ).encode()
-            Submitter(slurm, Ledger(self.transport, folder)).submit(job_name, script, options=options)
+            Submitter(slurm, Ledger(self.transport, folder)).submit(job_name, self._script(folder), options=options)
             state = _await(slurm, str(job_name), begun)
             if state is not None and state.active:
                 why = f": {explain(state.reason)}" if state.reason else ""
@@ -307,22 +300,37 @@ class _Doctor:
             facts = dict(line.split("=", 1) for line in lines if "=" in line)
             if facts.get("token") != token:
                 return failed(name, "a node sees other files than the login node", "Name a directory that both share.")
-            version = facts.get("python", "")
-            with suppress(msgspec.MsgspecError):
-                self.isolation = msgspec.json.decode(facts.get("isolation", ""), type=Isolation)
-            message = f"{facts.get('host')} sees the directory; job to answer {time.monotonic() - begun:.0f} s; "
-            if _old_python(version):
-                return failed(
-                    name,
-                    message + (f"Python {version}" if version else f"no {python}"),
-                    "Jobs need Python 3.11 or later: name one in the profile (python = …), or load it in setup_lines.",
-                )
-            return ok(name, message + f"Python {version}, enroot {facts.get('enroot') or 'missing'}")
+            return self._installed(name, facts, time.monotonic() - begun)
         except ClusterError as error:
             return failed(name, error.message, error.remedy or "Fix what Slurm reports.")
         finally:
             slurm.cancel([str(job_name)])
             self.transport.run(["rm", "-rf", "--", folder])
+
+    @property
+    def _python(self) -> str:
+        return self.fields.python or "python3"
+
+    def _script(self, folder: str) -> bytes:
+        """Return the script of the job, which writes what it sees into the folder."""
+        setup = [*(self.fields.setup_lines or []), *(self.fields.startup_commands or [])]
+        names = [f"folder={shlex.quote(folder)}", f"python={shlex.quote(self._python)}"]
+        look = _NODE.replace("CONFINE_SOURCE", CONFINE.read_text(encoding="utf-8"))
+        return "\n".join(["#!/bin/bash", *setup, *names, look]).encode()
+
+    def _installed(self, name: str, facts: Mapping[str, str], seconds: float) -> DoctorCheck:
+        """Check the Python of a node, and note how it confines programs."""
+        with suppress(msgspec.MsgspecError):
+            self.isolation = msgspec.json.decode(facts.get("isolation", ""), type=Isolation)
+        version = facts.get("python", "")
+        message = f"{facts.get('host')} sees the directory; job to answer {seconds:.0f} s; "
+        if _old_python(version):
+            return failed(
+                name,
+                message + (f"Python {version}" if version else f"no {self._python}"),
+                "Jobs need Python 3.11 or later: name one in the profile (python = …), or load it in setup_lines.",
+            )
+        return ok(name, message + f"Python {version}, enroot {facts.get('enroot') or 'missing'}")
 
     # Containers
 

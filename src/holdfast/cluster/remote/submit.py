@@ -103,17 +103,24 @@ def submit(
         error.remedy = f"Everything is in place in {directory}; `holdfast resume {number}` submits the rest."
         raise
     except ClusterError as error:
-        jobs = fold(registry.get(number).jobs)
-        refused = [job for job in jobs if job.disowned is not None]
-        remedies = [error.remedy or (_describe_request(launch) if refused else None)]
-        if len(refused) < len(jobs):
-            remedies.append(_describe_partial(number, jobs))
-        else:  # nothing was submitted
-            registry.remove(number)
-            transport.run(["rm", "-rf", "--", directory])
-        error.remedy = "\n  ".join(filter(None, remedies)) or None
+        error.remedy = _settle_refusal(error, launch, registry.get(number), registry, transport)
         raise
     return registry.get(number)
+
+
+def _settle_refusal(
+    error: ClusterError, launch: Launch, invocation: Invocation, registry: InvocationRegistry, transport: Transport
+) -> str | None:
+    """Return what to do after a refusal. An invocation of which nothing was submitted is removed."""
+    jobs = fold(invocation.jobs)
+    refused = [job for job in jobs if job.disowned is not None]
+    remedies = [error.remedy or (_describe_request(launch) if refused else None)]
+    if len(refused) < len(jobs):
+        remedies.append(_describe_partial(invocation.id, jobs))
+    else:
+        registry.remove(invocation.id)
+        transport.run(["rm", "-rf", "--", invocation.directory])
+    return "\n  ".join(filter(None, remedies)) or None
 
 
 def _describe_partial(number: str, jobs: Sequence[Job]) -> str:
