@@ -308,17 +308,6 @@ def test_a_server_killed_midway_is_started_again_by_the_next_job(site: Site) -> 
     assert (first_end.goes_on, "signal 9" in first_end.why) == (True, True)
 
 
-def test_a_server_that_cannot_start_stops_the_chain_and_says_why(site: Site) -> None:
-    site.write(None, deployment=deployment(site.folder, code="sys.exit('no GPU here')"))
-    invocation = site.submit()
-    state = site.await_over(invocation)
-    assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
-    assert "no GPU here" in state.reason
-    log = "".join(path.read_text() for path in Path(site.place(invocation).logs).glob("main-*.log"))
-    assert log.count("no GPU here") == 1, log
-    calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
-
-
 def test_a_fault_that_would_hit_every_trial_stops_the_chain(site: Site) -> None:
     with server(status=401) as model:
         site.write(model.base_url, rows=50)

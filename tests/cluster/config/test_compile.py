@@ -98,12 +98,6 @@ def test_instances_without_nodes_have_one_each(folder: Path) -> None:
     assert "(command line)" in refused(folder, "newer", "execution.num_instances=2", "execution.num_nodes=1")
 
 
-def test_a_proxy_in_front_of_instances_is_not_needed(folder: Path) -> None:
-    notices = "\n".join(launched(folder, "older", "BIG").notices)
-    line = next(number for number, text in enumerate(OLDER.splitlines(), 1) if "proxy:" in text)
-    assert f"config/older.yaml:{line}: execution.proxy: no effect here, because requests are spread" in notices
-
-
 JUDGE = "type: vllm, hf_model_handle: org/judge, served_model_name: judge"
 
 
@@ -384,13 +378,8 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
     ("override", "expected"),
     [
         ("execution.acount=x", "command line: execution.acount: unknown key (did you mean 'account'?)"),
-        ("deployment.prot=1", "command line: deployment.prot: unknown key (did you mean 'port'?)"),
-        ("deployment.endpoints.caht=/x", "deployment.endpoints.caht: unknown key (did you mean 'chat'?)"),
-        ("evaluation.taks=[]", "evaluation.taks: unknown key (did you mean 'tasks'?)"),
         ("evaluation.tasks.mmlu.nmae=x", "evaluation.tasks[0].nmae: unknown key (did you mean 'name'?)"),
-        ("export.wadnb={}", "export.wadnb: unknown key (did you mean 'wandb'?)"),
         ("exection={}", "exection: unknown key (did you mean 'execution'?)"),
-        ("run.env.hots=x", "run.env.hots: unknown key (did you mean 'host'?)"),
         (f"{PARAM}.temprature=1", "config.params.temprature: unknown key (did you mean 'temperature'?)"),
         (f"{PARAM}.limit_samples=2.5", "is a number of samples, or a share of them below 1"),
         (f"{ADAPTER}.use_chaching=true", "adapter_config.use_chaching: unknown key (did you mean 'use_caching'?)"),
@@ -399,7 +388,6 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("evaluation.tasks.mmlu.endpoint_type=embedding", "endpoint type 'embedding' is not supported"),
         ("execution.workers=0", "execution.workers: should be greater than or equal to 1, not 0"),
         ("execution.walltime=soon", "execution.walltime: a time must be written as"),
-        ("execution.type=lepton", "'lepton' is not supported; one of slurm, local"),
         ("execution.type=slrum", "unknown executor 'slrum' (did you mean 'slurm'?)"),
         ("deployment.type=vlm", "unknown type 'vlm' (did you mean 'vllm'?); one of none, generic, vllm"),
         ("deployment.hf_model_handle=null", "vllm needs checkpoint_path (a folder) or hf_model_handle"),
@@ -411,8 +399,6 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("auxiliary_deployments.judge={type: vlm}", "unknown type 'vlm' (did you mean 'vllm'?); one of generic, vllm"),
         ("auxiliary_deployments.judge={port: 1}", "auxiliary_deployments.judge: needs a type: one of generic, vllm"),
         ("auxiliary_deployments.main={type: vllm, served_model_name: j}", "main: invalid name"),
-        ("auxiliary_deployments.judge=vllm", "auxiliary_deployments.judge: should be a mapping"),
-        ("auxiliary_deployments=[vllm]", "auxiliary_deployments: should be a mapping"),
         (f"auxiliary_deployments.judge={{{JUDGE}, prot: 1}}", "judge.prot: unknown key (did you mean 'port'?)"),
         (f"auxiliary_deployments.j={{{JUDGE}, num_nodes: 3, num_instances: 2}}", "j.num_instances: 3 nodes cannot"),
         (
@@ -454,11 +440,12 @@ def test_each_mistake_is_reported_at_its_place(folder: Path, override: str, expe
         "export",
         "target",
         "env_vars",
+        "auxiliary_deployments",
+        "auxiliary_deployments.judge",
     ],
 )
-@pytest.mark.parametrize("value", ["7", "[7]"])
-def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: str, value: str) -> None:
-    message = refused(folder, "newer", f"{section}={value}")
+def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: str) -> None:
+    message = refused(folder, "newer", f"{section}=7")
     assert section.replace(".mmlu", "[0]").removeprefix("evaluation.nemo") in message
 
 
@@ -524,14 +511,6 @@ def test_interceptors_mean_what_the_older_keys_mean(folder: Path) -> None:
     notices = "\n".join(launch.notices)
     assert "interceptors[0]: params_to_remove: not supported; may change the answers" in notices
     assert "interceptors[3]: nvcf: not supported" in notices and "caching" not in notices
-
-
-def test_here_runs_the_same_thing(folder: Path) -> None:
-    there, here = (launched(folder, "newer", name) for name in ("BIG", "here"))
-    assert here.execution.type == "local"
-    assert here.host is None
-    assert here.tasks[0].eval_file == there.tasks[0].eval_file
-    assert here.tasks[0].file.overrides == there.tasks[0].file.overrides
 
 
 @pytest.mark.parametrize(
@@ -647,14 +626,6 @@ def test_a_command_of_ones_own_may_contain_the_derived_one(folder: Path) -> None
     assert "--tensor-parallel-size 8" in command and command.endswith("--trust-remote-code --more")
     again = write(folder / "again.yaml", compiled_yaml(launch.tree))
     assert deployment_of(launched(folder, str(again))).command == command
-
-
-def test_settings_of_the_evaluation_in_other_places_are_noted(folder: Path) -> None:
-    config = "evaluation.tasks.hellaswag.nemo_evaluator_config"
-    extra = f"{config}={{config: {{extra: {{n_samples: 3}}}}, env_vars: {{A: b}}}}"
-    notices = str(launched(folder, "newer", "BIG", extra).notices)
-    assert "nemo_evaluator_config.config.extra: no effect here, because the eval file says" in notices
-    assert "nemo_evaluator_config.env_vars: no effect here, because variables stand in env_vars of the task" in notices
 
 
 def test_a_placeholder_is_no_secret(folder: Path) -> None:
@@ -820,7 +791,7 @@ class TestServerOfWandb:
         environ = {"PWD": str(folder), "HOME": str(folder), "HF_TOKEN": "a", "OTHER_TOKEN": "b", **environ}
         return launched(folder, "newer", "BIG", *overrides, environ=environ), environ
 
-    def test_is_passed_with_the_key_and_shown(self, folder: Path) -> None:
+    def test_the_server_is_passed_with_the_key_and_shown(self, folder: Path) -> None:
         launch, environ = self.launched(folder)
         assert launch.shared.export_env[URL] == f"lit:{COMPANY}"
         assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-company"
@@ -828,19 +799,19 @@ class TestServerOfWandb:
         assert "base_url:" in line and line.endswith(str(folder / ".config" / "wandb" / "settings"))
         assert URL not in deployment_of(launch).env, "the server does not get the key"
 
-    def test_of_env_toml_comes_before_that_of_the_login(self, folder: Path) -> None:
+    def test_the_server_in_env_toml_wins_over_the_login(self, folder: Path) -> None:
         write(folder / "env.toml", PROFILES.replace("[wandb]\n", '[wandb]\nbase_url = "https://api.wandb.ai"\n'))
         launch, environ = self.launched(folder)
         assert launch.shared.export_env[URL] == "lit:https://api.wandb.ai"
         assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-public"
 
     @pytest.mark.parametrize("part", ["env_vars", "run.env.env_vars", "export.env_vars"])
-    def test_that_the_configuration_names_gets_its_own_key(self, folder: Path, part: str) -> None:
+    def test_a_server_in_the_configuration_gets_its_own_key(self, folder: Path, part: str) -> None:
         launch, environ = self.launched(folder, f"+{part}.{URL}=lit:https://api.wandb.ai")
         assert launch.shared.export_env[URL] == "lit:https://api.wandb.ai"
         assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-public"
 
-    def test_is_passed_to_every_part_that_gets_the_key(self, folder: Path) -> None:
+    def test_every_part_that_gets_the_key_gets_the_server(self, folder: Path) -> None:
         launch, _ = self.launched(
             folder, "execution.auto_export=[]", "+evaluation.env_vars.WANDB_API_KEY=host:WANDB_API_KEY"
         )
@@ -874,12 +845,14 @@ class TestServerOfWandb:
             ([f"+env_vars.{URL}=host:MY_SERVER"], {}, "MY_SERVER is not set here"),
         ],
     )
-    def test_gets_no_other_key(self, folder: Path, overrides: list[str], environ: dict[str, str], message: str) -> None:
+    def test_a_server_gets_no_other_servers_key(
+        self, folder: Path, overrides: list[str], environ: dict[str, str], message: str
+    ) -> None:
         launch, environ = self.launched(folder, *overrides, **environ)
         with pytest.raises((UsageError, ConfigError), match=re.escape(message)):
             check_environment(launch.variables, environ)
 
-    def test_named_with_a_key_of_the_environment_gets_that_key(self, folder: Path) -> None:
+    def test_a_key_in_the_environment_goes_to_the_server_in_the_configuration(self, folder: Path) -> None:
         launch, environ = self.launched(folder, f"+env_vars.{URL}=lit:https://a.example", WANDB_API_KEY="k")
         login = wandb_login(launch.variables, environ)
         assert (login.api_key, login.base_url) == ("k", "https://a.example")

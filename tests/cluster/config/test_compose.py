@@ -177,11 +177,6 @@ def test_a_profile_is_enough_to_know_where_to_run(tmp_path: Path) -> None:
     assert tree.origin(("execution", "hostname")) == "default (execution/slurm/default) ← env.toml:11"
 
 
-def test_the_profile_decides_between_a_cluster_and_here(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    assert composed(tmp_path, MINIMAL, profile="here").tree.get("execution", "type") == "local"
-
-
 def test_the_profile_goes_before_the_configuration(tmp_path: Path) -> None:
     lay_out(tmp_path)
     text = f"run: {{env: {{account: own, host: own}}, wandb: {{entity: null}}}}\n{MINIMAL}"

@@ -288,12 +288,6 @@ def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.Monkey
             registry.resolve(text)
 
 
-def test_new_ids_are_sixteen_hex_digits() -> None:
-    ids = {new_invocation() for _ in range(100)}
-    assert len(ids) == 100
-    assert all(JobName.parse(f"hf-{one}.0.run") for one in ids)
-
-
 def test_a_turn_that_is_given_back_while_another_process_asks_for_it_has_a_name(tmp_path: Path) -> None:
     """Nobody could give back a turn without one. The first `mkdir` fails here as if the holder had just gone."""
     late = 'tries=0; mkdir() { tries=$((tries + 1)); [ $tries != 1 ] && command mkdir "$@"; }\n'

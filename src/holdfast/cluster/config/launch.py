@@ -93,8 +93,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int | None = None
     """processes that start one instance; None: one per node"""
     instances: int = 1
-    nodes: int | None = None
-    """of all instances together; None: all nodes of the job"""
+    nodes: int = 1
+    """of all instances together"""
     readiness_seconds: float | None = None
     """how long it may take to start; None: the walltime"""
     env: dict[str, str] = {}

@@ -360,7 +360,7 @@ def _prefix_of(name: str, block: AuxiliaryBlock) -> str:
 
 def needed_nodes(nodes: int, servers: Sequence[Server]) -> int:
     """Return the nodes of a job: those of all servers, or `nodes` if nothing is served."""
-    return sum(server.nodes or 0 for server in servers) or nodes
+    return sum(server.nodes for server in servers) or nodes
 
 
 def check_ports(tree: Tree, servers: Sequence[Server], findings: Findings) -> None:

@@ -202,7 +202,7 @@ def spots(deployments: Iterable[Server], nodes: Sequence[Node], here: str) -> li
     """
     rest, taken, assigned = list(nodes), set(), []
     for deployment in deployments:
-        size = (deployment.nodes or len(nodes)) // deployment.instances
+        size = deployment.nodes // deployment.instances
         for instance in range(deployment.instances):
             share, rest = tuple(rest[:size]), rest[size:]
             if nodes and len(share) < size:
