@@ -1,4 +1,4 @@
-"""An eval file by itself, and every option of `holdfast eval`, where a profile says: done there, or refused."""
+"""An eval file by itself, and every option of `holdfast eval`, on a cluster: done there, or refused."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def test_under_a_limit_of_one_job_no_worker_keeps_the_main_job_from_running(site
         )
         invocation = site.submit()
         chain = site.chain(invocation)
-        calmly(lambda: site.state(invocation).done >= 20 and len(chain.live("workers")) == 2, "main alone", 60)
+        calmly(lambda: site.state(invocation).done >= 20 and len(chain.live("workers")) == 2, "only the main job", 60)
         assert not site.running(invocation, "workers")
         site.kill(invocation, "main")  # workers that begin before its successor leave
         state = site.await_over(invocation, 90)
@@ -588,7 +588,7 @@ def test_workers_continue_while_a_killed_main_job_is_replaced_by_its_successor(s
 
 
 def test_dead_workers_are_replaced_and_cancelled_ones_are_not(site: Site) -> None:
-    # As those of an attempt before, which leave when this one has found them; in jobs too short to look each minute.
+    # Like workers of an earlier start, which leave when this one has found them; in jobs too short to look each minute.
     with server(latency=1) as model:
         limits = {"walltime": "00:02:00", "sbatch_extra_flags": {"signal": "B:USR2@1"}}
         site.write(model.base_url, rows=400, limits={"concurrency": 2}, execution={"workers": 2, **limits})

@@ -79,7 +79,7 @@ def _refuse_budgets(suite: Suite, flags: EvalFlags) -> None:
     """Refuse budgets of a suite: its jobs run at the same time and do not know of each other."""
     if suite.limits.model_fields_set or flags.max_cost or flags.token_budget or flags.max_time:
         raise UsageError(
-            "the budget of a suite does not work on a cluster, where its runs are jobs of their own",
+            "the budget of a suite does not work on a cluster: each of its runs is a job of its own",
             remedy="Give each run a budget with limits.max_cost=…, limits.token_budget=… or limits.max_time=….",
         )
 

@@ -57,7 +57,7 @@ def _lease_seconds() -> float:
 
 
 LEASE_SECONDS: Final = _lease_seconds()
-"""Seconds that this process keeps a run without a heartbeat, as far as processes on other machines are concerned."""
+"""Seconds without a heartbeat after which other machines take a run from this process."""
 HELD_REMEDY: Final = "Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first."
 _NAMELESS_SECONDS: Final = 2.0
 """Seconds that a lease may name no holder, since it may be in the middle of being written."""
@@ -66,7 +66,7 @@ _ASK_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 20
 """Seconds that Slurm has to answer."""
 _MOST_BYTES: Final = 4096
-# Not NODE_FAIL: the processes of a node that Slurm cannot reach may live on, and those of a requeued job, too.
+# Not NODE_FAIL: processes of a node that Slurm cannot reach, or of a requeued job, may still run.
 _ENDED: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED"})
 
 
@@ -276,7 +276,7 @@ class RunLease:
             os.close(fd)
 
     def still_held(self) -> bool:
-        """True if the lease file is still that of this process. A contender may move it away for an instant."""
+        """True if the lease file still belongs to this process. A contender may move it away for an instant."""
         if self._own is None:
             return False
         token = self._own.token.encode()
@@ -313,7 +313,7 @@ class RunLease:
 
 
 def _read(path: Path) -> bytes | None:
-    """Read a lease; None if there is none."""
+    """Read a lease; None if it does not exist."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -343,7 +343,7 @@ def _content(holder: Holder) -> bytes:
 
 
 def _write_new(path: Path, content: bytes) -> bool:
-    """Create a lease with this content; False if there is one."""
+    """Create a lease with this content; False if it exists."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
@@ -434,7 +434,7 @@ def which_ended(jobs: Collection[SlurmJob]) -> set[SlurmJob]:
 
 
 def is_held(path: Path) -> bool:
-    """True if a process seems to hold the lease, as far as can be told at once. This is for display.
+    """True if a process seems to hold the lease, judging by one look. This is for display.
 
     For a holder on another machine it depends on that machine's clock; `take_leases` does not.
     """

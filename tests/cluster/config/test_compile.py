@@ -403,11 +403,11 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         (f"auxiliary_deployments.j={{{JUDGE}, num_nodes: 3, num_instances: 2}}", "j.num_instances: 3 nodes cannot"),
         (
             f"auxiliary_deployments.judge={{{JUDGE}, env_prefix: SLURM}}",
-            "its variables would be SLURM_…, like those of anoth",
+            "its variables would be SLURM_…, which another program has",
         ),
         (
             f"auxiliary_deployments={{a-b: {{{JUDGE}}}, a_b: {{{JUDGE}}}}}",
-            "command line: auxiliary_deployments.a_b: its variables would be A_B_…, like those of a-b",
+            "command line: auxiliary_deployments.a_b: its variables would be A_B_…, which a-b has",
         ),
         ("env_vars.A=null", "env_vars.A: needs a value: host:NAME, lit:VALUE or runtime:NAME"),
         ("env_vars.A=host:1x", "host: takes the name of a variable, not '1x'"),

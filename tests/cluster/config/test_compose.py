@@ -336,7 +336,7 @@ def test_a_shells_variable_is_left_to_the_shell(tmp_path: Path) -> None:
         ("${oc.env:HF_TOKEN}", "would write a secret into files and process lists"),
         ("${oc.env:${x}}", "the variable's name is written out"),
         ("${foo:1}", "unknown resolver 'foo'"),
-        ("${art:model,path}", "names an artifact, and Holdfast has none: write the path itself"),
+        ("${art:model,path}", "names an artifact, which Holdfast does not have: write the path itself"),
         ("${auto_mount:git+https://x}", "is not supported: check the code out"),
         ("${broken", "cannot be parsed"),
     ],

@@ -177,7 +177,7 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
         ):
             silent.add(key)
     assert len(KEYS) > 200
-    # Either partition is for one of --run and --batch, where it counts; the executor is the profile's to say.
+    # Each partition has an effect with either --run or --batch; the profile decides the executor.
     assert silent == {"run.env.run_partition", "run.env.batch_partition", "run.env.executor"}
     assert set(refused) == {"export", "export.gsheets"}
 

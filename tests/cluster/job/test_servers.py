@@ -1,4 +1,4 @@
-"""Several servers in one job, on a real Slurm: instances of the model that share the questions, a judge beside it."""
+"""Several servers in one job, on a real Slurm: instances of the model that share the questions, and a judge."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) 
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
-        assert not second.start(messages.append, going.is_set), "nor beside a server of somebody else"
+        assert not second.start(messages.append, going.is_set), "nor next to somebody else's server"
     second.stop()
 
 

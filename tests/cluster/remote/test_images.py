@@ -79,7 +79,7 @@ def place(slurm: Cluster, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def registry() -> Iterator[Any]:
-    """A registry as far as one asks it for a tag's digest; `tags` is what it knows."""
+    """A registry that answers only for the digests of tags; `tags` is what it knows."""
 
     class Registry(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:

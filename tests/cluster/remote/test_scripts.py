@@ -217,7 +217,7 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path, dependencies:
     ).stdout
     assert stdout.startswith(str(ready.parent)), stdout
     assert ensure_python(transport, str(tmp_path), say=notes.append) == python
-    assert notes == []  # only where something is
+    assert notes == []  # only if there is something to remove
     assert ready.stat().st_mtime_ns == modified
 
 
@@ -356,7 +356,7 @@ def test_a_dry_run_lists_files_that_would_be_sent_and_left_out(tmp_path: Path) -
 def test_too_much_beside_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
     monkeypatch.setattr("holdfast.cluster.remote.bundle.MAX_BYTES", 100)
-    with pytest.raises(UsageError, match=r"e\.yaml: 0 MB are beside it") as refused:
+    with pytest.raises(UsageError, match=r"e\.yaml: 0 MB are in its folder") as refused:
         collect(load_eval(path), path)
     assert "data.jsonl" in str(refused.value)
 

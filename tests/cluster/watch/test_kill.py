@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def foreign(slurm: Slurm, name: str) -> str:
-    """A job that is none of the invocation's; its id."""
+    """Submit a job that does not belong to the invocation, and return its id."""
     return slurm.submit(SLEEP, name=name, comment="somebody else's", options=["--output=/dev/null"])
 
 

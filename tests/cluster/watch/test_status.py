@@ -351,7 +351,7 @@ def test_following_continues_with_the_next_attempt_and_ends_with_the_task(
     assert output[3:] == ["the successor\n", "its last words\n"]
 
 
-# Runs of this machine alone
+# Runs without a cluster
 
 
 def test_the_status_of_a_run_is_running_finished_or_how_to_resume(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Compile a configuration and a profile into a launch: what to serve, what to measure and where.
+"""Compile a configuration and a profile into a launch: which models to serve and to measure, on which machines.
 
 `compile_launch` reads files and does nothing else: no connection, no submission, no file written.
 """
@@ -155,7 +155,7 @@ class _Source:
 
 
 def _find_source(request: LaunchRequest) -> _Source:
-    """Find the files, and tell overrides of evals from those of the configuration."""
+    """Find the files, and separate the overrides of evals from the configuration's."""
     config = request.config
     suite = config if isinstance(config, Suite) else None
     path = _suite_path(config) if isinstance(config, Suite) else find_config(config, request.cwd, request.environ)
@@ -248,7 +248,7 @@ def _read_block(tree: Tree, findings: Findings, model: type[_Model], section: st
 
 
 def _add_exports(tree: Tree, names: Sequence[str]) -> None:
-    """Add destinations from the command line to those of the configuration."""
+    """Add destinations from the command line to the configuration's."""
     location = ("execution", "auto_export")
     if not names or not isinstance(tree.get("execution"), dict):
         return
@@ -260,9 +260,9 @@ def _add_exports(tree: Tree, names: Sequence[str]) -> None:
 
 
 def _drop_own_keys(tree: Tree, used: frozenset[str], findings: Findings) -> None:
-    """Remove keys of the user's own, whose values are by now where others refer to them.
+    """Remove user-defined keys; interpolation has already copied their values.
 
-    Servers may have such keys without a reference too, which is noted, unless it looks like a misspelt key.
+    In the block of a server, such a key without a reference is noted, unless it looks like a misspelt key.
     """
     for name in [key for key in tree.data if key not in LaunchBlock.known_keys() and key in used]:
         tree.remove((name,))

@@ -62,7 +62,7 @@ UNSELECTED: dict[Location, Any] = {
     ("execution", "sbatch_extra_flags"): {},
     ("deployment", "tensor_parallel_size"): 1,
 }
-"""values, or None, where no `defaults:` list selects the group: such a launch asks for what it names"""
+"""values of a group that no `defaults:` list selects: such a launch asks only for what it names"""
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ def compose(
     suite: Suite | None = None,
     document: Document | None = None,
 ) -> Composed:
-    """Compose the configuration in `path`. An eval file by itself is a configuration of one task, a suite of several.
+    """Compose the configuration in `path`. An eval file is a configuration of one task, a suite one of several.
 
-    `document` is the content of `path`, where the caller has read it. Only reads files; the same input gives the same
+    `document` is the content of `path`, if the caller has read it. Only reads files; the same input gives the same
     result.
     """
     edits = [_edit(text) for text in overrides]
@@ -170,7 +170,7 @@ class _Layer(NamedTuple):
     group: tuple[str, ...] = ()
     """the folder in which its own groups are looked up"""
     package: tuple[str, ...] | None = ()
-    """the key that its values go under; None: that of the file that names it"""
+    """the key that its values go under; None: the key of the file that names it"""
 
 
 class _Files:
@@ -416,7 +416,7 @@ def _add_defaults_of_types(
 
 
 def _choose_executor(tree: Tree, profile: Profile | None) -> None:
-    """Set `execution.type` to the profile's executor, or else to that of `run.env`, unless it is written."""
+    """Set `execution.type` to the profile's executor, or else to `run.env.executor` unless a type is written."""
     executor, place = (None, "") if profile is None else (profile.fields.executor, profile.origins["executor"])
     if executor is None and tree.get("execution", "type") is None:
         executor, place = tree.get("run", "env", "executor"), tree.origin(("run", "env", "executor"))
@@ -435,7 +435,7 @@ def _group_of_type(path: Path, name: str, section: str, location: tuple[str, ...
 
 
 def _add_defaults_of_auxiliaries(tree: Tree) -> Tree:
-    """Add the defaults of the servers beside the model's."""
+    """Add the defaults of auxiliary servers."""
     named = tree.get("auxiliary_deployments")
     if not isinstance(named, dict):
         return tree
@@ -574,7 +574,7 @@ def _wrap_evals(tasks: list[dict[str, Any]], path: Path, cwd: Path) -> Tree:
 
 
 def split_overrides(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split overrides into those for the configuration around an eval file, and those for the eval."""
+    """Separate the overrides of the configuration around an eval file from the eval's own."""
     outer: list[str] = []
     inner: list[str] = []
     for text in overrides:

@@ -1,7 +1,7 @@
 """A compiled configuration.
 
-`TaskFile` and `Server` are what jobs get, as `task.json`. The compiler fills them in as far as a configuration tells;
-submission adds what is only known on the cluster. A new setting is one field here, and the line that reads it.
+`TaskFile` and `Server` are what jobs get, as `task.json`. The compiler fills in what the configuration says; submission
+adds what is known only on the cluster. A new setting is one field here, and the line that reads it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = "1.0"
 """of the files of an invocation"""
 CHECKPOINT: Final = "/checkpoint"
-"""where the container of a server sees `checkpoint_path`, read-only"""
+"""`checkpoint_path` in the container of a server, read-only"""
 CACHE: Final = "/cache"
-"""where the container of a server sees `cache_path`"""
+"""`cache_path` in the container of a server"""
 PORT: Final = "HOLDFAST_PORT"
 """the variable that holds the port of a server"""
 NIM_PORT: Final = "NIM_SERVER_PORT"
@@ -75,7 +75,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     image: str | None = None
     """None: a plain process on the node"""
     engine: str | None = None
-    """`podman` or `docker`, which starts the image on this machine; None: pyxis does, where there is one"""
+    """`podman` or `docker`, which starts the image on this machine; None: pyxis does, if it is installed"""
     engine_options: tuple[str, ...] = ()
     """further options for the engine's `run`"""
     mounts: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     mount_home: bool = False
     port: int = 8000
     any_port: bool = False
-    """True if another port may be used where this one is taken: `on_port` can tell the server"""
+    """True if another port may be used when this one is taken: `on_port` can set it"""
     model: str | None = None
     base_path: str = "/v1"
     endpoints: dict[str, str] = {}
@@ -153,7 +153,7 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def served(self) -> tuple[Server, ...]:
-        """All servers, that of the measured model first."""
+        """All servers, the measured model's first."""
         return (*(() if self.deployment is None else (self.deployment,)), *self.auxiliary)
 
 
@@ -179,7 +179,7 @@ class Task:
 
     @property
     def id(self) -> str:
-        """`gsm8k.0`: what `-t` takes to select this task alone."""
+        """`gsm8k.0`, by which `-t` selects only this task."""
         return f"{self.name}.{self.number}"
 
     def is_run_of(self, other: Task) -> bool:
@@ -216,5 +216,5 @@ class Launch:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """All servers, that of the measured model first."""
+        """All servers, the measured model's first."""
         return self.shared.served

@@ -1,7 +1,7 @@
 """Find keys that are read and have no effect in this launch, each with the reason: nothing is ignored silently.
 
-The schemas list keys that never have an effect, and mark those that have none in some launches. The functions here add
-reasons that name other values. Values of built-in groups do not count, nor do keys that others refer to, as in
+The schemas list keys that never have an effect, and mark keys that have no effect in some launches. The functions here
+add reasons that name other values. Values of built-in groups do not count, nor do keys that others refer to, as in
 `${deployment.port}`.
 """
 

@@ -57,7 +57,7 @@ class Profile:
 
 
 def find_env_file(cwd: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the file that a variable names, else the nearest env.toml, up to the folder with pyproject.toml."""
+    """Return the file that a variable names, or else the nearest env.toml, up to the folder with pyproject.toml."""
     for variable in FILE_VARIABLES:
         if environ.get(variable):
             path = cwd / Path(environ[variable]).expanduser()
@@ -85,7 +85,7 @@ def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
 
 
 def load_wandb(cwd: Path, environ: Mapping[str, str]) -> tuple[WandbBlock, dict[str, str]]:
-    """Load `[wandb]` alone, for a configuration that is run without a profile."""
+    """Load only `[wandb]`, for a configuration that is run without a profile."""
     path = find_env_file(cwd, environ)
     return (WandbBlock(), {}) if path is None else _wandb(_read(path, display_path(path, cwd)))
 
@@ -124,7 +124,7 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
 
 
 def folder_problem(folder: str, executor: ExecutorRules) -> str | None:
-    """Return what is wrong with a folder, or None. Jobs start elsewhere, and no shell expands `~name` for them."""
+    """Return the error message for a folder, or None. Jobs start elsewhere, and no shell expands `~name` for them."""
     if re.match(r"/|~(/|$)", folder) or (executor.shares_files and not folder.startswith("~")):
         return None
     where = "" if executor.shares_files else " is a folder of the cluster"

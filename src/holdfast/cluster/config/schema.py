@@ -70,9 +70,9 @@ class ThroughExecution:
 
 CLUSTER_ONLY = NoEffect("it is for a cluster, and this runs on this machine", lambda of: of.is_local)
 LOCAL_ONLY = NoEffect("it is for this machine; on a cluster all tasks are queued at once", lambda of: not of.is_local)
-UNSERVED = NoEffect("nothing is served: deployment.type is none", lambda of: not of.serves)
+UNSERVED = NoEffect("deployment.type is `none`, so nothing is served", lambda of: not of.serves)
 NO_SERVER = NoEffect(UNSERVED.why, lambda of: not (of.serves or of.serves_others))
-NO_OTHERS = NoEffect("nothing is served beside the model", lambda of: not of.serves_others)
+NO_OTHERS = NoEffect("there are no auxiliary_deployments", lambda of: not of.serves_others)
 SERVED = NoEffect("the served model is the one evaluated", lambda of: of.serves)
 ONE_WORKER = NoEffect(
     "only further workers go there, and execution.workers is 1; exports run in the main job",
@@ -92,7 +92,7 @@ NO_ENGINE = NoEffect("neither podman nor docker is started", lambda of: not (of.
 BUILT_WITHOUT_GPUS = NoEffect("build_include_gpus is not set", lambda of: not of.build_includes_gpus)
 DERIVED = DerivedCommand(("vllm", "vllm_ray", "sglang", "trtllm"))
 
-EXPORTS_ITSELF = "Holdfast exports by itself, where the job runs"
+EXPORTS_ITSELF = "Holdfast itself exports, in the job"
 NO_OPTION = "`holdfast export` has no such option"
 OTHER_TOOLS = "it is for other tools"
 SENT_WITH_EVAL = "the folder of each eval file is sent"
@@ -244,14 +244,14 @@ class ProfileBlock(LauncherBlock):
 
 
 class WandbBlock(Block):
-    """`[wandb]`: where results go on Weights & Biases."""
+    """`[wandb]`: the project on Weights & Biases."""
 
     project: str | None = None
     """Project on Weights & Biases."""
     entity: str | None = None
     """User or team on Weights & Biases."""
     base_url: str | None = None
-    """Address of the W&B server, whose API key is passed. Default: that of the W&B login."""
+    """Address of the W&B server, whose API key is passed. Default: the login's."""
 
 
 def _auto_export(value: Any) -> Any:
@@ -305,7 +305,7 @@ class DeploymentTasks(Block):
 
 
 class AutoExportBlock(LauncherBlock):
-    """`execution.auto_export`, where results go by themselves when all is done."""
+    """`execution.auto_export`: destinations of finished runs."""
 
     ignored: ClassVar = dict.fromkeys(
         ("launcher_install_cmd", "partition", "export_image", "export_mounts"), EXPORTS_ITSELF
@@ -331,8 +331,8 @@ class ExecutionBlock(LauncherBlock):
     partition: Annotated[str | None, CLUSTER_ONLY] = None
     """`host`, `user`, `account` and `partition` of the profile."""
     cpu_partition: Annotated[str | None, CLUSTER_ONLY, NO_SERVER, ONE_WORKER] = None
-    """Partition for workers beside a server, which need no GPU. In the NeMo Evaluator launcher it is that of export
-    jobs; here exports run in the main job."""
+    """Partition for worker jobs if a server has the GPUs. The NeMo Evaluator launcher uses it for export jobs; here
+    exports run in the main job."""
     output_dir: str | None = None
     """Folder for runs. Default: `evaluations` in `remote_job_dir`; with `local`, the usual runs directory."""
     num_nodes: Annotated[int, CLUSTER_ONLY] = Field(default=1, ge=1)
@@ -367,7 +367,7 @@ class ExecutionBlock(LauncherBlock):
     auto_export: Annotated[AutoExportBlock, BeforeValidator(_auto_export)] = AutoExportBlock()
     """Destinations of finished runs, such as `[wandb]`: formats of `holdfast export --to`."""
     evaluation_gpu_visible: bool | str | None = None
-    """GPUs that the evaluation sees: `true`, `false`, or a list such as `"0,1"`. Default: those of the job."""
+    """GPUs that the evaluation sees: `true`, `false`, or a list such as `"0,1"`. Default: all GPUs of the job."""
     env_vars: dict[str, Any] | None = None
     """Older spelling of `env_vars` under `deployment`, `evaluation` and `export`."""
     mode: Annotated[Literal["sequential", "parallel"], LOCAL_ONLY] = "sequential"
@@ -422,7 +422,7 @@ class DeploymentBlock(LauncherBlock):
     cache_path: str | None = None
     """Folders of the model and for caches, which the server sees as `/checkpoint` and `/cache`."""
     tensor_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
-    """Default: all GPUs of its nodes; if their number is unknown, 8 where `defaults:` selects the group, else 1."""
+    """Default: all GPUs of its nodes; if their number is unknown, 8 if `defaults:` selects the group, else 1."""
     pipeline_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
     """Pipeline stages, or data-parallel replicas."""
     data_parallel_size: Annotated[int | None, DerivedCommand(("vllm", "vllm_ray", "sglang"))] = Field(
@@ -460,7 +460,7 @@ class DeploymentBlock(LauncherBlock):
 
 
 class AuxiliaryBlock(DeploymentBlock):
-    """One of `auxiliary_deployments`: a judge, a simulated user, served beside the model."""
+    """One of `auxiliary_deployments`: a judge or a simulated user, served in addition to the model."""
 
     ignored: ClassVar = {
         **DeploymentBlock.ignored,
@@ -473,7 +473,7 @@ class AuxiliaryBlock(DeploymentBlock):
     n_tasks: int | None = Field(default=None, ge=1)
     """Processes to start it with. Default: one per node."""
     env_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
-    """Prefix of the variables that say where it is served. Default: its name in upper case."""
+    """Prefix of the variables that hold its URLs. Default: its name in upper case."""
 
 
 class ApiEndpoint(Block):
@@ -517,7 +517,7 @@ class Params(Block):
     temperature: float | None = Field(default=None, ge=0)
     """`target.params.temperature` of the eval file."""
     request_timeout: Seconds | None = None
-    """`limits.turn_timeout` of the eval file. `limits.trial_timeout` is raised where it would be shorter."""
+    """`limits.turn_timeout` of the eval file. `limits.trial_timeout` is raised if it would be shorter."""
     top_p: float | None = Field(default=None, ge=0, le=1)
     """`target.params.top_p` of the eval file."""
     extra: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Model servers: their commands, the servers beside them, and how they share nodes and GPUs. Pure text.
+"""Model servers: their commands, auxiliary servers, and how they share nodes and GPUs. Pure text.
 
 The evaluation finds a server of `auxiliary_deployments`, such as a judge, through the variables `JUDGE_URL`,
 `JUDGE_CHAT_URL` and `JUDGE_MODEL_ID`; an eval file names the first as `base_url: ${JUDGE_URL}`. Its URL differs
@@ -68,7 +68,7 @@ def served_version(block: DeploymentBlock) -> str | None:
 
 
 def default_model(block: DeploymentBlock) -> str | None:
-    """Return the name to ask a server for if none is given: the checkpoint's, or that on Hugging Face."""
+    """Return the model's name in requests by default: the checkpoint's, or else the handle on Hugging Face."""
     return PurePosixPath(block.checkpoint_path or "").name or block.hf_model_handle
 
 
@@ -195,7 +195,7 @@ def fill_base_command(tree: Tree, block: DeploymentBlock) -> DeploymentBlock:
 
 
 def container_mounts(env: ProfileBlock, table: Mapping[str, str], block: DeploymentBlock | None = None) -> list[Mount]:
-    """List the mounts of a container: the profile's, checkpoint and cache of a server, and those of `execution.mounts`.
+    """List the mounts of a container: the profile's, checkpoint and cache of a server, and `execution.mounts`.
 
     Of two mounts at the same target the later one counts.
     """
@@ -324,7 +324,7 @@ _URLS: Final = ("base_url", "http", "url")
 
 
 def auxiliary_blocks(tree: Tree, findings: Findings) -> Iterator[tuple[str, AuxiliaryBlock, Location]]:
-    """Yield the servers beside the model's, by name and with their location."""
+    """Yield the auxiliary servers, by name and with their location."""
     section = tree.get(SECTION)
     prefixes: dict[str, str] = {}
     types = [kind for kind in DEPLOYMENTS if kind != "none"]
@@ -347,7 +347,7 @@ def auxiliary_blocks(tree: Tree, findings: Findings) -> Iterator[tuple[str, Auxi
         if prefix in prefixes or prefix in _TAKEN:
             owner = prefixes.get(prefix, "another program")
             findings.wrong(
-                tree, location, f"its variables would be {prefix}_…, like those of {owner}; give it an env_prefix"
+                tree, location, f"its variables would be {prefix}_…, which {owner} has; give it an env_prefix"
             )
         prefixes[prefix] = name
         yield name, block, location
@@ -359,7 +359,7 @@ def _prefix_of(name: str, block: AuxiliaryBlock) -> str:
 
 
 def needed_nodes(nodes: int, servers: Sequence[Server]) -> int:
-    """Return the nodes of a job: those of all servers, or `nodes` if nothing is served."""
+    """Return how many nodes a job has: one share per server, or `nodes` if nothing is served."""
     return sum(server.nodes for server in servers) or nodes
 
 
@@ -377,7 +377,7 @@ def check_ports(tree: Tree, servers: Sequence[Server], findings: Findings) -> No
 def fill_references(tree: Tree, auxiliary: Sequence[Server], findings: Findings) -> None:
     """Replace `auxiliary_deployments.judge.base_url` in a task's overrides by the variable that holds it in the job.
 
-    The name of a model is known, and is written out. A URL may only be used where it is not part of a key.
+    The name of a model is known, and is written out. A URL may be used only in values that are not part of a key.
     """
     servers = {server.name: server for server in auxiliary}
     tasks = tree.get("evaluation", "tasks")
@@ -400,7 +400,7 @@ def fill_references(tree: Tree, auxiliary: Sequence[Server], findings: Findings)
 
 
 def _resolve_reference(name: str, attribute: str, key: str, servers: Mapping[str, Server]) -> str:
-    """Return the value of a reference in the override `key`; ValueError if there is none."""
+    """Return the value of a reference in the override `key`; ValueError if it refers to nothing."""
     if name not in servers:
         raise ValueError(f"there is no {name!r} in {SECTION}{suggest(name, servers)}")
     server = servers[name]

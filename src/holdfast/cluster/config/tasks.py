@@ -68,7 +68,7 @@ _APIS = {
 
 Move = tuple[tuple[str, ...], tuple[str, ...]]
 MOVED: tuple[Move, ...] = ((("execution", "auto_export", "configs"), ("export",)),)
-"""keys of earlier launchers in a configuration, and where they are today"""
+"""keys of earlier launchers in a configuration, and their names today"""
 MOVED_IN_TASKS: tuple[Move, ...] = (
     (("config", "target"), ("target",)),
     (("config", "params", "max_tokens"), ("config", "params", "max_new_tokens")),
@@ -78,12 +78,12 @@ MOVED_IN_TASKS: tuple[Move, ...] = (
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The model to measure, as far as it is known before anything is started."""
+    """What is known of the measured model before anything is started."""
 
     model: str | None = None
-    """None: the eval files say themselves what they measure"""
+    """None: each eval file names its own"""
     default_model: str | None = None
-    """for benchmarks, which name no model, where the server's name is not given"""
+    """for benchmarks, which name no model, if `served_model_name` is not given"""
     base_url: str | None = None
     """None: of the server that is started"""
     api_key_env: str | None = None
@@ -111,7 +111,7 @@ class TaskReader:
     """how tasks with an image of their own are started, without the image; None: as plain processes"""
     cwd: Path
     providers: Sequence[TaskProvider] | None = None
-    """None: those of installed packages"""
+    """None: of installed packages"""
     overrides: tuple[Override, ...] = ()
     """of every eval file, from the command line: they win over all others"""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -134,7 +134,7 @@ class TaskReader:
         return tuple(tasks)
 
     def _select(self, selection: Sequence[str]) -> list[tuple[int, int, TaskBlock]]:
-        """List the selected tasks: index in the configuration, number among those of the same name, and block."""
+        """List the selected tasks: index in the configuration, number among tasks of the same name, and block."""
         listed = self.tree.get("evaluation", "tasks")
         blocks: list[tuple[int, int, TaskBlock]] = []
         for index, data in enumerate(listed if isinstance(listed, list) else []):  # else it is a problem already
@@ -251,7 +251,7 @@ class TaskReader:
     def _target_overrides(
         self, block: TaskBlock, asked: ApiEndpoint, location: Location, *, is_benchmark: bool
     ) -> list[Override]:
-        """Return overrides for the model that is measured instead of the eval file's."""
+        """Return overrides that replace the eval file's model by the measured one."""
         # A benchmark knows which API it needs, so the kind that a server is addressed by in general does not count.
         kind = block.endpoint_type or asked.type or (None if is_benchmark else self.endpoint.type)
         api = _APIS.get(kind or "undefined", kind)
@@ -309,7 +309,7 @@ class TaskReader:
         return overrides
 
     def _data_overrides(self, block: TaskBlock, location: Location, *, is_benchmark: bool) -> list[Override]:
-        """Return the override for the datasets of a benchmark; those of an eval file are named there."""
+        """Return the override for the datasets of a benchmark. An eval file names its own."""
         if block.dataset_dir is None:
             return []
         if is_benchmark:
@@ -376,7 +376,7 @@ def _target_kinds(document: Document, overrides: Sequence[Override]) -> set[str]
 
 
 def _candidates(name: str, folder: Path, cwd: Path) -> Iterable[Path]:
-    """Where an eval file of that name may lie."""
+    """Return the paths at which an eval file of that name is looked for."""
     path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml"):
         return dict.fromkeys([cwd / path, folder / path])
@@ -479,7 +479,7 @@ def _thoughts(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_interceptors(listed: list[Any], tree: Tree, location: Location, findings: Findings) -> dict[str, Any]:
-    """Return the older keys that a list of interceptors stands for; those that have no effect here are noted."""
+    """Return the older keys that a list of interceptors stands for, and note interceptors without effect."""
     block: dict[str, Any] = {}
     for number, entry in enumerate(listed):
         interceptor = {"name": entry} if isinstance(entry, str) else entry

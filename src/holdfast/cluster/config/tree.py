@@ -29,8 +29,8 @@ DEFAULT = "default ("
 """how the places of values from built-in groups begin"""
 MANDATORY = "???"
 NOT_HERE = {
-    "art": "names an artifact, and Holdfast has none: write the path itself",
-    "manifest": "names an artifact, and Holdfast has none: write the path itself",
+    "art": "names an artifact, which Holdfast does not have: write the path itself",
+    "manifest": "names an artifact, which Holdfast does not have: write the path itself",
     "auto_mount": "is not supported: check the code out and name its folder under mounts",
 }
 """resolvers of other tools"""
@@ -68,7 +68,7 @@ class Tree:
         return node
 
     def origin(self, location: Location) -> str:
-        """Return where a value was written; if that is unknown, where something around it was."""
+        """Return the place at which a value was written; if that is unknown, the place of a value around it."""
         while location and location not in self.origins:
             location = location[:-1]
         return self.origins.get(location, "")
@@ -129,7 +129,7 @@ class Tree:
 
 
 def tree_of(document: Document, name: str, *, lines: bool = True) -> Tree:
-    """Return the values of a file with their lines, or with the name of the file alone."""
+    """Return the values of a file with their lines, or only with the name of the file."""
     numbers = document.lines if lines and document.lines else {}
     origins: dict[Location, str] = {}
     for location, _ in walk(document.data, ()):
@@ -354,7 +354,7 @@ def _not_set(name: str, text: str, profile: str | None) -> str:
 
 
 def _origin(tree: Tree, location: Location, text: str) -> str:
-    """Return the origin of a text, and those of the values it refers to."""
+    """Return the origins of a text and of the values that it refers to."""
     sources = [f"${name}" for name, _ in _VARIABLE.findall(text)]
     for name in _NAMES.findall(text):
         place = tree.origins.get(tuple(name.split(".")), "")

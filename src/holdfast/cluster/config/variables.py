@@ -1,7 +1,7 @@
 """Environment variables and API keys of a job: named, never written down.
 
 `host:NAME` takes the value from the environment at submission, `lit:VALUE` is the value itself, `runtime:NAME` is read
-where the job runs. Without a prefix, as older configurations have it, a name means `host:` and anything else `lit:`.
+in the job. Without a prefix, as in older configurations, a name means `host:` and anything else `lit:`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PLACEHOLDER = re.compile(r"(?i)placeholder|dummy|not[-_ ]?(needed|used|required
 
 @dataclass(frozen=True)
 class EnvVar:
-    """One variable, and where its value comes from."""
+    """One variable, and the source of its value."""
 
     name: str
     kind: Kind
@@ -82,7 +82,7 @@ def read_variables(
 
 
 def read_scope(tree: Tree, findings: Findings, scope: str, *inner: str) -> dict[str, EnvVar]:
-    """Read the variables of a part: the profile's, those of all parts, the older dialect's, and its own."""
+    """Read the variables of a part: the profile's, the shared ones, the older dialect's, and its own."""
     variables = read_variables(tree, ("run", "env", "env_vars"), findings, bare="lit")
     older = tree.get("execution", "env_vars")
     if isinstance(older, dict):
@@ -176,7 +176,7 @@ def wandb_login(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> Logi
     url = {"lit": variable.value, "host": environ.get(variable.value)}.get(variable.kind)
     if url is None and variable.kind == "host":
         return login  # the variable is not set, which `check_environment` reports
-    # A key in the environment belongs to the server that is named beside it, if any; others are looked up by server.
+    # A key in the environment belongs to the server in the environment, if any; other keys are looked up by server.
     paired = login.source == WANDB_KEY and login.url_source == WANDB_URL
     if url is None:
         known = login.source is None or (login.source == WANDB_KEY and not paired)
@@ -192,7 +192,7 @@ def wandb_login(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> Logi
 
 
 def host_values(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the values of `host:` variables by name; W&B's API key also from where `wandb login` stores it."""
+    """Return the values of `host:` variables by name; for W&B's API key also the one that `wandb login` stored."""
     variables = list(variables)
     values = {variable.value: environ.get(variable.value) for variable in variables if variable.kind == "host"}
     if WANDB_KEY in values:
@@ -255,7 +255,7 @@ def check_api_keys(
 def _variables_of(
     model: str, base_url: str | list[str] | None, key_env: str | None, environ: Mapping[str, str]
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the variable for the API key of a model, and those without which it cannot be asked.
+    """Return the variable for the API key of a model, and the variables without which it cannot be asked.
 
     A variable in a `base_url` gets its value in the job.
     """
@@ -267,7 +267,7 @@ def _variables_of(
 
 
 def _model_blocks(spec: Eval) -> Iterator[tuple[Location, _ModelBlock]]:
-    """Yield the blocks of an eval that name a model behind an HTTP API."""
+    """Yield the blocks of an eval that name a model with an HTTP API."""
     blocks = (("target",), spec.target), (("responder",), spec.responder)
     for location, block in (*blocks, *spec.placed_graders()):
         if isinstance(block, _ModelBlock) and isinstance(block.model, str) and not is_embedded(block.model):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS: Final = 0.25
 FILES_SECONDS: Final = 4.0
-"""how often a job looks for files of others: each look is a question to the shared file system's server"""
+"""how often a job looks for other jobs' files: each look is a request to the shared file system's server"""
 CONTINUES: Final = 75
 """exit code of a job that its successor continues: EX_TEMPFAIL"""
 
@@ -150,7 +150,7 @@ class JobContext:
             resolved = {"host": self.secrets, "runtime": os.environ}.get(kind, {value: value}).get(value)
             if resolved is not None:
                 env[name] = resolved
-        # Bundles are shared and named by their content, so nothing may be written beside the user's modules.
+        # Bundles are shared and named by their content, so nothing may be written next to the user's modules.
         return {**env, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 

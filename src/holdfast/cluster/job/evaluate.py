@@ -182,7 +182,7 @@ def _describe(shared: Outcome | SharedRun) -> Prepared:
 
 
 def _report(outcome: Outcome) -> str:
-    """Return the table that `holdfast eval` ends with. Standard output is for the `Prepared` alone."""
+    """Return the table that `holdfast eval` ends with. Standard output is only for messages to the main job."""
     with redirect_stdout(StringIO()) as text:
         print_outcome(replace(outcome, already=False), command="")
     return text.getvalue()

@@ -1,13 +1,13 @@
 """The main job of a task: serve the model, divide the work, do a part of it, and end so that nothing is lost.
 
-Before anything else the job queues its successor. The successor starts only if this job fails. So where nothing may
-continue (a fault, a budget, no progress) the job exits with 0, and state.json has the reason.
+Before anything else the job queues its successor. The successor starts only if this job fails. So when the task must
+not continue (a fault, a budget, no progress) the job exits with 0, and state.json has the reason.
 
     waiting     the start of the job is recorded, and the successor is queued
     deploying   servers start
     running     the work is offered to all workers, of which this job is one; worker jobs are queued
-    draining    asked to stop: near the time limit, requests in flight finish if they can; those that cannot, and all
-                those at any other stop, are cancelled, and repeated by the next job
+    draining    asked to stop: near the time limit, requests in flight finish if they can; the others, and all
+                requests at any other stop, are cancelled, and repeated by the next job
     finishing   exports, hooks, report
     done, stopped; or waiting again, in the next job
 
@@ -67,7 +67,7 @@ _QUEUE_SECONDS: Final = 60.0
 _DEAD_STARTS: Final = 3
 """starts in a row that were killed without progress, after which there are no more"""
 _SIGNAL_SECONDS: Final = 5.0
-"""how much later than a child this process may get a signal that is meant for all"""
+"""how much later than its child this process may get a signal to the whole job"""
 _CUT_OFF: Final = ("connection", "refused")
 """kinds of errors of requests whose server ends"""
 _HELD: Final = 4
@@ -125,7 +125,7 @@ class Patience:
         self._pauses = 0
 
     def lasts(self, size: int, now: float) -> bool:
-        """Return True if the target is to be asked again; `size` is that of the run's journals."""
+        """Return True if the target is to be asked again; `size` is the current size of the run's journals."""
         if size != self._size:
             self._size, self._since, self._pauses = size, now, 0
         return now - self._since < RETURN_SECONDS
@@ -354,7 +354,7 @@ class JobRun:
         return True
 
     def _offer(self, prepared: Prepared) -> None:
-        """Write endpoint.json, which tells worker jobs that there is work, and where the model is."""
+        """Write endpoint.json, which offers work to worker jobs and names the model's address."""
         host, deployment = os.uname().nodename, self._task.deployment
         urls, env = self._servers.addresses(host)
         endpoint = EndpointFile(
@@ -495,9 +495,9 @@ class JobRun:
             layout.write_state(self._place, self._state)
 
     def _is_superseded(self) -> bool:
-        """Return True if another main job of the task has gone further: the state must not go back to that of this one.
+        """Return True if another main job of the task has gone further, so that this job must not set the state back.
 
-        There are two after a node was given up that still works, for example.
+        Two main jobs run after Slurm has given up a node that still works, for example.
         """
         current = layout.read_state(Here(pauses=()), self._place)
         return current.attempt > self._number or (current.phase == "done" and current.job != self._job.id)
@@ -506,7 +506,7 @@ class JobRun:
 def starts_exhausted(
     starts: Sequence[StartRecord], walltime: float, max_walltime: float | None, size: int
 ) -> str | None:
-    """Return why the job does not start again, or None. `size` is that of the run's journals now."""
+    """Return why the job does not start again, or None. `size` is the current size of the run's journals."""
     used = time_used(starts, walltime, time.time())
     if max_walltime is not None and used >= max_walltime:
         return f"max_walltime: all jobs together took {used:.0f} s of {max_walltime:.0f} s"

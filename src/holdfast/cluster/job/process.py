@@ -95,7 +95,7 @@ class EvaluationProcess:
         except queue.Empty:
             if self.exit_code is None:
                 return None
-            self._reader.join(5)  # not for longer: a process that was left behind may hold the output open
+            self._reader.join(5)  # not for longer: an orphaned process may hold the output open
             line = b"" if self._lines.empty() else self._lines.get()
         if not line:
             self._lines.put(line)  # for whoever asks again
@@ -108,7 +108,7 @@ class EvaluationProcess:
         return line is not None
 
     def last_message(self, default: _Message) -> _Message:
-        """Return the message in the last line that the process wrote; the default if that was none."""
+        """Return the message in the last line that the process wrote, or the default."""
         with suppress(msgspec.DecodeError):
             return msgspec.json.decode(self._last, type=type(default))
         return default

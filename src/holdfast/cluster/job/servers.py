@@ -1,4 +1,4 @@
-"""Start, watch and stop the servers of a job: that of the model, and others that the eval needs."""
+"""Start, watch and stop the servers of a job: the model's, and others that the eval needs."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Servers:
             say(f"{spot} answers at {spot.url(spot.deployment.base_path)}")
 
     def addresses(self, this_node: str) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the URLs of the model, and the variables that hold those of other servers.
+        """Return the URLs of the model, and variables with the URLs of other servers.
 
         `this_node` is the name of this node for those who get the URLs.
         """
@@ -432,7 +432,7 @@ def server_line(
 ) -> str:
     """Return the shell command of a server: as it is, or through srun for other nodes or a container.
 
-    `variables` are the names of those that must have their values in the container, where an image's own win otherwise.
+    `variables` are the names of variables that must keep their values in the container: otherwise the image's own win.
     """
     line = f"{deployment.pre_cmd}\n{deployment.command}" if deployment.pre_cmd else deployment.command
     if not pyxis and not names and nodes == 1:

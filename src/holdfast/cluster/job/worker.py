@@ -57,7 +57,7 @@ def run_worker(job: JobContext) -> int:
         last_serial = endpoint.serial
         code, ended = _work(job, endpoint, main_job)
         say(f"worked on {endpoint.run_dir}: exit code {code}")
-        if last_serial > newest_serial:  # else the offer may be that of a job that was killed long ago
+        if last_serial > newest_serial:  # else it may be the offer of a job that was killed long ago
             newest_serial = last_serial
             main_job.note_seen()
         refusals = refusals + 1 if ended.away else 0
@@ -130,7 +130,7 @@ def _why_over(job: JobContext, main_job: _MainJob) -> str | None:
 
 
 class _MainJob:
-    """Tells whether a main job runs, or ran a moment ago."""
+    """Watches for a main job that runs, or ran a moment ago."""
 
     def __init__(self, job: JobContext, ledger: Ledger) -> None:
         self._job = job

@@ -4,8 +4,8 @@ A successor depends on its predecessor failing (`afternotok`): by its time limit
 killed. If the predecessor succeeds, Slurm itself removes the successor. A predecessor that was cancelled (`scancel`)
 counts as failed for Slurm, but means stop: the successor checks for it before it does anything.
 
-Workers are an array: `workers`, `workers-2`, … Only a main job that has work for them queues them. Workers beside a
-main job that waits, was refused or was cancelled would hold nodes for nothing.
+Workers are an array: `workers`, `workers-2`, … Only a main job that has work for them queues them. Workers without
+a running main job would hold nodes for nothing.
 
 Batch scripts contain no secrets and no logic. All that a job does is in `holdfast.cluster.job`, because a shell with
 traps loses signals, and Python does not.
@@ -74,7 +74,7 @@ class Chain:
         return [job for job in self.states() if job.active and is_role(job.name, self.place.number, role)]
 
     def was_cancelled(self, job: Job, listed: Sequence[JobState]) -> bool:
-        """Return True if a user cancelled this job, as far as Slurm knows; preemption and time limits do not count.
+        """Return True if Slurm reports that a user cancelled this job; preemption and time limits do not count.
 
         `listed` are the jobs that Slurm lists, as by `states`.
         """
@@ -128,7 +128,7 @@ class SlurmExecutor(Executor):
     def states(
         self, transport: Transport, invocation: str, jobs: Sequence[Job], *, mine: bool = True, history: bool = False
     ) -> list[JobState]:
-        """Return the jobs that squeue lists; with `history` also those of `jobs` that only sacct knows."""
+        """Return the jobs that squeue lists; with `history` also the `jobs` that only sacct knows."""
         slurm = Slurm(transport)
         states = slurm.jobs(invocation=invocation, mine=mine)
         listed = {(state.name, state.id) for state in states}

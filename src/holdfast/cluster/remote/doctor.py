@@ -1,6 +1,6 @@
 """Check whether a profile works, one check after the other, each with a remedy if it fails.
 
-Nothing is left behind, not even the directory if it did not exist. One tiny job is run.
+It runs one tiny job, and leaves nothing on the cluster, not even the directory if it did not exist.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _Doctor:
         self.base: str | None = None
         self.accepted = False
         self.partitions: list[str] = []
-        """those of the profile that exist"""
+        """the profile's partitions that exist"""
         self.isolation: Isolation | None = None
         """of programs on the compute node that ran the job"""
 

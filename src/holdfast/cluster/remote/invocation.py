@@ -13,9 +13,9 @@
             attempts.jsonl             `Begin` and `End` of each start, sealed lines
             state.json                 `State`: its progress
             stop                       present: no job continues this task
-            endpoint.json              `EndpointFile`: there is work, and where the model is; else absent
+            endpoint.json              `EndpointFile`: work is offered, and the model's address; else absent
             logs/                      main-<job>-<restart>.log, deployment-…, worker-<i>-…, slurm-<job>.log, export.log
-                                       and <name>-… of servers beside the model
+                                       and <name>-… of auxiliary servers
 
 Jobs read and write them as files; commands through a `Transport`.
 """
@@ -202,7 +202,7 @@ def invocation_path(directory: str) -> str:
 
 
 def read_invocation(transport: Transport, directory: str) -> InvocationFile:
-    """Read what was submitted. FileNotFoundError if the directory is not that of an invocation."""
+    """Read what was submitted. FileNotFoundError if the directory does not belong to an invocation."""
     return decode(transport.read(invocation_path(directory)), InvocationFile, invocation_path(directory))
 
 

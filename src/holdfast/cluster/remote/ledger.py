@@ -1,7 +1,7 @@
 """Record which jobs were submitted. A crash at any point leaves no job unknown, and submits nothing twice.
 
-Everything of an invocation lies in its directory on the cluster, `<remote_job_dir>/holdfast/<id>/`, where any user who
-can read it finds it. Jobs are recorded there in `jobs-<writer>.jsonl`: sealed lines, synced before the next step. Each
+Everything about an invocation is in its directory on the cluster, `<remote_job_dir>/holdfast/<id>/`, for any user who
+can read it. Jobs are recorded there in `jobs-<writer>.jsonl`: sealed lines, synced before the next step. Each
 process writes a file of its own, because appending from two machines to one file is not safe on a network file system.
 
     intent      before sbatch: the job's name, the digest of its script, who is about to submit it
@@ -11,8 +11,8 @@ process writes a file of its own, because appending from two machines to one fil
 `sbatch` gets the intent's id as the job's comment, so `reconcile` finds out what became of an intent without an answer.
 A job that was still in transit when it was disowned learns so at its start: `Ledger.is_disowned(os.environ[INTENT])`.
 
-Processes take turns to submit. The turn is a directory, `submitting`, in that of the invocation: of several processes
-that create it, on whatever machines, one succeeds. A process that is killed leaves it there. The next one takes it over
+Processes take turns to submit. The turn is a directory, `submitting`, next to these files: of several processes that
+create it, on whatever machines, one succeeds. A process that is killed leaves it there. The next one takes it over
 at once on the same machine, and elsewhere when it has watched it for as long as a submission may take.
 """
 

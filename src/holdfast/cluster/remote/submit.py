@@ -154,7 +154,7 @@ def start_jobs(
     mirror: Callable[[Sequence[Record]], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Job]:
-    """Start the tasks (all, if none is named) that are not done and have no active main job, from the files alone.
+    """Start the tasks (all, if none is named) that are not done and have no active main job, using only the files.
 
     Of several processes that do so at once, the second waits for the first, and finds its jobs. Submissions without
     an answer are settled first. ClusterError while another process may still be submitting.

@@ -158,7 +158,7 @@ class Transport(ABC):
     def put_all(self, contents: Sequence[Mapping[str, SourceFile]], directory: str) -> list[str]:
         """Put several trees of files, each into `<directory>/<digest>`, and return those paths.
 
-        The digest is that of names, modes and contents, so what is there already is not sent again. A directory
+        The digest covers names, modes and contents, so what is there already is not sent again. A directory
         appears with everything in it, or not at all, and no file is ever readable for more users than its mode allows.
         """
         names = [trees.tree_digest(files) for files in contents]

@@ -87,7 +87,7 @@ def kill(
 def _end_jobs(
     subject: Subject, before: list[JobState], patience: float, poll: float, say: Callable[[str], None]
 ) -> Killed:
-    """Cancel jobs until there are none; those `before` the mark that are gone by then have stopped because of it."""
+    """Cancel jobs until no job is left. Jobs listed `before` the mark that are gone have stopped because of it."""
     cancelled: dict[tuple[str, str], str] = {}
     end = time.monotonic() + patience
     while True:

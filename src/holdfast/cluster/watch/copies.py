@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.transport import Completed
 
 RECORD: Final = "fetched.json"
-"""the file in a copy that tells what it is a copy of"""
+"""the file in a copy that names the original"""
 _JOURNALS: Final = ("errors.jsonl", "grades.jsonl", "outputs.jsonl", "steps.jsonl", "batches.jsonl", "run.log")
 _REPORT: Final = ("gate.json", "results.json", "metrics.json")
 """in the order in which they appear; a run with `metrics.json` is finished"""
@@ -91,7 +91,7 @@ _READ_BLOBS: Final = r"""cd -- "$1/files" && tar -cf - -T -"""
 
 
 class _Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Tells whether a file on the cluster has changed."""
+    """The version of a file on the cluster."""
 
     size: int
     modified: str
@@ -230,7 +230,7 @@ class _Fetch:
         return self._copy / name
 
     def _local_names(self) -> Iterator[str]:
-        """Yield the files of the copy that the run must have too; exports may have been made from the copy alone."""
+        """Yield the files of the copy that the run must have too; exports may have been made only from the copy."""
         for name in (*_JOURNALS, *_REPORT, "manifest.json"):
             for path in (*self._copy.glob(name), *self._copy.glob(f"workers/*/{name}")):
                 yield str(path.relative_to(self._copy))
@@ -302,7 +302,7 @@ class _Fetch:
             self._local(name).parent.mkdir(parents=True, exist_ok=True)
         for leftover in self._copy.glob(".*.arriving"):
             leftover.unlink()
-        # The manifest comes first: it tells whether this is still the same run.
+        # The manifest comes first: another one means another run.
         names = sorted(changed, key=lambda name: name != "manifest.json")
         parts = [part for name in names for part in _parts(name, kept.get(name, 0), changed[name].size)]
         for portion in _portions(parts):
@@ -329,7 +329,7 @@ class _Fetch:
                 self._arriving(name).replace(path)
 
     def _is_another_run(self, part: _Part, content: bytes, size: int) -> bool:
-        """Return True if the copy has another manifest: that of a run that was archived."""
+        """Return True if the copy has another manifest, from a run that was archived."""
         path = self._local(part.name)
         if not path.exists():
             return False

@@ -72,7 +72,7 @@ class Logs:
     def read(self) -> Iterator[LogLine]:
         """Yield the lines that were completed since the last call.
 
-        A job that was killed may leave half a line behind. Once a newer start writes, that half is a line.
+        A job that was killed may leave half a line. Once a newer start writes, that half is a line.
         """
         listing = self._transport.list_files(self.folders, self._pattern)
         sizes = {(folder, name): size for folder, files in listing.items() for name, size in files}
@@ -196,7 +196,7 @@ class _Followed:
         return all(task.over for task in self.tasks)
 
     def _show_jobs(self, states: Mapping[_FollowedTask, layout.State]) -> None:
-        """Show why jobs have not started, and give up tasks that have none."""
+        """Show why jobs have not started, and give up tasks without jobs."""
         if time.monotonic() - self._asked < _REASON_SECONDS:
             return
         self._asked = time.monotonic()
