@@ -128,7 +128,7 @@ def test_a_translated_eval_is_the_same_on_the_cluster(tmp_path: Path) -> None:
     assert (there.id, there.fingerprints) == (identify(spec).id, identify(spec).fingerprints)
 
 
-def test_modules_and_workspaces_beside_the_folder_travel_with_it(tmp_path: Path) -> None:
+def test_modules_and_workspaces_next_to_the_folder_travel_with_it(tmp_path: Path) -> None:
     for name, text in {
         "agents/agent.py": "from parts.inner import word\n\n\ndef reply(prompt):\n    return word\n",
         "agents/parts/__init__.py": "",
@@ -146,7 +146,7 @@ def test_modules_and_workspaces_beside_the_folder_travel_with_it(tmp_path: Path)
     assert identify(load_sent(tmp_path / sent / bundle.eval_file, ())).id == identify(spec).id
 
 
-def test_copies_are_written_where_the_run_is(folder: Path) -> None:
+def test_copies_are_written_on_the_machine_of_the_run(folder: Path) -> None:
     with server() as model:
         write_eval(
             folder, model.base_url, rows=3, output={"nat": {"dir": "nat"}, "export": [{"to": "csv", "dir": "t"}]}

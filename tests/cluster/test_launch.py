@@ -89,7 +89,7 @@ def at_most_twice(model: Server, rows: int, in_flight: int) -> None:
     assert counts[2] <= in_flight
 
 
-def test_a_detached_launch_shows_how_to_follow_it_and_finishes_alone(site: Site) -> None:
+def test_a_detached_launch_shows_how_to_follow_it_and_finishes_by_itself(site: Site) -> None:
     with server() as model:
         site.write(model.base_url)
         output = command(site, "--batch", "lab")
@@ -200,7 +200,7 @@ def test_a_preempted_job_continues_afterwards(tmp_path: Path, own_slurm: Cluster
         assert len(begins) == 2, site.logs(invocation)
 
 
-def test_cancelling_the_main_job_ends_the_evaluation_until_it_is_resumed_from_its_files_alone(site: Site) -> None:
+def test_a_cancelled_main_job_ends_the_evaluation_until_it_is_resumed_from_its_files(site: Site) -> None:
     with server(latency=0.1) as model:
         invocation = begin(site, model)
         (job,) = site.running(invocation, "main")
@@ -218,7 +218,7 @@ def test_cancelling_the_main_job_ends_the_evaluation_until_it_is_resumed_from_it
         at_most_twice(model, 200, 4)
 
 
-def test_cancelling_all_jobs_at_once_leaves_none_behind(site: Site) -> None:
+def test_cancelling_all_jobs_at_once_leaves_no_job(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=2000, limits={"concurrency": 2}, execution={"workers": 2})
         invocation = site.submit()
@@ -373,7 +373,7 @@ def test_requests_in_flight_finish_before_the_time_limit(site: Site) -> None:
         assert model.stats()["asked"] == {f"question {number}": 1 for number in range(40)}
 
 
-def test_of_several_resumes_at_once_one_submits(site: Site) -> None:
+def test_only_one_of_several_resumes_submits(site: Site) -> None:
     site.write(None, execution={"sbatch_extra_flags": {"hold": True}})
     invocation = site.submit()
     env = site.env()

@@ -53,7 +53,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("system")
-def test_a_process_runs_until_it_ends_also_while_it_is_a_zombie(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_zombie_does_not_run(sleeper: subprocess.Popen[bytes]) -> None:
     token = start_token(sleeper.pid)
     assert token.isdigit()
     assert is_running(sleeper.pid, token)

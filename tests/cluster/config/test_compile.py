@@ -101,7 +101,7 @@ def test_instances_without_nodes_have_one_each(folder: Path) -> None:
 JUDGE = "type: vllm, hf_model_handle: org/judge, served_model_name: judge"
 
 
-def test_servers_beside_the_model_have_nodes_of_their_own(folder: Path) -> None:
+def test_auxiliary_servers_have_nodes_of_their_own(folder: Path) -> None:
     text = NEWER.replace("  - _self_\n", "  - deployment/vllm@auxiliary_deployments.judge\n  - _self_\n", 1)
     text += "auxiliary_deployments:\n  judge: {hf_model_handle: org/judge, served_model_name: judge, num_nodes: 2,\n"
     text += "    env_vars: {A: 'lit:b'}, port: 9000}\n  user: {type: generic, command: serve, served_model_name: u,\n"
@@ -122,7 +122,7 @@ def test_servers_beside_the_model_have_nodes_of_their_own(folder: Path) -> None:
     assert second.nodes == 5
 
 
-def test_a_server_beside_the_model_may_be_left_out(folder: Path) -> None:
+def test_an_auxiliary_server_may_be_left_out(folder: Path) -> None:
     text = NEWER.replace("  - _self_\n", "  - deployment/vllm@auxiliary_deployments.judge\n  - _self_\n", 1)
     write(folder / "config" / "off.yaml", text + "auxiliary_deployments: {judge: {type: none, port: 9}}\n")
     launch = launched(folder, "off", "BIG")
@@ -134,7 +134,7 @@ def test_older_instances_may_span_nodes(folder: Path) -> None:
     assert (deployment_of(launch).instances, deployment_of(launch).nodes) == (2, 4)
 
 
-def test_a_judge_alone_needs_no_nodes_for_the_model(folder: Path) -> None:
+def test_a_launch_with_only_a_judge_needs_no_nodes_for_the_model(folder: Path) -> None:
     launch = launched(folder, "hosted", None, "execution.type=slurm", f"auxiliary_deployments.judge={{{JUDGE}}}")
     assert launch.nodes == 1
 
@@ -493,7 +493,7 @@ def test_unsupported_settings_that_would_change_answers_are_reported(folder: Pat
         ("{process_reasoning_traces: false, start_reasoning_token: '<t>'}", None),
     ],
 )
-def test_reasoning_is_stripped_where_a_configuration_asks_for_it(
+def test_reasoning_is_stripped_if_a_configuration_asks_for_it(
     folder: Path, adapter: str, stripped: dict[str, str] | None
 ) -> None:
     launch = launched(folder, "newer", "BIG", f"{ADAPTER}={adapter}")
@@ -523,7 +523,7 @@ def test_interceptors_mean_what_the_older_keys_mean(folder: Path) -> None:
         ("localhost", None, False),
     ],
 )
-def test_ssh_is_used_where_the_host_is_another(folder: Path, hostname: str, tunnel: str | None, ssh: bool) -> None:
+def test_ssh_is_used_if_the_host_is_another(folder: Path, hostname: str, tunnel: str | None, ssh: bool) -> None:
     write(
         folder / "env.toml",
         '[p]\nexecutor = "slurm"\nremote_job_dir = "/x"\n' + (f'tunnel = "{tunnel}"\nhost = "h"' if tunnel else ""),
@@ -574,7 +574,7 @@ def test_the_group_asks_for_gpus_whole_nodes_and_all_gpus_of_them(folder: Path) 
     assert "--tensor-parallel-size 8 " in deployment_of(off).command
 
 
-def test_gpus_of_the_group_are_for_servers_alone(folder: Path) -> None:
+def test_gpus_of_the_group_are_only_for_servers(folder: Path) -> None:
     hosted = ["deployment=none", "target.api_endpoint.model_id=m", "target.api_endpoint.url=http://h/v1"]
     launch = launched(folder, "newer", "base", *hosted)
     assert not [option for option in launch.shared.main_options if "gpu" in option or "exclusive" in option]
@@ -602,7 +602,7 @@ def test_vllm_on_several_nodes_is_connected_by_ray(folder: Path) -> None:
     assert given.command.endswith("\nserve it --distributed-executor-backend ray")
 
 
-def test_keys_of_ones_own_are_for_references(folder: Path) -> None:
+def test_values_may_refer_to_user_defined_keys(folder: Path) -> None:
     text = NEWER.replace(
         "hf_model_handle: org/model", "hf_model_handle: ${mine.model}\n  local_size: 4\n  stray_key: 1"
     )
@@ -619,7 +619,7 @@ def test_keys_of_ones_own_are_for_references(folder: Path) -> None:
     assert "mine: unknown key" in refused(folder, "stray")
 
 
-def test_a_command_of_ones_own_may_contain_the_derived_one(folder: Path) -> None:
+def test_a_users_command_may_contain_the_derived_one(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG", "deployment.command='prepare && ${deployment.base_command} --more'")
     command = deployment_of(launch).command
     assert command.startswith("prepare && vllm serve org/model --host 0.0.0.0 --port 8000 ")
@@ -938,7 +938,7 @@ def test_benchmarks_are_asked_for_the_served_checkpoint_unless_the_server_names_
     assert "names no model to measure; name it with -m MODEL" in refused(folder, "unnamed", "deployment.type=none")
 
 
-def test_the_folder_of_datasets_is_that_of_a_benchmark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_dir_names_the_datasets_of_a_benchmark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(folder / "home"))
     write(
         folder / "config" / "copied.yaml",

@@ -87,7 +87,7 @@ def test_where_self_stands_decides_who_wins(tmp_path: Path) -> None:
     assert before.origin(("execution", "subproject")) == "config/base.yaml:1"
 
 
-def test_later_entries_win_and_one_name_may_stand_alone(tmp_path: Path) -> None:
+def test_later_entries_win_and_defaults_may_be_one_name(tmp_path: Path) -> None:
     write(tmp_path / "config" / "a.yaml", f"{MINIMAL}env_vars: {{A: 'lit:a', B: 'lit:a'}}\n")
     write(tmp_path / "config" / "b.yaml", "env_vars: {B: 'lit:b'}\n")
     assert composed(tmp_path, "defaults: [a, b]\n").tree.get("env_vars") == {"A": "lit:a", "B": "lit:b"}

@@ -235,7 +235,7 @@ def test_keys_for_slurm_and_for_other_executors_are_named(tmp_path: Path) -> Non
     assert f"env.toml:1: {names}: no effect here, because it is for dgxcloud and lepton" in notices
 
 
-def test_the_image_of_a_task_and_its_mounts_count_where_a_program_starts_it(tmp_path: Path) -> None:
+def test_the_image_of_a_task_and_its_mounts_count_if_a_program_starts_it(tmp_path: Path) -> None:
     task = "evaluation: {tasks: [{name: mmlu, container: 'tools:2'}]}\n"
     folder = lay_out(tmp_path, boxed="execution: {type: local}\ndeployment: {type: none}\n" + task)
     write(folder / "env.toml", '[here]\nexecutor = "local"\nmounts = ["/data"]\n')

@@ -193,7 +193,7 @@ def test_wandb_is_read_without_a_profile(tmp_path: Path) -> None:
     assert (block.project, places["project"]) == ("nano", "env.toml:2")
 
 
-def test_line_numbers_are_those_of_keys_and_not_of_similar_text(tmp_path: Path) -> None:
+def test_line_numbers_belong_to_keys_and_not_to_similar_text(tmp_path: Path) -> None:
     text = '[p]\nsetup_lines = """\n[q]\naccount = 1\n"""\nexecutor = "local"\n"user" = "u"\n'
     loaded = profile(tmp_path, text)
     assert loaded.origins == {"setup_lines": "env.toml:2", "executor": "env.toml:6", "user": "env.toml:7"}

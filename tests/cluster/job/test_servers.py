@@ -242,7 +242,7 @@ SLURM_PROCID=1 exec "${@: -3}"
 
 
 @pytest.mark.parametrize(("loadable", "mpi"), [("pmix", "pmix"), ("none", "default")])
-def test_a_server_in_an_image_keeps_its_variables_and_is_connected_by_pmix_where_that_works(
+def test_a_server_in_an_image_keeps_its_variables_and_uses_pmix_if_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loadable: str, mpi: str
 ) -> None:
     monkeypatch.setenv("LOADABLE", loadable)

@@ -134,7 +134,7 @@ class Interrupted(Slurm):
         return super().submit(*arguments, **keys)
 
 
-def test_a_submission_under_way_is_in_doubt_and_left_alone(slurm: Cluster, invocation: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_submission_under_way_is_in_doubt_and_not_touched(slurm: Cluster, invocation: str, tmp_path: Path) -> None:  # noqa: F811
     other = submitter(slurm.here, tmp_path)
     here = submitter(slurm.here, tmp_path)
     seen = []

@@ -353,7 +353,7 @@ def test_a_dry_run_lists_files_that_would_be_sent_and_left_out(tmp_path: Path) -
     assert files["left_out"] == {"env.toml": "looks like credentials"}
 
 
-def test_too_much_beside_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_in_the_folder_of_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
     monkeypatch.setattr("holdfast.cluster.remote.bundle.MAX_BYTES", 100)
     with pytest.raises(UsageError, match=r"e\.yaml: 0 MB are in its folder") as refused:

@@ -110,7 +110,7 @@ def test_a_job_that_stops_because_of_the_mark_counts_as_stopped(
     assert remain == [] and [name in shown for shown in ended] == [True]
 
 
-def test_one_task_can_be_ended_alone(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
+def test_kill_can_end_only_one_task(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     running(invocation, slurm, 0)
     running(invocation, slurm, 1)
     register(invocation, tmp_path / "home", tasks=("gsm8k", "mmlu"))
@@ -200,7 +200,7 @@ def test_kill_stops_the_process_of_a_run_without_loss(tmp_path: Path) -> None:
     assert "no process holds" in holdfast("kill", run, cwd=tmp_path).stdout
 
 
-def test_a_process_that_reuses_the_id_of_a_holder_is_left_alone(tmp_path: Path) -> None:
+def test_kill_spares_a_process_that_reuses_the_id_of_a_holder(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "e" / "m-12345678")
     run.path.mkdir(parents=True)
     run.manifest.write_text("{}")

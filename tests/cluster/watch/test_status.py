@@ -61,7 +61,7 @@ def test_a_running_task_shows_its_progress_and_a_pending_one_its_reason(
 
 
 @pytest.mark.parametrize("way", ["invocation", "task", "run", "ssh", "relative"])
-def test_a_path_alone_is_enough(slurm: Cluster, invocation: Launched, tmp_path: Path, way: str) -> None:
+def test_status_finds_an_invocation_by_its_path(slurm: Cluster, invocation: Launched, tmp_path: Path, way: str) -> None:
     running(invocation, slurm)
     run = invocation.base / "runs" / "e" / "m-12345678"
     run.mkdir(parents=True)
@@ -79,7 +79,7 @@ def test_a_path_alone_is_enough(slurm: Cluster, invocation: Launched, tmp_path: 
     assert len(shown["tasks"]) == (2 if way in ("invocation", "relative") else 1)
 
 
-def test_a_colleague_sees_the_same_by_reading_alone(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_colleague_with_read_access_sees_the_same(slurm: Cluster, tmp_path: Path) -> None:
     registry = InvocationRegistry(tmp_path / "none" / "invocations")
     with public_folder() as base:
         invocation = launched(slurm.here, base, tasks=("gsm8k", "mmlu"))
