@@ -461,7 +461,9 @@ def test_secrets_are_in_no_script_log_manifest_or_process_list(site: Site) -> No
         worker = next(
             int(path.name)
             for path in Path("/proc").iterdir()
-            if path.name.isdigit() and _argv(path)[5] == "evaluate" and str(site.base) in _argv(path)[3]
+            if path.name.isdigit()
+            and _argv(path)[2] == "holdfast.cluster.job.evaluate"
+            and str(site.base) in _argv(path)[3]
         )
         environment = Path(f"/proc/{worker}/environ").read_bytes()
         holding = [path for path in site.base.rglob("*.env") if b"s3cr3t" in path.read_bytes()]
@@ -480,8 +482,8 @@ def test_secrets_are_in_no_script_log_manifest_or_process_list(site: Site) -> No
 def _argv(process: Path) -> list[str]:
     with suppress(OSError):
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        return words if len(words) > 5 else [""] * 6
-    return [""] * 6
+        return words if len(words) > 3 else [""] * 4
+    return [""] * 4
 
 
 def test_the_embedded_model_is_served_and_measured(site: Site) -> None:
