@@ -276,7 +276,7 @@ class RunLease:
             os.close(fd)
 
     def still_held(self) -> bool:
-        """True if the lease file still belongs to this process. A contender may move it away for an instant."""
+        """Return True if the lease file still belongs to this process. A contender may move it away for an instant."""
         if self._own is None:
             return False
         token = self._own.token.encode()
@@ -434,7 +434,7 @@ def which_ended(jobs: Collection[SlurmJob]) -> set[SlurmJob]:
 
 
 def is_held(path: Path) -> bool:
-    """True if a process seems to hold the lease, judging by one look. This is for display.
+    """Return True if a process seems to hold the lease, judging by one look. This is for display.
 
     For a holder on another machine it depends on that machine's clock; `take_leases` does not.
     """

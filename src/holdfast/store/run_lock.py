@@ -103,7 +103,7 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
 
 
 def is_being_finished(rundir: RunDir) -> bool:
-    """True if a process is writing the run's report, or died doing so: its lease may outlive it for a while."""
+    """Return True if a process is writing the run's report, or died doing so: its lease may outlive it for a while."""
     holder = RunLease(rundir.lease).holder
     return holder is not None and holder.finishing
 

@@ -267,7 +267,7 @@ def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.Monkey
     registry = InvocationRegistry()
     assert registry.all() == []
     invocations = [
-        Invocation(name, float(number), "/shared/x", ("a", "b"), host="cluster", details={"config": "c.yaml"})
+        Invocation(name, float(number), "/shared/x", ("a", "b"), host="cluster")
         for number, name in enumerate(["480d3c89bfe4a55c", "480e000000000000", "ffff000000000000"])
     ]
     for one in invocations:

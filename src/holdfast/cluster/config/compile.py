@@ -106,7 +106,7 @@ class LaunchRequest:
     cwd: Path = field(default_factory=Path.cwd)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     providers: Sequence[TaskProvider] | None = None
-    """where tasks are looked up by name; None: in installed packages"""
+    """look up tasks by name; None: the providers of installed packages"""
 
 
 def compile_launch(request: LaunchRequest) -> Launch:
@@ -140,7 +140,7 @@ def compile_launch(request: LaunchRequest) -> Launch:
 
 @dataclass(frozen=True)
 class _Source:
-    """The files that a request names, and its overrides by what they apply to."""
+    """The files that a request names, and its overrides, separated."""
 
     path: Path
     profile: Profile | None
@@ -193,7 +193,7 @@ class _Configuration:
 
     @property
     def destinations(self) -> tuple[str, ...]:
-        """Where results go by themselves."""
+        """The destinations of finished runs."""
         automatic = self.execution.auto_export
         return tuple(dict.fromkeys(automatic.destinations)) if automatic.enabled else ()
 
@@ -454,7 +454,7 @@ def _evaluation_container(config: _Configuration) -> Container | None:
 
 
 def _check(config: _Configuration, job: _Job) -> None:
-    """Check what concerns several sections, note keys without effect, and raise ConfigError if anything is wrong."""
+    """Check sections against each other, note keys without effect, and raise ConfigError if anything is wrong."""
     tree, findings, source = config.tree, config.findings, config.source
     changes_target = any(key == ("target", "model") for key, _ in source.eval_overrides)
     if job.shared.deployment is not None and (changes_target or (source.suite is not None and source.suite.targets)):

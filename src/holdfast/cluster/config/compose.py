@@ -52,7 +52,7 @@ KNOWN_BY_PROFILE = {
     "partition": "partition",
     "walltime": "time",
 }
-"""keys of `execution`, and the profile's key that answers a `???` there"""
+"""keys of `execution`, and the profile's key that replaces a `???` there"""
 CONFIG_VARIABLE = "HOLDFAST_CONFIG_DIR"
 SECTIONS = ("execution", "deployment", "evaluation")
 REWRITTEN = ("services", "benchmarks")
@@ -355,7 +355,7 @@ def _choice(path: Path, folder: Path) -> str:
 
 
 def read_config(path: Path, cwd: Path) -> Document:
-    """Read a configuration, or an eval file that stands for one."""
+    """Read a configuration, or an eval file used as one."""
     return _read(path, display_path(path, cwd))
 
 
@@ -365,7 +365,7 @@ def _read(path: Path, name: str) -> Document:
 
 
 def _read_group(path: Path) -> Document:
-    """Read a built-in group. They never change, and parsing them would take longer than all the rest."""
+    """Read a built-in group. Groups never change, and parsing them would take longer than everything else."""
     document = _parse_group(path)
     return replace(document, data=dict(document.data))
 
@@ -390,7 +390,7 @@ def _prepare_run(tree: Tree) -> None:
 
 
 def _check_mapping(tree: Tree, *location: str) -> None:
-    """Raise if a section that is merged is not a mapping; the rest is checked when all is composed."""
+    """Raise ConfigError if a section that is merged is not a mapping; the sections are validated later."""
     block = tree.get(*location)
     if block is not None and not isinstance(block, dict):
         raise ConfigError([Problem(tree.where(location), f"must be a mapping of keys, not {block!r}")])
@@ -491,7 +491,7 @@ def _merge_profile(
 
 
 def _merge_key(tree: Tree, key: str, value: Any, origin: str) -> None:
-    """Merge one key of the profile into `run.env`: variables one by one, and mounts in addition to those there."""
+    """Merge one key of the profile into `run.env`: variables one by one; mounts are added."""
     here: Location = ("run", "env", key)
     present, place = tree.get(*here), tree.origins.get(here, "")
     if key == "env_vars" and isinstance(present, dict | None):
@@ -519,7 +519,7 @@ def _fill_in(tree: Tree) -> None:
 
 
 def _mark_base_command(tree: Tree) -> None:
-    """Let values refer to the derived command of the server, which is known after all that it is made of."""
+    """Let values refer to the derived command of the server, which `fill_base_command` puts in later."""
     location = ("deployment", "base_command")
     referenced = any(isinstance(text, str) and "${deployment.base_command}" in text for _, text in leaves(tree.data))
     if referenced and tree.get(*location) is None:
@@ -543,7 +543,7 @@ OUTER = ("run", "execution", "deployment", "evaluation", "export", "env_vars")
 
 
 def _lone_task(document: Document, path: Path) -> list[dict[str, Any]]:
-    """Return the task that an eval file stands for; none for a configuration."""
+    """Return the task that an eval file stands for; no task for a configuration."""
     return [{"name": _name_of(document, path), "eval": str(path.resolve())}] if is_eval(document.data) else []
 
 
@@ -567,7 +567,7 @@ def _name_of(document: Document, path: Path) -> str:
 
 
 def _wrap_evals(tasks: list[dict[str, Any]], path: Path, cwd: Path) -> Tree:
-    """Return the configuration around eval files by themselves."""
+    """Return the configuration around eval files that have none."""
     data = {"execution": {}, "deployment": {"type": "none"}, "evaluation": {"tasks": tasks}}
     file = display_path(path, cwd)
     return Tree(data, {location: file for location, _ in walk(data, ()) if location})

@@ -69,7 +69,7 @@ def keys_without_effect(tree: Tree, referenced: frozenset[str], executor: Execut
 
 
 def _survey(tree: Tree, executor: ExecutorRules) -> tuple[Facts, list[str]]:
-    """Return what decides about keys, and the images that are started, the one of the model's server first."""
+    """Return the facts of a launch, and the images that are started, the model server's first."""
     serves = tree.get("deployment", "type") != "none"
     engine = tree.get("execution", "container_engine") if executor.is_local else None
     starts_containers = executor.starts_containers or engine is not None
@@ -94,7 +94,7 @@ def _survey(tree: Tree, executor: ExecutorRules) -> tuple[Facts, list[str]]:
 
 
 def _auxiliary(tree: Tree) -> dict[str, Any]:
-    """Return the servers besides the model's."""
+    """Return the auxiliary servers."""
     section = tree.get("auxiliary_deployments")
     blocks = section.items() if isinstance(section, dict) else ()
     return {name: block for name, block in blocks if isinstance(block, dict) and block.get("type") != "none"}
@@ -174,7 +174,7 @@ def _command_rules(place: str, block: dict[str, Any], model: type[DeploymentBloc
 
 
 def _profile_rules(tree: Tree, referenced: frozenset[str], facts: Facts, images: list[str]) -> Iterator[Rule]:
-    """Yield keys of the profile instead of which another value is used."""
+    """Yield keys of the profile that another value replaces."""
     for key, mark in _marks(ProfileBlock, "run.env") if not facts.is_local else ():
         if isinstance(mark, ThroughExecution):
             value, origin = tree.get("execution", mark.key), tree.origin(("execution", mark.key))

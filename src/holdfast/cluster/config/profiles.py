@@ -173,7 +173,7 @@ def _read(path: Path, file: str) -> Tree:
 
 
 def _lines(text: str, data: dict[str, Any]) -> dict[tuple[str | int, ...], int]:
-    """Return the line of each table and key. What only looks like one, inside a text, is not in the data."""
+    """Return the line of each table and key. Lines of a text that only look like keys are not in the data."""
     tree = Tree(data)
     numbers: dict[tuple[str | int, ...], int] = {}
     table: tuple[str, ...] = ()

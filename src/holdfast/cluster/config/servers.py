@@ -57,7 +57,7 @@ def api_root(path: str) -> str:
 def served_version(block: DeploymentBlock) -> str | None:
     """Describe the model that a server serves, so that keys change with it: checkpoints do not share replies.
 
-    How it is spread over GPUs, the port and the image do not count; the image of a NIM does, for the model is in it.
+    The port, the image and the distribution over GPUs do not count; the image of a NIM does, as it contains the model.
     """
     if block.type == "none":
         return None
@@ -315,7 +315,7 @@ def _nim(_: DeploymentBlock) -> list[str]:
 _RAY_PORT: Final = 6379
 SECTION: Final = "auxiliary_deployments"
 _LOGS: Final = ("main", "worker", "deployment", "slurm", "export")
-"""what other logs are called"""
+"""names of other logs"""
 _REFERENCE: Final = re.compile(rf"{SECTION}\.([\w-]+)\.(\w+)")
 _TAKEN: Final = ("SLURM", "HOLDFAST", "OPENAI_BASE")
 """prefixes of variables that mean something else"""

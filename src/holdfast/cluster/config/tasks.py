@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.spec.overrides import Override
 
 OLDER = ("config.", "target.api_endpoint.")
-"""how overrides of a task begin that are meant for nemo_evaluator_config"""
+"""prefixes of a task's overrides that are meant for nemo_evaluator_config"""
 PARAMS = {
     "limit_samples": ("dataset", "limit"),
     "max_new_tokens": ("target", "params", "max_tokens"),

@@ -232,8 +232,8 @@ def check_api_keys(
 ) -> None:
     """Report API keys that are not `passed` to the job.
 
-    It is a problem if the model cannot be used without the key, and a notice if the key is set here. A model that the
-    job itself `serves` needs none.
+    A missing key is an error if the model cannot be used without it, and a notice if the key is set here. A model that
+    the job itself `serves` needs no key.
     """
     target = spec.target
     target_url = target.base_url if isinstance(target, ModelTarget) else None

@@ -65,11 +65,11 @@ _STATE_SECONDS: Final = 2.0
 _QUEUE_SECONDS: Final = 60.0
 """how often the job checks that its successor and its workers exist, at most"""
 _DEAD_STARTS: Final = 3
-"""starts in a row that were killed without progress, after which there are no more"""
+"""consecutive starts that were killed without progress, after which the job gives up"""
 _SIGNAL_SECONDS: Final = 5.0
 """how much later than its child this process may get a signal to the whole job"""
 _CUT_OFF: Final = ("connection", "refused")
-"""kinds of errors of requests whose server ends"""
+"""kinds of errors of requests whose server has ended"""
 _HELD: Final = 4
 """exit code of `holdfast work` when another process holds the run"""
 
@@ -245,7 +245,9 @@ class JobRun:
             if ended.kind and ended.kind != "lease_lost":
                 return _stopped(with_hint(ended.message, ended.remedy))
             last_size = size
-            if code == _HELD or ended.kind == "lease_lost":  # another process worked, so no progress is expected of us
+            if (
+                code == _HELD or ended.kind == "lease_lost"
+            ):  # another process worked, so this one need not make progress
                 last_size = -1
                 self._pause(5)
 
@@ -293,8 +295,8 @@ class JobRun:
         progress = self._progress = JobProgress(prepared)
         process = self._begin_work(prepared)
         updated = time.monotonic()
-        queued = -math.inf if self._task.workers > 1 else updated  # workers at once, whoever follows in time
-        # Workers that began before this job end before it: in a short job, too, new ones must be queued in time.
+        queued = -math.inf if self._task.workers > 1 else updated  # workers at once; the successor is queued already
+        # Workers that began before this job end before it, so even a short job must queue new ones in time.
         queue_seconds = min(_QUEUE_SECONDS, self._task.walltime / 8)
         try:
             while not process.has_ended():
@@ -321,7 +323,7 @@ class JobRun:
         return process.last_message(Worked()), process.drain()
 
     def _begin_work(self, prepared: Prepared) -> EvaluationProcess:
-        """Let the process that prepared the run work on it; a new one, if the servers have got other addresses."""
+        """Start the work in the process that prepared the run, or in a new one if the addresses of servers changed."""
         process = self._evaluation
         assert process is not None
         if process.addresses == self._servers.addresses("127.0.0.1"):
@@ -338,8 +340,8 @@ class JobRun:
     def _await_target(self, message: str, patience: Patience) -> bool:
         """Pause while the target refuses connections, as while a server is restarted; False if it is given up.
 
-        A server of this job is asked whether it is well. Any other target is asked again after a while, if it has
-        answered before: a wrong address in a new configuration is reported at once.
+        A server of this job is polled. Any other target is asked again after a while, if it has answered before: a
+        wrong address in a new configuration is reported at once.
         """
         size = _recorded_bytes(self._state.run_dir)
         if not (size or self._servers.started) or not patience.lasts(size, time.monotonic()):
@@ -417,7 +419,7 @@ class JobRun:
         return self._continue("the time limit is near")
 
     def _why_no_progress(self) -> str:
-        """Say what took the whole time of a job."""
+        """Describe what took the whole time of a job."""
         if self._state.phase == "deploying":
             return f"no progress in this job: its time was up before the server answered ({self._state.reason})"
         if not self._rounds:
@@ -475,14 +477,14 @@ class JobRun:
         return _recorded_bytes(self._state.run_dir) != self._size
 
     def _check_exit(self, code: int) -> None:
-        """Raise StopRequested if a child died of a signal, or ended because of one, that this process gets as well."""
+        """Raise StopRequested if a child ended because of a signal that this process gets as well."""
         if (code < 0 or code > 128) and self._killed_with_job():
             raise StopRequested
 
     def _killed_with_job(self) -> bool:
         """Return True if a child died because the whole job was asked to stop.
 
-        Slurm signals all processes of a job, one after the other: on a busy node, this one may be seconds later.
+        Slurm signals the processes of a job one after the other: on a busy node, this process may be seconds late.
         """
         end = time.monotonic() + _SIGNAL_SECONDS
         while not self._job.must_stop and time.monotonic() < end:

@@ -83,7 +83,7 @@ class Servers:
         return bool(self._processes)
 
     def start(self, show: Callable[[str], None]) -> None:
-        """Start all servers and wait until they answer; `show` learns why that takes time.
+        """Start all servers and wait until they answer; `show` is told why that takes time.
 
         Raises StopRequested or ServerFailed.
         """
@@ -119,7 +119,7 @@ class Servers:
     def addresses(self, this_node: str) -> tuple[tuple[str, ...], dict[str, str]]:
         """Return the URLs of the model, and variables with the URLs of other servers.
 
-        `this_node` is the name of this node for those who get the URLs.
+        `this_node` is the name of this node for whoever gets the URLs.
         """
         urls: list[str] = []
         env: dict[str, str] = {}
@@ -170,7 +170,7 @@ class Spot:
     """True if the server answers on this node"""
 
     def url(self, path: str, near: str = "127.0.0.1") -> str:
-        """Return the URL of a path; `near` is the name of this node for those who use the URL."""
+        """Return the URL of a path; `near` is the name of this node for whoever uses the URL."""
         return f"http://{near if self.near else self.nodes[0].address}:{self.port}{path}"
 
     @property
@@ -289,8 +289,8 @@ class ServerProcess:
     ) -> bool:
         """Start the server; False if the job must stop before the port is free.
 
-        Another server on the port would be measured instead. So a port of this node is reserved first. Where it is
-        not free, a server that may have any port gets the next one that is free and not in `taken`. Others wait for the
+        Another server on the port would be measured instead, so a port of this node is reserved first. If the port is
+        taken, a server that may have any port gets the next free one that is not in `taken`. Otherwise it waits for the
         server of another job; a port that another program uses is an error.
         """
         if self.spot.deployment.any_port:

@@ -149,8 +149,8 @@ class _MainJob:
     def is_gone(self) -> bool:
         """Return True if no main job runs, and none has been seen for a while.
 
-        One that only waits may do so for hours, and this worker may hold the very node that it waits for. A worker that
-        has never seen one leaves at once.
+        A main job may be pending for hours, and this worker may hold the very node that it waits for. A worker that has
+        never seen a main job leaves at once.
         """
         if not self._job.executor.queues_successors:
             return self.has_died()

@@ -50,7 +50,7 @@ class Squashed(msgspec.Struct, frozen=True):
     """its name, in the same folder"""
     size: int
     digest: str | None
-    """of the registry's manifest at the time of the import, if the registry told"""
+    """of the registry's manifest at the time of the import, if known"""
     imported: str
     enroot: str
     job: str = ""

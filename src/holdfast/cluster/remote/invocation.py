@@ -55,7 +55,7 @@ class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     user: str
     host: str
-    """where the command ran"""
+    """the machine on which the command ran"""
     holdfast: str
     executor: str
     profile: str | None = None
@@ -122,7 +122,7 @@ StartRecord = Begin | End
 
 
 class EndpointFile(msgspec.Struct, frozen=True, kw_only=True):
-    """There is work to divide in `run_dir`; `base_url` is where this job serves the model, if it does."""
+    """Work in `run_dir` is offered to all workers; `base_url` is the address of the model, if this job serves it."""
 
     serial: int
     """grows whenever work is offered again"""

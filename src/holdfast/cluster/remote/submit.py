@@ -54,7 +54,7 @@ _LOOK_SECONDS: Final = 30.0
 
 
 def connect_launch(launch: Launch, **options: Any) -> Transport:
-    """Return the transport to where a launch is submitted."""
+    """Return the transport to the machine on which a launch is submitted."""
     return connect(launch.host, launch.execution.username, launch.env.identity, **options)
 
 
@@ -124,7 +124,7 @@ def _settle_refusal(
 
 
 def _describe_partial(number: str, jobs: Sequence[Job]) -> str:
-    """Say what to do after a partial submission. An intent without an answer may be a job, so it counts as one."""
+    """Describe what to do after a partial submission. An intent without an answer may be a job, so it counts as one."""
     submitted = [f"{job.intent.name} is job {job.id}" for job in jobs if job.id is not None]
     how = f"is submitted ({', '.join(submitted)})" if submitted else "may be submitted"
     return (
@@ -368,7 +368,7 @@ def place_task(file: TaskFile, place: TaskFolder, images: Mapping[str, str | Non
 
 
 def runs_folder(launch: Launch, base: str) -> str:
-    """Return where runs go: `output_dir`, else `runs` in the base folder, or the runs directory of this machine."""
+    """Return the folder of runs: `output_dir`, else `runs` in the base folder, or this machine's runs directory."""
     output_dir = launch.execution.output_dir
     if not launch.executor.shares_files:
         return output_dir or f"{base}/runs"

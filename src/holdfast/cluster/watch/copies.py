@@ -53,7 +53,7 @@ _OVERLAP: Final = 32
 _TRIES: Final = 5
 """how often a fetch starts again because the run changed during it"""
 _NOTABLE: Final = 4 * _PORTION
-"""bytes from which a fetch is announced"""
+"""minimum size of a fetch that is announced"""
 
 _GONE, _REFUSED, _CHANGED = 44, 45, 46
 
@@ -119,7 +119,7 @@ class _Changed(Exception):
 
 
 def find_places(text: str, registry: InvocationRegistry | None = None) -> dict[str, RunPlace]:
-    """Return where the runs are that a text names, each by a name of its own: `480d.0` for a task of `480d`.
+    """Return the places of the runs that a text names, each by its own name: `480d.0` for a task of `480d`.
 
     Raises as `find` does, and UsageError if there is no run yet.
     """
@@ -163,7 +163,7 @@ def fetch_run(place: RunPlace, note: Callable[[str], None]) -> Path:
 
 
 def _copy_path(host: str, path: str) -> Path:
-    """Return where the copy of a run is, or would be."""
+    """Return the path of the copy of a run, whether it exists or not."""
     parts = PurePosixPath(path).parts[1:]
     if ".." in parts:
         raise UsageError(f"{host}:{path} contains `..`", remedy="Name the directory by its full path.")
@@ -195,7 +195,7 @@ class _Fetch:
         self._note = note
 
     def run(self) -> Path:
-        """Bring the copy up to date. Raises `_Changed` if the run does not hold still."""
+        """Bring the copy up to date. Raises `_Changed` if the run changes meanwhile."""
         record = _read_record(self._copy)
         stamps, has_blobs = self._list()
         known = {} if record is None else record.files
@@ -236,7 +236,7 @@ class _Fetch:
                 yield str(path.relative_to(self._copy))
 
     def _arriving(self, name: str) -> Path:
-        """Return where a file is written until it is complete."""
+        """Return the temporary path of a file until it is complete."""
         path = self._local(name)
         return path.with_name(f".{path.name}.arriving")
 

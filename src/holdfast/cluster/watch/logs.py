@@ -29,7 +29,7 @@ _POLL_SECONDS: Final = 1.0
 _REASON_SECONDS: Final = 5.0
 """how often the executor is asked why a job is pending"""
 _LOST_SECONDS: Final = 60.0
-"""how long a task may have no job before this is reported"""
+"""how long a task may be without a job before this is reported"""
 _LAST_LINES: Final = 15
 
 
@@ -132,7 +132,7 @@ def read_end(transport: Transport, folder: str, pattern: str, most: int) -> tupl
 
 
 def task_prefix(names: Sequence[str], number: int) -> str:
-    """Return what the lines of a task begin with: nothing for the only task, `[gsm8k.1] ` if names repeat."""
+    """Return the prefix of a task's lines: empty for the only task, `[gsm8k.1] ` if names repeat."""
     name = names[number]
     suffix = f".{names[:number].count(name)}" if names.count(name) > 1 else ""
     return f"[{name}{suffix}] " if len(names) > 1 else ""
