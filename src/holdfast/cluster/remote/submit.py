@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from holdfast.cluster.config.launch import Launch, Server, Task
-    from holdfast.cluster.remote.bundle import Bundle
     from holdfast.cluster.remote.ledger import Job, Record
     from holdfast.plan.plan import Plan
 
@@ -317,39 +316,25 @@ def _send_tasks(
     """Send the files of all evals, and return the tasks as their jobs get them."""
     bundles = [collect(task.spec, task.eval_file, translated=task.translated) for task in launch.tasks]
     folders = send_bundles(bundles, transport, base)
+    runs_dir = runs_folder(launch, base)
     placed = []
     for index, (task, bundle, folder) in enumerate(zip(launch.tasks, bundles, folders, strict=True)):
-        place = TaskFolder(directory, index)
-        placed.append((place, _place(launch, task, place, invocation, python, images, base, bundle, folder)))
+        spec, place = task.spec, TaskFolder(directory, index)
+        copies = spec.folder.resolve() if launch.executor.shares_files else Path(runs_dir, slug(spec.name))
+        # An eval that was translated from another tool's file has its overrides applied already.
+        overrides = () if bundle.translated else task.file.overrides
+        file = place_task(
+            task.file,
+            place,
+            images,
+            invocation=invocation,
+            python=python,
+            eval_file=f"{folder}/{bundle.eval_file}",
+            runs_dir=runs_dir,
+            overrides=(*overrides, *bundle.overrides(spec, folder), *copies_in(spec, copies)),
+        )
+        placed.append((place, file))
     return placed
-
-
-def _place(
-    launch: Launch,
-    task: Task,
-    place: TaskFolder,
-    invocation: str,
-    python: str,
-    images: Mapping[str, str | None],
-    base: str,
-    bundle: Bundle,
-    folder: str,
-) -> TaskFile:
-    """Return a task as its jobs get it; `folder` holds its bundle."""
-    runs_dir = runs_folder(launch, base)
-    copies = task.spec.folder.resolve() if launch.executor.shares_files else Path(runs_dir, slug(task.spec.name))
-    # An eval that was translated from another tool's file has its overrides applied already.
-    overrides = () if bundle.translated else task.file.overrides
-    return place_task(
-        task.file,
-        place,
-        images,
-        invocation=invocation,
-        python=python,
-        eval_file=f"{folder}/{bundle.eval_file}",
-        runs_dir=runs_dir,
-        overrides=(*overrides, *bundle.overrides(task.spec, folder), *copies_in(task.spec, copies)),
-    )
 
 
 def place_task(file: TaskFile, place: TaskFolder, images: Mapping[str, str | None], **fields: Any) -> TaskFile:
