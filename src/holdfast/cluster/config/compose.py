@@ -567,7 +567,7 @@ def _name_of(document: Document, path: Path) -> str:
 
 
 def _wrap_evals(tasks: list[dict[str, Any]], path: Path, cwd: Path) -> Tree:
-    """Return the configuration around eval files that have none."""
+    """Return the configuration of a launch that names only eval files."""
     data = {"execution": {}, "deployment": {"type": "none"}, "evaluation": {"tasks": tasks}}
     file = display_path(path, cwd)
     return Tree(data, {location: file for location, _ in walk(data, ()) if location})
