@@ -1,4 +1,4 @@
-"""The tree of all errors that Holdfast raises.
+"""Exit codes, and the tree of all errors that Holdfast raises.
 
 HoldfastError
 ├── UsageError            exit 2: the command, a file or the data are wrong; nothing was done
@@ -30,10 +30,46 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+
+class Exit:
+    """The exit codes of commands. A command that a signal ends exits with 128 and the signal's number."""
+
+    FINISHED: Final = 0
+    GATE_FAILED: Final = 1
+    """finished, and a gate is not met; also a check that found something"""
+    USAGE: Final = 2
+    """the command, a file or the data are wrong; nothing was done"""
+    UNFINISHED: Final = 3
+    HELD: Final = 4
+    """another process holds the run"""
+    WAITING: Final = 5
+    """everything that is left waits for batches, and the user does not"""
+    CONTINUES: Final = 75
+    """of a job that its successor continues: EX_TEMPFAIL"""
+    INTERRUPTED: Final = 130
+    """by Ctrl-C"""
+    BROKEN_PIPE: Final = 141
+    """whoever read the output is gone"""
+    TERMINATED: Final = 143
+
+
+COMPLETE: Final = (Exit.FINISHED, Exit.GATE_FAILED)
+"""exit codes of finished runs"""
+_SEVERITY: Final = (
+    *(Exit.TERMINATED, Exit.INTERRUPTED, Exit.USAGE, Exit.UNFINISHED),
+    *(Exit.HELD, Exit.WAITING, Exit.GATE_FAILED, Exit.FINISHED),
+)
+
+
+def worst_exit_code(codes: Iterable[int]) -> int:
+    """Return the exit code that matters most of those of several runs."""
+    return min(codes, key=_SEVERITY.index)
+
 
 FaultKind = Literal["auth", "no_model", "refused", "quota", "disk", "rejected", "dataset_changed", "lease_lost"]
 AttemptKind = Literal[
@@ -49,7 +85,7 @@ def with_hint(message: str, hint: str | None, indent: str = "") -> str:
 class HoldfastError(Exception):
     """The base class of all errors of Holdfast."""
 
-    exit_code = 2
+    exit_code: int = Exit.USAGE
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)
@@ -126,13 +162,13 @@ class RunFileError(HoldfastError, OSError):
     It is an OSError as well: to whoever can do without the file, it is a file that cannot be read.
     """
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class RunHeld(HoldfastError):
     """Another process is writing this run."""
 
-    exit_code = 4
+    exit_code: int = Exit.HELD
 
 
 class RunBeingFinished(RunHeld):
@@ -142,7 +178,7 @@ class RunBeingFinished(RunHeld):
 class ExportFailed(HoldfastError):
     """An export failed: the other tool refused it or could not be reached. The run itself is unchanged."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class Interrupted(HoldfastError):
@@ -173,19 +209,19 @@ class Waiting(NamedTuple):
 class ClusterError(HoldfastError):
     """A program on the cluster refused or failed."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class Unreachable(HoldfastError):
     """Neither ssh nor Slurm's controller answered. The state of jobs is unknown, never "failed" or "none"."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class Fault(HoldfastError):
     """A failure that every further trial would share, so none is started."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
     def __init__(
         self,
@@ -208,7 +244,7 @@ class Fault(HoldfastError):
 class AttemptError(HoldfastError):
     """A failed attempt that says nothing about the answer. The trial stays pending."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
     def __init__(
         self,

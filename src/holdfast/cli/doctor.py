@@ -10,6 +10,7 @@ import click
 from holdfast.cli.flags import complete_profiles
 from holdfast.cluster.remote.doctor import diagnose
 from holdfast.display.terminal import echo, echo_json
+from holdfast.errors import Exit
 
 
 @click.command("doctor")
@@ -30,4 +31,4 @@ def command(profile: str, no_job: bool, as_json: bool) -> int:
         import msgspec
 
         echo_json(msgspec.json.format(msgspec.json.encode(checks)))
-    return 1 if any(check.state == "failed" for check in checks) else 0
+    return Exit.GATE_FAILED if any(check.state == "failed" for check in checks) else Exit.FINISHED

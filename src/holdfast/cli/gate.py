@@ -13,7 +13,7 @@ from holdfast.cli.flags import complete_runs
 from holdfast.cli.runs import runs_dir_option, runs_directory
 from holdfast.cli.subjects import open_run
 from holdfast.display.terminal import echo, echo_json
-from holdfast.errors import UsageError
+from holdfast.errors import Exit, UsageError
 from holdfast.report.gate import Rules, gate_run, margin_of
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     for notice in result.notices:
         show_note(notice)
     _show(result, flags["shape"])
-    return 0 if result else 1
+    return Exit.FINISHED if result else Exit.GATE_FAILED
 
 
 def _minimum(text: str) -> tuple[str, float]:

@@ -22,7 +22,7 @@ from holdfast.cluster.remote.submit import submit
 from holdfast.cluster.remote.transport import connect
 from holdfast.cluster.watch.logs import follow
 from holdfast.display.terminal import echo, echo_json
-from holdfast.errors import ConfigError, UsageError
+from holdfast.errors import ConfigError, Exit, UsageError
 from holdfast.formats import is_eval, is_suite
 from holdfast.spec.document import read_document
 from holdfast.spec.suite import Suite, read_suite
@@ -205,7 +205,7 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     except KeyboardInterrupt:
         echo("\nDetached; the evaluation continues.", err=True)
         _show_commands(invocation, err=True)
-        return 130
+        return Exit.INTERRUPTED
 
 
 def _show_commands(invocation: Invocation, *, err: bool = False) -> None:

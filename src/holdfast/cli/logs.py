@@ -17,7 +17,7 @@ from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.logs import Logs, repeat, task_prefix
 from holdfast.cluster.watch.status import LIVE, look, read_files
 from holdfast.display.terminal import echo
-from holdfast.errors import UsageError
+from holdfast.errors import Exit, UsageError
 from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 
@@ -63,7 +63,7 @@ def command(
             raise UsageError(f"{subject} is a run; only invocations have a server of their own")
         return _show_run(subject, worker, follow=follow)
     except KeyboardInterrupt:
-        return 130
+        return Exit.INTERRUPTED
 
 
 def _show_invocation(subject: Subject, kind: str, *, follow: bool, everything: bool) -> int:

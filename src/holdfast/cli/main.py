@@ -15,7 +15,7 @@ from holdfast import __version__
 from holdfast.cli.errors import command_line, show_error, show_usage_error
 from holdfast.display.terminal import echo
 from holdfast.engine.signals import Signals
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import Exit, HoldfastError, UsageError
 from holdfast.spec.plugins import load_reference
 
 _VERBS: Final = {
@@ -126,17 +126,18 @@ def main() -> None:
         code = error.exit_code
     except click.ClickException as error:
         show_usage_error(error)
-        code = 2
+        code = Exit.USAGE
     except (click.Abort, KeyboardInterrupt) as stopped:
         resume = f"; everything that finished is on disk. Resume with:\n  {command_line()}"
         echo(f"interrupted{resume if _is_resumable() else ''}", err=True)
-        code = 143 if isinstance(stopped.__cause__ or stopped, _Terminated) else 130
+        terminated = isinstance(stopped.__cause__ or stopped, _Terminated)
+        code = Exit.TERMINATED if terminated else Exit.INTERRUPTED
     except BrokenPipeError:
-        code = 141
+        code = Exit.BROKEN_PIPE
         sys.stderr.close()
     except OSError as error:
         show_error(error)
-        code = 3
+        code = Exit.UNFINISHED
     except Exception as error:  # never exit code 1, which would say that a gate was not met
         if isinstance(error, load_reference(_UNREADABLE)) and not _is_resumable():
             # Readers name the file and the line; this is for records that only somebody else can have written.
@@ -146,6 +147,6 @@ def main() -> None:
 
             echo(traceback.format_exc(), err=True, nl=False)
             show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
-        code = 3
+        code = Exit.UNFINISHED
     gc.freeze()  # the end frees everything anyhow; searching it for garbage first takes as long as starting
     sys.exit(code)

@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.display.terminal import echo
-from holdfast.errors import Fault, ManifestError, ResultsError, RunFileError, UsageError, VersionError
+from holdfast.errors import Exit, Fault, ManifestError, ResultsError, RunFileError, UsageError, VersionError
 from holdfast.store.run_lock import hold
 from holdfast.store.rundir import RunDir
 
@@ -50,7 +50,7 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
         return 0
     if not dry_run and rundir.aside.exists():
         echo(f"set aside in {rundir.aside}; `holdfast eval` does that work again")
-    return 1 if dry_run else 0
+    return Exit.GATE_FAILED if dry_run else Exit.FINISHED
 
 
 def _directory(run: str, runs_dir: Path | None) -> Path:

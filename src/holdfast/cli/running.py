@@ -16,7 +16,7 @@ from holdfast.display.terminal import echo
 from holdfast.display.types import Result
 from holdfast.engine.session import preview_run, run_eval
 from holdfast.engine.unseen import unseen_code
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import COMPLETE, HoldfastError, UsageError
 from holdfast.export.after_run import export_after_run
 from holdfast.formats import is_configuration, is_eval, is_suite, load_any
 from holdfast.report.table import print_compiled, print_outcome, print_side_by_side
@@ -100,12 +100,12 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
         return _dry_run([spec, *([baseline] if baseline else [])], flags)
 
     outcome = _run(spec, flags)
-    if baseline is None or outcome.exit_code > 5:
+    if baseline is None or outcome.interrupted:
         return outcome.exit_code
     baseline_outcome = _run(baseline, flags)
     if outcome.metrics is not None and baseline_outcome.metrics is not None:
         print_side_by_side(outcome, baseline_outcome)
-    return baseline_outcome.exit_code if baseline_outcome.exit_code > 1 else outcome.exit_code
+    return outcome.exit_code if baseline_outcome.exit_code in COMPLETE else baseline_outcome.exit_code
 
 
 def _read_eval(config: str) -> Document:
@@ -215,5 +215,5 @@ def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tupl
         show_warning,
         log_samples=options.log_samples,
         output_path=options.output_path,
-        exports=exports if outcome.exit_code <= 5 else (),
+        exports=() if outcome.interrupted else exports,
     )

@@ -18,7 +18,7 @@ from holdfast.cluster.watch.status import look, look_at_all
 from holdfast.display.format import duration
 from holdfast.display.terminal import echo, echo_json
 from holdfast.engine.collecting import collect_batches
-from holdfast.errors import HoldfastError, RunHeld, UsageError
+from holdfast.errors import Exit, HoldfastError, RunHeld, UsageError
 from holdfast.export.registry import unfinished_exports
 from holdfast.report.waiting import batch_lines
 from holdfast.store.batches import waiting_batches
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 _SHOWN_TASKS = 3
 """names of tasks in a line of the list"""
-UNREACHABLE = 3
-"""exit code if the cluster did not answer"""
 
 
 class RunPicture(msgspec.Struct, frozen=True):
@@ -90,7 +88,7 @@ def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
         return 0
     picture = look(subject)
     echo_json(_json(picture)) if as_json else echo("\n".join(_lines(picture, subject.name)))
-    return UNREACHABLE if picture.unreachable else 0
+    return Exit.UNFINISHED if picture.unreachable else 0
 
 
 def _json(value: object) -> str:
@@ -119,7 +117,7 @@ def _list(as_json: bool) -> int:
         echo("\n".join(_table(("id", "created", "where", "tasks", "status"), rows)))
         for why in dict.fromkeys(unreachable):
             show_warning(f"not reachable: {why}")
-    return UNREACHABLE if unreachable else 0
+    return Exit.UNFINISHED if unreachable else 0
 
 
 def _names(tasks: Sequence[TaskPicture]) -> str:

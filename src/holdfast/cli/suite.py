@@ -13,7 +13,7 @@ from holdfast.display.types import Result
 from holdfast.engine.session import preview_run
 from holdfast.engine.suite import run_suite
 from holdfast.engine.unseen import unseen_code
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import COMPLETE, HoldfastError, UsageError
 from holdfast.formats.suite import load_suite
 from holdfast.report.suite import print_cell, print_ending, print_plan, print_suite
 from holdfast.spec.document import Document
@@ -94,7 +94,7 @@ def _print(suite: Suite, cells: Sequence[Cell], suite_outcome: SuiteOutcome) -> 
         if ended.outcome is not None
     }
     print_suite(suite.name, places, outcomes, suite.average)
-    finished = sum(ended.exit_code in (0, 1) for ended in suite_outcome.cells)
+    finished = sum(ended.exit_code in COMPLETE for ended in suite_outcome.cells)
     print_ending(len(cells) - finished, suite_outcome.reason, command_line())
 
 

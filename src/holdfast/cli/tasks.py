@@ -17,7 +17,7 @@ from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names,
 from holdfast.cli.errors import show_note
 from holdfast.data.dataset import Dataset
 from holdfast.display.terminal import echo, echo_json
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import Exit, HoldfastError, UsageError
 from holdfast.formats.benchmark import benchmark_document, compile_shown, find_benchmark, wants_chat
 from holdfast.formats.providers import installed_providers, task_names, unknown_task
 from holdfast.report.preview import continuation_lines
@@ -239,4 +239,4 @@ def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
         echo(f"{name}: {compiled.count:,} rows in {cache_folder() / compiled.rows}")
         for notice in compiled.notices:
             show_note(notice)
-    return 2 if failed else 0
+    return Exit.USAGE if failed else Exit.FINISHED

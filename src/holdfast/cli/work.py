@@ -19,7 +19,7 @@ from holdfast.engine.ended import Ended, follow_input
 from holdfast.engine.options import Options
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
-from holdfast.errors import Fault, Interrupted, UsageError
+from holdfast.errors import Exit, Fault, Interrupted, UsageError
 from holdfast.report.table import print_outcome
 from holdfast.store.rundir import RunDir
 
@@ -92,7 +92,7 @@ def command(
         _report_ending(outcome.reason)
     elif outcome.finisher is not None:
         ending = "exited without writing the report; see its log, then run this command again"
-        if outcome.exit_code == 0:
+        if outcome.exit_code == Exit.FINISHED:
             ending = "wrote the report" if rundir.finished else "left the outputs without grades, as requested"
         echo(f"{worker}: no work left; {outcome.finisher} {ending}")
     else:

@@ -16,7 +16,7 @@ from holdfast.engine.budget import budget_reached
 from holdfast.engine.outcome import finished_outcome
 from holdfast.engine.session import locate_run, preview_run
 from holdfast.engine.signals import Signals
-from holdfast.errors import BudgetReached, HoldfastError, Interrupted
+from holdfast.errors import BudgetReached, HoldfastError, Interrupted, worst_exit_code
 from holdfast.report.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from holdfast.store.index import Spent
 
 _BUDGETS: Final[tuple[BudgetName, ...]] = ("max_cost", "token_budget", "max_time")
-_WORST: Final = (143, 130, 2, 3, 4, 5, 1, 0)
-"""exit codes, the one that matters most first"""
 
 
 @dataclass(frozen=True)
@@ -74,20 +72,15 @@ class SuiteOutcome:
         """The exit code that matters most: interrupted, wrong usage, not finished, held, gate not met, finished."""
         if isinstance(self.reason, Interrupted):
             return self.reason.exit_code
-        return worst_exit_code([cell.exit_code for cell in self.cells])
+        return worst_exit_code(cell.exit_code for cell in self.cells)
 
     @property
     def result(self) -> Result:
         """The outcome in a form for programs."""
         if isinstance(self.reason, Interrupted):
             return Result(exit_code=self.exit_code, reason="interrupted", message=str(self.reason))
-        worst = max(self.cells, key=lambda cell: -_WORST.index(cell.exit_code)).result
+        worst = next(cell.result for cell in self.cells if cell.exit_code == self.exit_code)
         return Result(exit_code=self.exit_code, reason=worst.reason, message=worst.message)
-
-
-def worst_exit_code(codes: Sequence[int]) -> int:
-    """Return the exit code that matters most."""
-    return min(codes, key=_WORST.index)
 
 
 def run_suite(

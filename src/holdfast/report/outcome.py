@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.display.types import Result
-from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting
+from holdfast.errors import BudgetReached, Exit, Fault, Interrupted, Waiting
 
 if TYPE_CHECKING:
     from holdfast.plan.plan import Plan
@@ -50,17 +50,22 @@ class Outcome(msgspec.Struct, frozen=True):
         return () if self.gate is None else self.gate.missed
 
     @property
+    def interrupted(self) -> bool:
+        """True if a signal stopped the command."""
+        return isinstance(self.reason, Interrupted)
+
+    @property
     def exit_code(self) -> int:
-        """As documented: 0 finished, 1 gate not met, 3 not finished, 5 waiting, 130/143 interrupted."""
+        """The exit code of the command."""
         if isinstance(self.reason, Interrupted):
             return self.reason.exit_code
         if isinstance(self.reason, Waiting):
-            return 5
+            return Exit.WAITING
         if self.metrics is None:
             ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
             reported = self.finisher is not None and self.rundir.finished
-            return 0 if ungraded_on_purpose or reported else 3
-        return 1 if self.missed_gates else 0
+            return Exit.FINISHED if ungraded_on_purpose or reported else Exit.UNFINISHED
+        return Exit.GATE_FAILED if self.missed_gates else Exit.FINISHED
 
     @property
     def result(self) -> Result:

@@ -31,7 +31,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.session import locate_run
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import prepare, run_worker
-from holdfast.errors import Fault, HoldfastError, RunHeld
+from holdfast.errors import COMPLETE, Exit, Fault, HoldfastError, RunHeld
 from holdfast.report.outcome import Outcome
 from holdfast.spec.schema import one_or_all
 from holdfast.spec.target_schema import ModelTarget
@@ -87,9 +87,9 @@ def _work(rundir: RunDir, base_urls: Sequence[str]) -> tuple[int, Worked]:
     except Fault as fault:
         return fault.exit_code, Worked(ended=Ended.of(fault))
     except KeyboardInterrupt:
-        return 143, Worked()
+        return Exit.TERMINATED, Worked()
     # A run that another worker has finished is opened again for its numbers, and one with errors to retry them.
-    finished = outcome.finisher is None and not outcome.already and outcome.exit_code in (0, 1)
+    finished = outcome.finisher is None and not outcome.already and outcome.exit_code in COMPLETE
     described = _describe(replace(outcome, wall=None)) if finished else None
     return outcome.exit_code, Worked(ended=Ended.of(outcome.reason), finished=described)
 
@@ -174,4 +174,4 @@ def copy_task(folder: Path, run_dir: Path) -> int:
         failures.append(str(error))
     for failure in failures:
         say(failure)
-    return 3 if failures else 0
+    return Exit.UNFINISHED if failures else Exit.FINISHED

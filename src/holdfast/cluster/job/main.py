@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.cluster.job.after_run import export_run
-from holdfast.cluster.job.context import CONTINUES, POLL_SECONDS, StopRequested, run_hook, say
+from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, run_hook, say
 from holdfast.cluster.job.local import await_turn, child_workers
 from holdfast.cluster.job.process import BEGIN, EvaluationProcess
 from holdfast.cluster.job.servers import RETURN_SECONDS, ServerFailed, Servers
@@ -40,7 +40,7 @@ from holdfast.cluster.remote.executor import job_command
 from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared, Worked
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.terminal import echo
-from holdfast.errors import HoldfastError, with_hint
+from holdfast.errors import Exit, HoldfastError, with_hint
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
 from holdfast.store.rundir import RunDir
@@ -62,8 +62,6 @@ _SIGNAL_SECONDS: Final = 5.0
 """how much later than a child this process may get a signal that is meant for all"""
 _CUT_OFF: Final = ("connection", "refused")
 """kinds of errors of requests whose server ends"""
-_HELD: Final = 4
-"""exit code of `holdfast work` when another process holds the run"""
 
 
 def run_main(job: JobContext) -> int:
@@ -74,7 +72,7 @@ def run_main(job: JobContext) -> int:
     with child_workers(job):
         while True:
             code = JobRun(job).run()
-            if code != CONTINUES or job.signal is not None:
+            if code != Exit.CONTINUES or job.signal is not None:
                 return code
 
 
@@ -84,7 +82,7 @@ class Ending(NamedTuple):
     phase: layout.Phase
     """`done` or `stopped`: nothing continues by itself; `waiting`: the next job continues"""
     reason: str
-    exit_code: int | None = 3
+    exit_code: int | None = Exit.UNFINISHED
     """of the run"""
 
 
@@ -138,7 +136,7 @@ class JobRun:
         if self._task.served:
             Path(self._place.endpoint).unlink(missing_ok=True)  # of a killed job, whose server is gone
         if reason := starts_exhausted(self._starts, self._task.walltime, self._task.max_walltime, self._size):
-            self._set(phase="stopped", reason=reason, exit_code=3)
+            self._set(phase="stopped", reason=reason, exit_code=Exit.UNFINISHED)
             return 0
         self._begin()
         try:
@@ -154,7 +152,7 @@ class JobRun:
         if self._state.phase in layout.OVER:
             return f"the task is {self._state.phase}"
         if self._job.kill_requested:
-            self._set(phase="stopped", reason="stopped by `holdfast kill`", exit_code=3)
+            self._set(phase="stopped", reason="stopped by `holdfast kill`", exit_code=Exit.UNFINISHED)
             return "stopped by `holdfast kill`"
         if self._queued is None:
             return None
@@ -162,7 +160,7 @@ class JobRun:
             return "another process has taken over this submission"
         begun = any(isinstance(record, Begin) and record.job == self._job.id for record in self._starts)
         if not begun and (job := self._queued.cancelled_predecessor()):
-            self._set(phase="stopped", reason=self._cancelled(job), exit_code=3)
+            self._set(phase="stopped", reason=self._cancelled(job), exit_code=Exit.UNFINISHED)
             return f"job {job} was cancelled"
         return None
 
@@ -221,7 +219,7 @@ class JobRun:
             if ended.kind and ended.kind != "lease_lost":
                 return _stopped(with_hint(ended.message, ended.remedy))
             last_size = size
-            if code == _HELD or ended.kind == "lease_lost":  # another process worked, so no progress is expected of us
+            if code == Exit.HELD or ended.kind == "lease_lost":  # another process worked, not this one
                 last_size = -1
                 self._pause(5)
 
@@ -438,7 +436,7 @@ class JobRun:
             say(reason if continues else f"{ending.phase}: {reason}")
         self._set(phase=ending.phase, reason=reason, exit_code=ending.exit_code)
         if continues:
-            return CONTINUES
+            return Exit.CONTINUES
         if self._queued is not None:
             self._queued.cancel_waiting()
         layout.remove_secrets(self._place)
