@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -118,7 +117,7 @@ class _Grouped(click.Command):
 @click.option("--log-samples", is_flag=True, help="Also write the transcripts to samples.jsonl in the run directory.")
 @click.option(
     "--output-path",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     metavar="DIR",
     help="Also write the results and transcripts to this folder.",
 )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.cli.errors import command_line, show_note, show_warning
@@ -22,6 +21,7 @@ from holdfast.spec.env_file import find_env_file, take_env_file
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.quantities import parse_duration
 from holdfast.store.catalog import find_runs
+from holdfast.store.claims import RunPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ class Concurrency(click.ParamType["int | str"]):
         return self.fail(f"{value!r} is neither a number above 0 nor auto", param, ctx)
 
 
-class EvalFlags(msgspec.Struct, frozen=True, kw_only=True):
+class EvalFlags(RunPolicy, frozen=True, kw_only=True):
     """The options of `holdfast eval`, each under the name of its flag unless it says otherwise."""
 
     named: str | None
@@ -109,16 +109,9 @@ class EvalFlags(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...]
     limit: int | None
     concurrency: int | str | None
-    fresh: bool
-    retry_failed: bool
-    accept_errors: bool
-    accept_drift: bool
     baseline_model: str | None
-    log_samples: bool
-    output_path: Path | None
     export: tuple[str, ...]
     workers: int | None
-    skip_graders: bool
     max_cost: float | None
     token_budget: int | None
     max_time: float | None
@@ -153,16 +146,10 @@ class EvalFlags(msgspec.Struct, frozen=True, kw_only=True):
         """Return the flags that say how to run, which are in no key."""
         return Options(
             runs_dir=runs_directory(self.runs_dir),
-            fresh=self.fresh,
-            retry_failed=self.retry_failed,
-            accept_errors=self.accept_errors,
-            skip_graders=self.skip_graders,
-            accept_drift=self.accept_drift,
             wait=lock_timeout(wait=self.wait),
             wait_for_batches=not self.no_wait,
-            log_samples=self.log_samples,
-            output_path=self.output_path,
             command=command_line(),
+            **self.policy,
         )
 
 

@@ -13,7 +13,6 @@ from holdfast.cli.errors import show_note
 from holdfast.cli.suite import suite_of, with_models
 from holdfast.cluster.config.compile import compile_launch
 from holdfast.cluster.config.compose import find_config
-from holdfast.cluster.config.launch import RunOptions
 from holdfast.cluster.config.render import TITLE, compiled_yaml
 from holdfast.cluster.config.variables import WANDB_KEY, check_environment, wandb_login
 from holdfast.cluster.remote.bundle import collect
@@ -26,6 +25,7 @@ from holdfast.errors import ConfigError, Exit, UsageError
 from holdfast.formats import is_eval, is_suite
 from holdfast.spec.document import read_document
 from holdfast.spec.suite import Suite, read_suite
+from holdfast.store.claims import RunPolicy
 
 if TYPE_CHECKING:
     from holdfast.cli.flags import EvalFlags
@@ -52,7 +52,7 @@ def launch_command(config: str | list[str], overrides: tuple[str, ...], flags: E
         flags.ids,
         detached=detached,
         eval_overrides=inner.suite_overrides() if isinstance(source, Suite) else inner.overrides(),
-        options=_options(flags),
+        options=RunPolicy(**flags.policy),
         exports=flags.export,
     )
     if flags.dry_run:
@@ -123,18 +123,6 @@ def _execution_overrides(flags: EvalFlags) -> list[str]:
     if flags.runs_dir:
         overrides.append(f"execution.output_dir={json.dumps(str(flags.runs_dir))}")
     return overrides
-
-
-def _options(flags: EvalFlags) -> RunOptions:
-    return RunOptions(
-        fresh=flags.fresh,
-        retry_failed=flags.retry_failed,
-        accept_errors=flags.accept_errors,
-        accept_drift=flags.accept_drift,
-        skip_graders=flags.skip_graders,
-        log_samples=flags.log_samples,
-        output_path=str(flags.output_path) if flags.output_path else None,
-    )
 
 
 def _show(launch: Launch) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
     from holdfast.spec.document import Document
     from holdfast.spec.load import Eval
+    from holdfast.store.claims import RunPolicy
 
 _ELSEWHERE: Final = {
     "suite": "holdfast.cli.suite:suite_command",
@@ -206,14 +207,14 @@ def run_locally(
     return run_eval(spec, options, display, identity=identity)
 
 
-def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tuple[str, ...] = ()) -> None:
-    """Export a run as its eval file, the options and `exports`, names of formats, ask for."""
+def export_results(outcome: Outcome, spec: Eval, policy: RunPolicy, exports: tuple[str, ...] = ()) -> None:
+    """Export a run as its eval file, the command and `exports`, names of formats, ask for."""
     export_after_run(
         outcome.rundir,
         spec,
         echo,
         show_warning,
-        log_samples=options.log_samples,
-        output_path=options.output_path,
+        log_samples=policy.log_samples,
+        output_path=Path(policy.output_path) if policy.output_path else None,
         exports=() if outcome.interrupted else exports,
     )

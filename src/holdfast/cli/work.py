@@ -8,7 +8,6 @@ from signal import SIGINT
 from typing import TYPE_CHECKING
 
 import click
-from msgspec.structs import replace
 
 from holdfast.cli.errors import command_line
 from holdfast.cli.flags import Concurrency, lock_timeout
@@ -100,9 +99,7 @@ def command(
         print_outcome(outcome, command_line() if shared is None or interrupted else shared[1].command)
         if shared is not None and not outcome.already:
             spec, claim_round, _ = shared
-            output_path = Path(claim_round.output_path) if claim_round.output_path else None
-            exports = replace(options, log_samples=claim_round.log_samples, output_path=output_path)
-            export_results(outcome, spec, exports)
+            export_results(outcome, spec, claim_round)
     return outcome.exit_code
 
 

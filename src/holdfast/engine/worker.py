@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -35,7 +36,6 @@ from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
@@ -76,11 +76,8 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
             eval=_with_limits(spec),
             folder=str(spec.folder.resolve()),
             eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
-            accept_errors=options.accept_errors,
-            skip_graders=options.skip_graders,
-            log_samples=options.log_samples,
-            output_path=str(options.output_path.resolve()) if options.output_path else None,
             command=options.command,
+            **options.policy | {"output_path": options.output_path and str(Path(options.output_path).resolve())},
         )
         name = begin_round(rundir, claim_round).name
         run.log.write(f"divided in {name}: {len(unfinished)} trials in {len(chunks)} chunks; {run.plan}")

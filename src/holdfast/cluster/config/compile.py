@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.cluster.config.compose import compose, find_config, read_config, split_overrides
 from holdfast.cluster.config.executor import executor_problem, load_executor
-from holdfast.cluster.config.launch import Container, Launch, RunOptions, Server, TaskFile
+from holdfast.cluster.config.launch import Container, Launch, Server, TaskFile
 from holdfast.cluster.config.legacy import MOVED, move_keys
 from holdfast.cluster.config.no_effect import keys_without_effect
 from holdfast.cluster.config.profiles import WandbBlock, folder_problem, load_profile
@@ -67,6 +67,7 @@ from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
 from holdfast.spec.suite import Suite
 from holdfast.spec.validation import suggest, validate_block
+from holdfast.store.claims import RunPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,7 +103,7 @@ def compile_launch(
     *,
     detached: bool = False,
     eval_overrides: Sequence[Override] = (),
-    options: RunOptions | None = None,
+    options: RunPolicy | None = None,
     exports: Sequence[str] = (),
     providers: Sequence[TaskProvider] | None = None,
 ) -> Launch:
@@ -148,7 +149,7 @@ def compile_launch(
     shared = TaskFile(
         executor=execution.type,
         mode=execution.mode,
-        options=_resolve_output_path(options or RunOptions(), cwd, executor),
+        options=_resolve_output_path(options or RunPolicy(), cwd, executor),
         deployment=deployment,
         auxiliary=auxiliary,
         workers=execution.workers,
@@ -452,7 +453,7 @@ def _visible_gpus(visible: bool | str | None) -> dict[str, str]:
     return {} if visible is None or visible is True else {"CUDA_VISIBLE_DEVICES": f"lit:{visible or ''}"}
 
 
-def _resolve_output_path(options: RunOptions, cwd: Path, executor: ExecutorRules) -> RunOptions:
+def _resolve_output_path(options: RunPolicy, cwd: Path, executor: ExecutorRules) -> RunPolicy:
     if options.output_path is None or not executor.shares_files:
         return options
     return msgspec.structs.replace(options, output_path=str(cwd / Path(options.output_path).expanduser()))
@@ -466,7 +467,7 @@ def _check_flags(tree: Tree, execution: ExecutionBlock, findings: Findings) -> N
 
 
 def _check_folders(
-    tree: Tree, blocks: _Blocks, options: RunOptions, executor: ExecutorRules, findings: Findings
+    tree: Tree, blocks: _Blocks, options: RunPolicy, executor: ExecutorRules, findings: Findings
 ) -> None:
     for place, folder in (
         ("--output-path", options.output_path),

@@ -103,18 +103,16 @@ def _prepare(task: TaskFile, base_urls: Sequence[str], *, first: bool) -> Prepar
     spec = load_sent(Path(task.eval_file), overrides)
     if base_urls and isinstance(spec.target, ModelTarget):
         spec = load_sent(Path(task.eval_file), [*overrides, (("target", "base_url"), one_or_all(base_urls))])
-    fresh = first and task.options.fresh
+    policy = replace(task.options, log_samples=False, output_path=None)  # `copy_task` does that
+    if not first:
+        policy = replace(policy, fresh=False, retry_failed=False)
     # Workers of an earlier server stop by themselves, so wait for them; without a server, join running workers.
-    patience = -1.0 if task.served or fresh else 0.0
+    patience = -1.0 if task.served or policy.fresh else 0.0
     options = Options(
         runs_dir=Path(task.runs_dir),
-        fresh=fresh,
-        retry_failed=first and task.options.retry_failed,
-        accept_errors=task.options.accept_errors,
-        accept_drift=task.options.accept_drift,
-        skip_graders=task.options.skip_graders,
         wait=patience,
         command=f"holdfast resume {task.invocation}",
+        **policy.policy,
     )
     copies = bool(spec.exports or spec.live_exports or task.options.log_samples or task.options.output_path)
     return replace(_open(spec, options, task.workers), copies=copies)
