@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.store.records import ErrorRecord, to_line
 from holdfast.store.rundir import RunDir
@@ -423,7 +424,8 @@ def test_a_call_that_is_held_does_not_end_a_trial_between_an_intent_and_its_call
 
         pending = SimpleNamespace(key="k", sample=SimpleNamespace(id="a"), trial=1)
         ways: dict[str, Any] = {"halted": lambda: halted, "end_trial": lambda: events.append("ended")}
-        calls = await Replay(cast("Any", pending), cast("Any", SlowDisk()), [], print, **ways).begin_attempt(1)
+        replay = Replay(cast("Any", pending), cast("Any", SlowDisk()), [], print, **ways)
+        calls = await RecordedCalls.begin(replay, 1)
 
         async def order(_: str) -> str:
             events.append("call")

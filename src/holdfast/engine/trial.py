@@ -24,6 +24,8 @@ from holdfast.conversation.script import Script
 from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import dataset_changed
 from holdfast.engine.brake import Halted
+from holdfast.engine.calls import RecordedCalls
+from holdfast.engine.replay import Replay
 from holdfast.engine.retry import Deadline
 from holdfast.errors import AttemptError, ProgramExited, RestartTrial, Uncertain
 from holdfast.graders.types import Case
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from holdfast.engine.grading import Grading
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.recorder import Recorder
-    from holdfast.engine.replay import RecordedCalls, Replay
     from holdfast.engine.retry import Retrier
     from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
@@ -115,8 +116,6 @@ class Trials:
 
     async def open_replay(self, pending: PendingTrial, deadline: Deadline) -> Replay:
         """Return the record of a trial's calls, with those of earlier processes."""
-        from holdfast.engine.replay import Replay  # which trials of a single call do not need
-
         recorded = read_steps(self._recorded_calls.pop(pending.key, []))
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         trial = asyncio.current_task()
@@ -247,7 +246,7 @@ class Trial:
                 answer = await self._ask_live(replay, turn)
                 response = msgspec.to_builtins(answer.reply)
                 await replay.end_call(call, response, answer.uncounted_usage)
-            replay.end_turn(turn.number, response)
+            replay.end_turn(turn.number)
             reply = msgspec.convert(response, Reply)
             replay.usage_before += reply.usage
         else:
@@ -277,7 +276,7 @@ class Trial:
 
     async def _attempt(self, replay: Replay, turn: Turn) -> _Answer:
         """Ask the target once. The calls it makes meanwhile are recorded, and their usage is counted one by one."""
-        calls = await replay.begin_attempt(turn.number)
+        calls = await RecordedCalls.begin(replay, turn.number)
         workspace = replay.workspace
         try:
             if workspace is not None:
