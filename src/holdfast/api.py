@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from holdfast.display.choice import display_for_python
 from holdfast.engine.options import Options
-from holdfast.engine.session import run_eval
+from holdfast.engine.run import run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.export.result import Run
 from holdfast.formats import to_native

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
-from holdfast.engine.session import run_eval
+from holdfast.engine.run import run_eval
 from holdfast.errors import UsageError
 from holdfast.formats import load_any
 from holdfast.spec.document import read_document

@@ -159,8 +159,8 @@ def test_a_decision_is_on_disk_before_anything_else_happens(decision: str, lab: 
     lab.eval(env={"DIE_BEFORE": "tea 1"}, check=-9)
     code = (
         "import os, signal, sys\n"
-        "from holdfast.engine.session import Session\n"
-        "Session.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from holdfast.engine import run\n"
+        "run.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from holdfast.cli.main import main\n"
         "main()\n"
     )
@@ -738,8 +738,8 @@ def test_a_kill_leaves_no_error_and_commands_that_look_at_the_run_say_uncertain(
     assert not (run_dir(lab.folder) / "errors.jsonl").exists()
     assert looks(lab) == "1 0 uncertain listed shown"
     assert 'order({"thing":"tea 1"})' in lab.do("show", run_dir(lab.folder), "a").out
-    decided = "import os, signal\nfrom holdfast.engine.session import Session\n"
-    decided += "Session.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    decided = "import os, signal\nfrom holdfast.engine import run\n"
+    decided += "run.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
     (lab.folder / "killed.py").write_text(decided + "from holdfast.cli.main import main\nmain()\n")
     with spawn("killed", "resume", run_dir(lab.folder), "--settle", "a/1=again", cwd=lab.folder) as process:
         process.communicate()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.engine.budget import Budget
+from holdfast.engine.brake import Budget
 from holdfast.errors import BudgetReached
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import Progress

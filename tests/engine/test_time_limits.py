@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from holdfast.engine.time_limits import TimeLimits
+from holdfast.engine.retry import TimeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

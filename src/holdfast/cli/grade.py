@@ -12,7 +12,7 @@ from holdfast.cli.flags import complete_files, complete_runs, env_file_options, 
 from holdfast.cli.running import export_results, run_and_report
 from holdfast.cli.runs import find_run, find_runs_dir, runs_dir_option, runs_directory
 from holdfast.engine.options import Options
-from holdfast.engine.session import run_eval
+from holdfast.engine.run import run_eval
 from holdfast.errors import ResultsError, UsageError
 from holdfast.formats import load_any
 from holdfast.spec.document import read_document

@@ -23,7 +23,7 @@ from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.status import jobs_of, read_files
 from holdfast.display.terminal import echo
 from holdfast.engine.options import Options
-from holdfast.engine.session import run_eval
+from holdfast.engine.run import run_eval
 from holdfast.errors import RunHeld, UsageError
 from holdfast.plan.history import match_outputs
 from holdfast.plan.identity import identify

@@ -14,8 +14,9 @@ from holdfast.cli.runs import run_name
 from holdfast.display.choice import make_display
 from holdfast.display.terminal import echo
 from holdfast.display.types import Result
-from holdfast.engine.session import preview_run, run_eval
-from holdfast.engine.unseen import unseen_code
+from holdfast.engine.run import run_eval
+from holdfast.engine.session import preview_run
+from holdfast.engine.user_code import unseen_code
 from holdfast.errors import COMPLETE, HoldfastError, UsageError
 from holdfast.export.after_run import export_after_run
 from holdfast.formats import is_configuration, is_eval, is_suite, load_any

@@ -12,7 +12,7 @@ from holdfast.display.choice import make_display
 from holdfast.display.types import Result
 from holdfast.engine.session import preview_run
 from holdfast.engine.suite import run_suite
-from holdfast.engine.unseen import unseen_code
+from holdfast.engine.user_code import unseen_code
 from holdfast.errors import COMPLETE, HoldfastError, UsageError
 from holdfast.formats.suite import load_suite
 from holdfast.report.suite import print_cell, print_ending, print_plan, print_suite

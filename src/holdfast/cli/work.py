@@ -14,8 +14,7 @@ from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.running import export_results
 from holdfast.display.choice import make_display
 from holdfast.display.terminal import echo, echo_json
-from holdfast.engine.ended import Ended, follow_input
-from holdfast.engine.options import Options
+from holdfast.engine.options import Ended, Options, follow_input
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
 from holdfast.errors import Exit, Fault, Interrupted, UsageError

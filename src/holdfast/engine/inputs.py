@@ -6,19 +6,26 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.functions.observing import reads, stamp_of
+from holdfast.functions.observing import exclude, reads, stamp_of
 from holdfast.plan.inputs import digest_now, extend_sources, is_excluded, relative
 from holdfast.store.inputs import Input, append_inputs, mend_inputs, read_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.engine.session import Session
     from holdfast.functions.observing import Read, Stamp
     from holdfast.plan.identity import RunIdentity
     from holdfast.store.rundir import RunDir
 
 _MOST: Final = 10_000
 """files that are recorded; code that reads more has them named in the eval file"""
+
+
+def observe_inputs(session: Session) -> InputRecorder:
+    """Return what records the files that code reads from now on, except in the folder of the runs."""
+    exclude(session.options.runs_dir)
+    return InputRecorder(session.identity, session.rundir, session.journals, session.notice)
 
 
 class InputRecorder:

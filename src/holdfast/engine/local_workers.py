@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.engine.ended import Ended, describe_stopping, read_stopping
+from holdfast.engine.options import Ended, describe_stopping, read_stopping
 from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import finish_run, prepare, shared_eval

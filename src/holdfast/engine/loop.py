@@ -18,44 +18,53 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.data.dataset import dataset_changed
 from holdfast.display.format import rate_limit_text
-from holdfast.engine.brake import Brake, Halted
-from holdfast.engine.budget import Budget
-from holdfast.engine.concurrency import Window
-from holdfast.engine.ended import describe_stopping
-from holdfast.engine.grading import Grading
+from holdfast.engine.brake import Brake, Budget, Halted
+from holdfast.engine.concurrency import Machine, SpareCores, Window
+from holdfast.engine.grading import Grading, Sets
+from holdfast.engine.options import describe_stopping
 from holdfast.engine.recorder import Recorder
 from holdfast.engine.retry import Retrier
 from holdfast.engine.signals import Signals
-from holdfast.engine.sources import Supply
-from holdfast.engine.spare_cores import Machine, SpareCores
 from holdfast.engine.trial import Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
+from holdfast.export.live import live_exporters
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import is_judge
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import Secrets, secret_variables
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import is_agent, time_beside_target
 from holdfast.store.answers import describe_answers
+from holdfast.store.batches import BatchStore
 from holdfast.store.journal import Journal
 from holdfast.targets.asking import REPLY_BYTES
 from holdfast.targets.concurrency import FIXED, concurrency_of
 from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from holdfast.conversation.simulated_user import Player
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.inputs import InputRecorder
     from holdfast.engine.session import Session
+    from holdfast.export.live import LiveExporter
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
     from holdfast.targets.batches import Batches
     from holdfast.targets.types import Target
 
+_ELSEWHERE: Final = {
+    "hooks": "holdfast.engine.hooks:Hooks",
+    "inputs": "holdfast.engine.inputs:observe_inputs",
+    "containment": "holdfast.containment.program:find_kind",
+    "isolation": "holdfast.containment.program:requested_kind",
+    "batches": "holdfast.targets.batches:Batches",
+}
+"""what most runs do without"""
 BATCH_WINDOW: Final = 50_000
 """trials that may wait for batches at once"""
 _LOOK_SECONDS: Final = 0.25
@@ -64,6 +73,34 @@ _PATIENCE_SECONDS: Final = 10.0
 """how long a rate limit may last before it is reported"""
 _GRACE_SECONDS: Final = 10.0
 """grace period for in-flight trials after a fatal fault"""
+
+
+class Supply:
+    """The trials of a process that has the run to itself."""
+
+    def __init__(self, trials: Iterator[PendingTrial]) -> None:
+        self._trials = trials
+        self.arrived: Callable[[], None] = lambda: None
+        """called when trials have arrived"""
+
+    def next(self) -> PendingTrial | None:
+        """Return the next trial; None if there is none at the moment."""
+        return next(self._trials, None)
+
+    def ended(self, pending: PendingTrial) -> None:
+        """Note that a trial is on disk, or given up."""
+
+    @property
+    def settled(self) -> bool:
+        """True if no more trials are about to arrive."""
+        return True
+
+    async def more(self, brake: Brake) -> bool:
+        """Wait for more trials while none is in flight; return False if none will come or the brake is pulled."""
+        return False
+
+    async def close(self) -> None:
+        """Release what was not started."""
 
 
 class Loop:
@@ -105,9 +142,7 @@ class Loop:
         self._opening: asyncio.Task[None] | None = None
         self._hooks: Hooks | None = None
         if session.generates and self._spec.hooks is not None:
-            from holdfast.engine.hooks import Hooks  # which few evals need
-
-            self._hooks = Hooks(self._spec.hooks, self._spec, session.warn)
+            self._hooks = load_reference(_ELSEWHERE["hooks"])(self._spec.hooks, self._spec, session.warn)
         self.faults: list[Fault] = []
         """why graders became unavailable"""
 
@@ -130,17 +165,14 @@ class Loop:
         session = self._session
         if "holdfast.functions.observing" not in sys.modules or not session.identity.code:
             return None
-        from holdfast.engine.inputs import InputRecorder
-        from holdfast.functions.observing import exclude
-
-        exclude(session.options.runs_dir)
-        return InputRecorder(session.identity, session.rundir, session.journals, session.notice)
+        recorder: InputRecorder = load_reference(_ELSEWHERE["inputs"])(session)
+        return recorder
 
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. All results are on disk when this returns."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._source.close)  # last: the next owner of a chunk reads what is on disk
-            for exporter in self._session.live_exporters():
+            for exporter in self._live_exporters():
                 exporter.start()
                 stack.push_async_callback(asyncio.to_thread, exporter.close)  # after the journal has been closed
             journal = Journal(
@@ -214,6 +246,13 @@ class Loop:
         if self._crash is not None:
             raise self._crash
 
+    def _live_exporters(self) -> list[LiveExporter]:
+        """Return the exporters that follow this process's work. With several workers, they follow from outside."""
+        session = self._session
+        if session.worker is not None or not session.generates:
+            return []
+        return live_exporters(session.identity, session.rundir, session.warn)
+
     async def _more(self) -> bool:
         """Wait for trials; return False if none come. Some may have started before the run was stopped meanwhile."""
         return (not self.brake.pulled and await self._source.more(self.brake)) or bool(self._workers)
@@ -229,8 +268,6 @@ class Loop:
         """Ask the graders that look at all outputs together; of several workers, the one that finishes the run does."""
         if self.brake.pulled or self._session.worker is not None or not self._grading.set_graders:
             return
-        from holdfast.engine.sets import Sets  # which few evals need
-
         task = asyncio.create_task(Sets(self._session, self._grading, recorder, retrier).grade())
         self._workers.add(task)  # an interruption cancels it
         task.add_done_callback(self._workers.discard)
@@ -279,11 +316,9 @@ class Loop:
         programs += [tool.mcp.command for tool in getattr(target, "tools", ()) if tool.mcp is not None]
         if not any(programs):
             return
-        from holdfast.containment.program import find_kind, requested_kind  # which few evals need
-
-        kind = await find_kind()
+        kind = await load_reference(_ELSEWHERE["containment"])()
         self._session.log.write(f"programs contained by {kind}")
-        if kind != "pid" and requested_kind() == "auto":
+        if kind != "pid" and load_reference(_ELSEWHERE["isolation"])() == "auto":
             self._session.notice(
                 "this system allows no PID namespaces, so the processes of programs are "
                 + ("looked for and killed after them" if kind == "reaper" else "killed with their process group only")
@@ -297,10 +332,7 @@ class Loop:
         asked = any(getattr(block, "batch", None) is not None for block in blocks)
         if not asked and not session.rundir.has_batches:
             return None
-        from holdfast.store.batches import BatchStore  # which few runs need
-        from holdfast.targets.batches import Batches
-
-        return Batches(
+        batches: Batches = load_reference(_ELSEWHERE["batches"])(
             BatchStore(session.rundir, session.journals),
             notice=session.notice,
             held=session.lease.still_held,
@@ -311,6 +343,7 @@ class Loop:
             live_limit=self._grades_at_once,
             forget=session.options.again,
         )
+        return batches
 
     async def _close(self, part: Target | Player | Grader) -> None:
         """Close a part. All results are on disk by then, so a failure is only reported."""

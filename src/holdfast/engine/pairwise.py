@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
-from holdfast.engine.session import run_eval
+from holdfast.engine.run import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.graders.expected import render_text
 from holdfast.graders.judge_model import JudgeModel, JudgeSession

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from holdfast.display.types import Result, SuiteCell
-from holdfast.engine.budget import budget_reached
-from holdfast.engine.outcome import finished_outcome
+from holdfast.engine.brake import budget_reached
+from holdfast.engine.outcome import confirm_finished
 from holdfast.engine.session import locate_run, preview_run
 from holdfast.engine.signals import Signals
 from holdfast.errors import BudgetReached, HoldfastError, Interrupted, worst_exit_code
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.display.types import Display
-    from holdfast.engine.budget import BudgetName
+    from holdfast.engine.brake import BudgetName
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.load import Eval
@@ -130,7 +130,7 @@ def run_suite(
 
 def _look_up(cell: Cell, identity: RunIdentity, options: Options, reason: BudgetReached) -> Outcome:
     """Return the outcome of a cell for which no budget is left."""
-    if (finished := finished_outcome(identity, identity.directory(options.runs_dir), options)) is not None:
+    if (finished := confirm_finished(identity, identity.directory(options.runs_dir), options)) is not None:
         return finished
     _, rundir, plan = preview_run(cell.spec, options)
     return Outcome(rundir, plan, None, None, reason)

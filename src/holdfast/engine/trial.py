@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,6 +29,7 @@ from holdfast.engine.replay import Replay
 from holdfast.engine.retry import Deadline
 from holdfast.errors import AttemptError, ProgramExited, RestartTrial, Uncertain
 from holdfast.graders.types import Case
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.row_fields import fields_of_target
 from holdfast.spec.trial_limits import trial_limits
 from holdfast.store.answers import EXIT
@@ -41,16 +42,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from holdfast.conversation.script import Prompts
+    from holdfast.conversation.simulated_user import Decision
     from holdfast.data.messages import Attachment
     from holdfast.engine.grading import Grading
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.recorder import Recorder
     from holdfast.engine.retry import Retrier
     from holdfast.engine.session import Session
+    from holdfast.engine.workspace import Workspaces
     from holdfast.plan.plan import PendingTrial
     from holdfast.spec.redact import Secrets
     from holdfast.store.records import Mark, Usage
     from holdfast.targets.types import Turn
+
+_WORKSPACES: Final = "holdfast.engine.workspace:Workspaces"
+"""of evals with a workspace"""
+_DECISION: Final = "holdfast.conversation.simulated_user:Decision"
+"""of evals with a simulated user"""
 
 
 class Trials:
@@ -83,11 +91,9 @@ class Trials:
         self._noted: set[str] = set()
         self.script = Script(self.spec)
         self.blobs = Blobs(session.rundir.files)
-        self.workspaces = None
+        self.workspaces: Workspaces | None = None
         if self.spec.workspace is not None:
-            from holdfast.engine.workspace import Workspaces  # which few evals need
-
-            self.workspaces = Workspaces(self.spec, self.blobs, session.rundir.path)
+            self.workspaces = load_reference(_WORKSPACES)(self.spec, self.blobs, session.rundir.path)
         # Needed by each trial, and the same for all of them.
         self.multi_turn, self.multi_call = self.spec.multi_turn, self.spec.multi_call
         self.has_opening = self.spec.history is not None or self.spec.prompt is None
@@ -378,9 +384,7 @@ class Trial:
         messages = conversation.messages[0 if self._shared.spec.history is None else conversation.opening :]
         key = (turn, "responder", digest(conversation.messages), 1)
         if (step := replay.take(key)) is not None:
-            from holdfast.conversation.simulated_user import Decision  # which evals without one do not need
-
-            decision = msgspec.convert(step.response, Decision)
+            decision: Decision = msgspec.convert(step.response, load_reference(_DECISION))
         else:
             if self._shared.calls_stopped():
                 raise Halted

@@ -26,8 +26,7 @@ from holdfast.cluster.remote.bundle import load_sent
 from holdfast.cluster.remote.invocation import Prepared, TaskFolder, Worked
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.text import Plain, say
-from holdfast.engine.ended import Ended, follow_input
-from holdfast.engine.options import Options
+from holdfast.engine.options import Ended, Options, follow_input
 from holdfast.engine.session import locate_run
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import prepare, run_worker

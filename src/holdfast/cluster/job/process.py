@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.cluster.job.containers import evaluation_words, removal
 from holdfast.cluster.job.context import POLL_SECONDS
-from holdfast.engine.ended import FINISH
+from holdfast.engine.options import FINISH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import msgspec
 
 from holdfast.cluster.config.launch import SCHEMA_VERSION, TaskFile
-from holdfast.engine.ended import Ended
+from holdfast.engine.options import Ended
 from holdfast.errors import UsageError, VersionError
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
