@@ -26,9 +26,10 @@ from holdfast.engine.worker import finish_run, prepare, shared_eval
 from holdfast.errors import Fault, Interrupted
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import grader_places, place_name
-from holdfast.plan.plan import estimate_graded, make_plan
+from holdfast.plan.plan import make_plan
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.report.outcome import Outcome
+from holdfast.report.so_far import count_trials
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.records import ErrorRecord
@@ -191,8 +192,7 @@ class _LocalWorkers:
                     for new_lines in self._follower.follow():
                         for name, line in new_lines:
                             self._show(name, line.head, progress)
-                progress.outputs = min(plan.total, len(index.outputs))
-                progress.graded = min(progress.outputs, estimate_graded(index, graders_per_trial))
+                _, progress.outputs, progress.graded = count_trials(index, plan.total, graders_per_trial)
                 progress.mark()
                 self._display.tick(progress)
         with suppress(OSError):

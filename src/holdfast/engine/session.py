@@ -36,8 +36,9 @@ from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.inputs import choose_run
-from holdfast.plan.plan import Plan, estimate_graded, make_plan
+from holdfast.plan.plan import Plan, make_plan
 from holdfast.plan.reuse import adopt
+from holdfast.report.so_far import count_trials
 from holdfast.spec.plugins import load_reference
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.index import Index, load_index
@@ -392,7 +393,7 @@ def _plan(identity: RunIdentity, index: Index) -> Plan:
     total, outputs = survey.count * work.trials, len(index.outputs)
     if outputs >= total:
         return make_plan(survey, work, index)
-    graded = estimate_graded(index, survey.panels.mean)
+    graded = count_trials(index, total, survey.panels.mean).graded
     return Plan(survey.count, work.trials, finished=graded, to_grade=outputs - graded, to_run=total - outputs)
 
 

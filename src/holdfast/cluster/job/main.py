@@ -41,6 +41,7 @@ from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepare
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.terminal import echo
 from holdfast.errors import Exit, HoldfastError, with_hint
+from holdfast.report.so_far import count_failed, count_trials
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
 from holdfast.store.rundir import RunDir
@@ -547,9 +548,8 @@ class JobProgress:
         """Return the numbers of state.json."""
         with suppress(OSError):
             self._follower.refresh()
-        outputs = min(self._total, len(self._index.outputs))
-        done = min(outputs, int(len(self._index.verdicts) / self._slots)) if self._slots else outputs
-        failed = sum(key not in self._index.outputs for key in self._index.attempts)
+        _, outputs, done = count_trials(self._index, self._total, self._slots)
+        failed = count_failed(self._index)
         now = time.monotonic()
         self._samples = [*self._samples[-30:], (now, outputs)]
         then, count = self._samples[0]
