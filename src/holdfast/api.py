@@ -9,18 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from holdfast.display.choice import display_for_python
-from holdfast.engine.options import Options
+from holdfast.engine.options import WORKER, Options
 from holdfast.engine.run import run_eval
 from holdfast.errors import Interrupted, UsageError
+from holdfast.export.after_run import export_after_run
 from holdfast.export.result import Run
 from holdfast.formats import to_native
 from holdfast.functions.blocks import capture_block, capture_grader
 from holdfast.functions.callables import Callables
 from holdfast.spec.document import Document, read_document
 from holdfast.spec.load import build_eval
+from holdfast.spec.plugins import load_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
     from holdfast.spec.overrides import Override
+
+_RUN_WORKERS: Final = "holdfast.engine.local_workers:run_workers"
 
 
 def evaluate(
@@ -161,9 +165,7 @@ class _Call(NamedTuple):
             if self.workers is None:
                 outcome = run_eval(self.spec, self.options, self.display)
             else:
-                from holdfast.engine.local_workers import run_workers
-
-                outcome = run_workers(self.spec, self.options, self.workers, self.display)
+                outcome = load_reference(_RUN_WORKERS)(self.spec, self.options, self.workers, self.display)
             if isinstance(outcome.reason, Interrupted):
                 return None
             self._export(outcome)
@@ -172,8 +174,6 @@ class _Call(NamedTuple):
             self.captured.release()
 
     def _export(self, outcome: Outcome) -> None:
-        from holdfast.export.after_run import export_after_run
-
         def warn(message: str) -> None:
             warnings.warn(message, RuntimeWarning, stacklevel=7)
 
@@ -196,8 +196,6 @@ class _Call(NamedTuple):
 
 
 def _check_workers(workers: int) -> None:
-    from holdfast.engine.local_workers import WORKER
-
     if workers < 1:
         raise UsageError(f"workers must be at least 1, not {workers}")
     if WORKER in os.environ:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.engine.options import Ended, describe_stopping, read_stopping
+from holdfast.engine.options import WORKER, Ended, describe_stopping, read_stopping
 from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import finish_run, prepare, shared_eval
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from holdfast.engine.worker import SharedRun
     from holdfast.spec.load import Eval
 
-WORKER: Final = "HOLDFAST_WORKER"
-"""the variable by which a worker, and whatever it imports or starts, knows which one it is"""
 _LOOK_SECONDS: Final = 0.25
 _LAST_WORDS_SECONDS: Final = 5.0
 _MOST_IDLE_DEATHS: Final = 3

@@ -48,6 +48,8 @@ class Options(RunPolicy, frozen=True):
     """what to type to resume the run"""
 
 
+WORKER: Final = "HOLDFAST_WORKER"
+"""the variable by which a worker, and whatever it imports or starts, knows which one it is"""
 FINISH: Final = b"finish\n"
 """what an attached worker reads on its standard input to start nothing new; at the end of the input it stops at once"""
 
