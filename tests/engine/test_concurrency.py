@@ -29,7 +29,7 @@ def test_nothing_is_suggested_where_workers_would_not_help(busy: float, load: fl
     assert suggestion(busy=busy, load=load, usable=usable) is None
 
 
-def test_it_is_suggested_once_and_after_ten_seconds() -> None:
+def test_workers_are_suggested_once_and_after_ten_seconds() -> None:
     spare = SpareCores()
     looks = [spare.look(Machine(100.0 + second, 5.0 + second, 1.0, 8, 8.0)) for second in range(60)]
     assert [second for second, message in enumerate(looks) if message is not None] == [10]
