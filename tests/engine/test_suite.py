@@ -137,7 +137,7 @@ def test_a_target_keeps_keys_of_the_eval_file_and_adds_its_own(folder: Path) -> 
     assert re.search(r"┃\s+a ┃.*┃\s+hot ┃", stdout)
 
 
-def test_one_plan_for_all_cells(folder: Path, provider: Server) -> None:
+def test_a_dry_run_plans_all_cells(folder: Path, provider: Server) -> None:
     holdfast("eval", "first.yaml", "-m", "a", cwd=folder)
     holdfast("eval", "second.yaml", "-m", "a", "--limit", "2", cwd=folder)
     asked, suite = provider.requests, write_suite(folder)
@@ -190,7 +190,7 @@ def test_ctrl_c_starts_no_further_run_even_if_what_is_in_flight_completes_one(fo
     assert provider.requests == 4 * ROWS
 
 
-def test_one_budget_for_all_cells_and_processes(folder: Path, provider: Server) -> None:
+def test_all_cells_and_processes_share_a_budget(folder: Path, provider: Server) -> None:
     budget = TOKENS * ROWS + TOKENS * 2
     suite = write_suite(folder)
     stdout = holdfast("eval", suite, "--token-budget", str(budget), cwd=folder, check=3).stdout

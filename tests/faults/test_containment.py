@@ -258,7 +258,7 @@ def reply(context):
 """
 
 
-def test_what_python_code_has_started_is_ended_before_its_workspace_is_restored(case: Case) -> None:
+def test_processes_of_python_code_end_before_its_workspace_is_restored(case: Case) -> None:
     """Nothing contains it: it is found by its working directory, and named."""
     (case.folder / "agent.py").write_text(PYTHON_AGENT.replace("NAME", case.name))
     case.write(target={"python": "agent.py:reply"})
@@ -272,5 +272,5 @@ def test_what_python_code_has_started_is_ended_before_its_workspace_is_restored(
         case.open_gate(2)
         out, err = process.communicate()
     assert process.returncode == 0, err
-    assert "a, trial 1: ended what an earlier attempt had left running in its workspace: bash (" in out + err
+    assert "a, trial 1: ended processes that an earlier attempt had left running in its workspace: bash (" in out + err
     assert [output["output"] for output in kept(run_dir(case.folder))] == ["built"]

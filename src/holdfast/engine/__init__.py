@@ -1,7 +1,7 @@
 """Runs evals: one sliding window of trials, whatever the target and the machine.
 
 `run`            the entry to a run: opens it, works on it, writes the report
-`session`        an open run, and three ways to take it: alone, as a worker, to finish it
+`session`        an open run, and three ways to take it: exclusively, as a worker, to finish it
 `suite`          runs the cells of a suite with one budget
 `worker`         a run that several workers share: prepared, worked on chunk by chunk, finished
 `local_workers`  starts, monitors and stops workers on this machine

@@ -1,8 +1,8 @@
-"""The brake stops a run early: nothing new starts, and what is in flight may end.
+"""Stop a run early, because of a fault, a budget or the user: nothing new starts, and requests in flight may end.
 
-A fault stops admission: what a trial has begun, its grades included, is completed. So does a budget, except that no
-further call of a trial with several calls starts: such a trial resumes in the middle. A user who wants the process to
-end halts the run: no request starts any more, also inside a trial or for a grade; requests in flight end.
+A fault stops admission: trials in flight are completed, with their grades. A budget also stops further calls of trials
+that make several, which later resume in the middle. A user who stops the process halts the run: no request starts,
+not even inside a trial or for a grade.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Reason = Fault | BudgetReached | Interrupted | Waiting
 
 
 class Halted(Exception):
-    """No request may start any more; the trial or grade continues in another process, from what is on record."""
+    """No request may start: another process continues the trial or grade from its record."""
 
 
 class Brake:
-    """Stops admission once, and keeps the first reason for that."""
+    """Stops admission once, and keeps the first reason."""
 
     def __init__(self) -> None:
         self.reason: Reason | None = None
         self.halted = False
-        """no request may start any more"""
+        """no request may start"""
         self._event = asyncio.Event()
 
     @property
@@ -52,7 +52,7 @@ class Brake:
             self._event.set()
 
     def halt(self, reason: Reason) -> None:
-        """Stop admission, and let no further request start in what is already admitted."""
+        """Stop admission, and further requests of trials in flight."""
         self.halted = True
         self.pull(reason)
 
@@ -79,7 +79,7 @@ BudgetName = Literal["max_cost", "token_budget", "max_time"]
 
 
 def check_prices(spec: Eval, *, generates: bool) -> None:
-    """Refuse a budget in dollars where prices are not known."""
+    """Raise UsageError for a budget in dollars if a price is unknown."""
     limit = spec.limits.trial
     if generates and limit is not None and limit.cost is not None and isinstance(spec.target, ModelTarget):
         _check_price("limits.trial.cost", spec.target.model, spec)
@@ -105,7 +105,7 @@ def _check_price(limit: str, model: str, spec: Eval) -> None:
 
 
 class Budget:
-    """Compares what a run may spend with what all its processes have spent."""
+    """Compares the limits of a run with what all its processes have spent."""
 
     def __init__(self, limits: Limits, progress: Progress, notice: Callable[[str], None]) -> None:
         self._limits = limits
@@ -117,7 +117,7 @@ class Budget:
         self._unlimited = limits.max_cost is None and limits.token_budget is None and limits.max_time is None
 
     def reached(self) -> BudgetReached | None:
-        """Return the first limit that is reached, with what was used; warn of limits that cannot be enforced."""
+        """Return the first limit that is reached; warn of limits that cannot be enforced."""
         if self._unlimited:
             return None
         limits, spent = self._limits, self._spent
@@ -148,7 +148,7 @@ class Budget:
 
 
 def budget_reached(name: BudgetName, limit: float, used: float, done: float) -> BudgetReached:
-    """Word that a limit is reached, with a higher one that should be enough; `done` is the share of trials done."""
+    """Describe a limit that is reached, and suggest a higher one; `done` is the share of trials that are done."""
     show, option = _SHOWN[name], f"--{name.replace('_', '-')}"
     raised = show(_round_up(max(2 * limit, 1.2 * used / done if done else 0.0)))[0]
     return BudgetReached(
@@ -166,7 +166,7 @@ def _round_up(value: float) -> float:
 
 
 def _cost(dollars: float) -> tuple[str, str]:
-    """Format a cost for typing and for reading; the latter with three significant digits and at least cents."""
+    """Format a cost, once to be typed and once to be read, with three significant digits and at least cents."""
     digits = max(2, 2 - math.floor(math.log10(dollars))) if dollars > 0 else 2
     return f"{dollars:.10g}", f"${dollars:,.{digits}f}"
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Closing, FindHome, Reading, ReplayPolicy, Reply
 
 _INSIDE_CALL: ContextVar[bool] = ContextVar("inside_call", default=False)
-"""True in what a recorded call runs, such as a tool that asks a model"""
+"""True inside a recorded call, such as a tool that asks a model"""
 
 
 class RecordedCalls:
@@ -47,40 +47,40 @@ class RecordedCalls:
         self._request_counts: Counter[tuple[str, str]] = Counter()
         """by kind and request: how many equal calls were made"""
         self._failed_numbers: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        """by kind and request: the numbers of calls that failed, which the next equal calls take"""
+        """by kind and request: numbers of failed calls, to be taken by the next equal calls"""
         self._outages: dict[str, AttemptError | Fault] = {}
         """by request: the failures of calls that have not succeeded since"""
         self._again_keys: set[Key] = set()
         """the `replay: again` calls of this attempt"""
         self._furthest = -1
-        """position in the record of the call whose files the workspace has"""
+        """position in the record of the call after which the workspace was saved or restored"""
         self._moving = asyncio.Lock()
         self._over = False
         self._in_flight = 0
-        """calls that are being made"""
+        """number of calls in flight"""
         self._asked: dict[Key, float] = {}
-        """when the model calls that are being made began, by the monotonic clock"""
+        """model calls in flight, and when they began by the monotonic clock"""
         self._cut_off: dict[Key, float] = {}
         """model calls that were cancelled since the last answer, and when they began"""
         self._held: list[asyncio.Future[None]] = []
-        """calls that may not start, because the run is halted, or a limit is reached"""
+        """calls that may not start, because the run is halted or a limit is reached"""
         self._ending = False
-        """the trial, or the attempt, was ended because of them"""
+        """the trial or the attempt was ended because of held calls"""
         self.limit: LimitName | None = None
-        """the limit of the trial that a call was held for"""
+        """the trial's limit because of which a call is held"""
         self.expire: Callable[[], object] = lambda: None
         """ends the attempt"""
         self.text_so_far = ""
         self.first = first
         self.usage: Usage | None = None
-        """of this attempt's model calls, including those answered from the record; None: there was none"""
+        """of this attempt's model calls, recorded ones included; None: no call was made"""
         self._tokens, self._cost = 0, 0.0
-        """of the calls among them that report theirs"""
+        """sums over the calls that report tokens or cost"""
         self._trace = Trace()
 
     @classmethod
     async def begin(cls, replay: Replay, turn: int) -> RecordedCalls:
-        """Begin an attempt at a turn; raise what `Replay.begin_attempt` does."""
+        """Begin an attempt at a turn; raise what `Replay.begin_attempt` raises."""
         return cls(replay, turn, first=await replay.begin_attempt(turn))
 
     @property
@@ -99,7 +99,7 @@ class RecordedCalls:
 
     def _next_key(self, kind: str, request: Any) -> Key:
         self._check_not_over()
-        # Without secrets, since a recorded answer that the request repeats is without them, too.
+        # Secrets are replaced first, because a request may repeat a recorded answer, in which they are.
         request_digest = digest(self._replay.without_secrets(request))
         if self._failed_numbers[kind, request_digest]:
             return self._turn, kind, request_digest, self._failed_numbers[kind, request_digest].pop()
@@ -107,7 +107,7 @@ class RecordedCalls:
         return self._turn, kind, request_digest, self._request_counts[kind, request_digest]
 
     async def _admit(self, kind: str) -> None:
-        """Return if a call may start; if not, wait until the attempt is over, and raise AttemptError."""
+        """Return if a call may start; otherwise wait for the end of the attempt, and raise AttemptError."""
         if _INSIDE_CALL.get():
             return
         if not self._replay.halted():
@@ -122,7 +122,7 @@ class RecordedCalls:
         self._check_not_over()
 
     def _end_if_held(self) -> None:
-        """End the trial if it cannot continue, and nothing of it is in flight."""
+        """End the trial if it cannot continue and has no call in flight."""
         if self._held and not self._in_flight and not self._ending:
             self._ending = True
             if self._replay.halted():
@@ -146,12 +146,12 @@ class RecordedCalls:
 
     @property
     def halted(self) -> bool:
-        """True if the attempt waits for a call that the run may not make any more."""
+        """True if the run is halted while a call of this attempt waits to start."""
         return bool(self._held) and self._replay.halted()
 
     @property
     def seconds_unanswered(self) -> float:
-        """How long the oldest model call without an answer has been waiting for it, or had been when it was cut off."""
+        """How long the oldest unanswered model call has been waiting, or had been when it was cut off."""
         now = time.monotonic()
         return now - min((*self._asked.values(), *self._cut_off.values()), default=now)
 
@@ -166,10 +166,10 @@ class RecordedCalls:
         try:
             response, usage = await live()
             response = self._replay.without_secrets(response)
-            self._check_not_over()  # the next attempt may have an answer of its own to the same call
+            self._check_not_over()  # the next attempt may have its own answer to the same call
             await self._replay.end_call(call, response, usage)
             if key[1] == "model":
-                self._cut_off.clear()  # the target has got over it
+                self._cut_off.clear()  # the target has recovered
         except asyncio.CancelledError:
             if key in self._asked:
                 self._cut_off[key] = call.started
@@ -203,8 +203,8 @@ class RecordedCalls:
         """Return the result of a call that must not be made twice; its intent is on disk before it begins."""
         if self._replay.has(key):
             return await self._call(key, live)
-        await self._admit("tool")  # before the intent, which would say that the call may have happened
-        self._in_flight += 1  # so that a call that is held does not end the trial between the intent and the call
+        await self._admit("tool")  # before the intent, after which the call may have happened
+        self._in_flight += 1  # keeps a held call from ending the trial between the intent and the call
         try:
             await self._replay.record_intent((key[0], "intent", *key[2:]), intent)
             return await self._call(key, live, admitted=True)
@@ -222,7 +222,8 @@ class RecordedCalls:
             answer = await live()
             return answer, read_usage(answer)
 
-        # A tool in flight may ask through the proxy, which does not know that: it would wait for itself.
+        # A tool in flight may ask through the proxy, which cannot see that the request is inside a call: waiting to be
+        # admitted would be a deadlock.
         inside = reading is not None and self._in_flight > len(self._asked)
         response = await self._call(key, ask, admitted=inside)
         self._trace.response(key, key[2], reading.answers(response) if reading else response["messages"] or ())
@@ -273,12 +274,12 @@ class RecordedCalls:
             response = msgspec.convert(answer, ToolResponse)
         except (AttemptError, Fault):
             raise
-        except Exception:  # raised by the user's function, which was called all the same
+        except Exception:  # raised by the user's function: the call happened
             self._trace.ran(None, name, arguments, None)
             raise
         if replay == "again":
             if not ran and not again.seen(key, home):
-                await self._rerun(request, functools.partial(live, identity))  # for the state: the first result counts
+                await self._rerun(request, functools.partial(live, identity))  # only for the state
             again.note(key, PastCall(turn, name, arguments, function, identity), home, files_before)
             self._again_keys.add(key)
         if workspace is not None:
@@ -287,9 +288,9 @@ class RecordedCalls:
         return response.result
 
     async def _move_on(self, key: Key, workspace: Workspace, files: Files | UnsetType) -> None:
-        """Bring the workspace to where it was after a recorded call, unless it has been further in this attempt.
+        """Restore the workspace as it was after a recorded call, unless this attempt is past that call.
 
-        An agent may ask for its calls in another order than before, or may have diverged from the record.
+        An agent may repeat its calls in another order, or diverge from the record.
         """
         async with self._moving:
             position = self._replay.call_order().get(key, -1)
@@ -306,7 +307,7 @@ class RecordedCalls:
             raise
 
     async def restore(self, find: FindHome) -> None:
-        """Run the `replay: again` calls of earlier turns, and of this attempt, in homes that have not seen them."""
+        """Rerun the `replay: again` calls of earlier turns and of this attempt, in homes that have not seen them."""
         try:
             await self._replay.again.restore(find, lambda key: key[0] < self._turn or key in self._again_keys)
         except Unrepeatable as error:
@@ -326,7 +327,7 @@ class RecordedCalls:
         self._trace.observed = value
 
     def with_calls(self, reply: Reply) -> Reply:
-        """Return a reply with all tool calls of the attempt: in its messages, or listed beside them."""
+        """Return a reply with all tool calls of the attempt, in its messages or in a list of their own."""
         trace, messages = self._trace, reply.messages
         if messages is not None:
             complete = trace.covered_by(messages)
@@ -338,14 +339,14 @@ class RecordedCalls:
         return replace(reply, messages=messages, calls=calls)
 
     def end(self) -> None:
-        """End the attempt. Calls that a thread makes or ends later are not recorded."""
+        """End the attempt. Calls that a thread makes or finishes later are not recorded."""
         self._over = True
         for held in self._held:
             if not held.done():
                 held.set_result(None)
 
     def raise_outage(self) -> None:
-        """Raise a failure that the target met and did not overcome: a reply after an outage is not its answer."""
+        """Raise a failure from which the target did not recover: a reply after an outage is not its answer."""
         for error in sorted(self._outages.values(), key=lambda error: not isinstance(error, Fault)):
             raise error
 

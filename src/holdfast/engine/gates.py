@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def find_baseline(spec: Eval, runs_dir: Path) -> RunDir | None:
-    """Return the run that the gate names; raise ConfigError if there is none, or it is not finished."""
+    """Return the run that the gate names; raise ConfigError if it does not exist or is not finished."""
     if spec.gate is None or spec.gate.baseline is None:
         return None
     name = spec.gate.baseline

@@ -1,4 +1,4 @@
-"""The loop that keeps a window of trials in flight.
+"""Keep a window of trials in flight.
 
 There are no batches and no barriers: a coroutine takes the next trial as soon as its last one is on disk. Its place in
 the window is occupied until the output is synced, so that a kill repeats at most the requests that were in flight.
@@ -84,7 +84,7 @@ class Supply:
         """called when trials have arrived"""
 
     def next(self) -> PendingTrial | None:
-        """Return the next trial; None if there is none at the moment."""
+        """Return the next trial; None if no trial is available at the moment."""
         return next(self._trials, None)
 
     def ended(self, pending: PendingTrial) -> None:
@@ -147,21 +147,21 @@ class Loop:
         """why graders became unavailable"""
 
     def _batch_window(self) -> int | None:
-        """Return how many trials may be in flight where they wait for batches; None where they do not.
+        """Return how many trials may be in flight if they wait for batches; None if they do not.
 
-        A budget is checked when a trial starts. So that it can be kept, no more start than fit into one batch.
+        A budget is checked when a trial starts. To keep it, no more trials start than fit into one batch.
         """
         target, limits = self._spec.target, self._spec.limits
         if not isinstance(target, ModelTarget) or target.batch is None or not self._session.generates:
             return None
         prepared = self._spec.hooks is not None and self._spec.hooks.before_task
         if prepared or any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
-            return FIXED  # each trial starts processes of its own
+            return FIXED  # each trial starts its own processes
         budget = limits.max_cost is not None or limits.token_budget is not None
         return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
 
     def _input_recorder(self) -> InputRecorder | None:
-        """Return what records the files that code of the user reads; None if no such code was loaded."""
+        """Return the recorder of files that users' code reads; None if no such code is loaded."""
         session = self._session
         if "holdfast.functions.observing" not in sys.modules or not session.identity.code:
             return None
@@ -254,18 +254,18 @@ class Loop:
         return live_exporters(session.identity, session.rundir, session.warn)
 
     async def _more(self) -> bool:
-        """Wait for trials; return False if none come. Some may have started before the run was stopped meanwhile."""
+        """Wait for trials; return False if none come and none is in flight."""
         return (not self.brake.pulled and await self._source.more(self.brake)) or bool(self._workers)
 
     def _start(self, watcher: Coroutine[Any, Any, None], stack: AsyncExitStack) -> asyncio.Task[None]:
-        """Start what runs beside the trials, until the run is over."""
+        """Start a background task, which is cancelled when the run is over."""
         task = asyncio.create_task(watcher)
         task.add_done_callback(self._ended)
         stack.callback(task.cancel)
         return task
 
     async def _grade_sets(self, recorder: Recorder, retrier: Retrier) -> None:
-        """Ask the graders that look at all outputs together; of several workers, the one that finishes the run does."""
+        """Ask the graders that look at all outputs together, unless another process finishes the run."""
         if self.brake.pulled or self._session.worker is not None or not self._grading.set_graders:
             return
         task = asyncio.create_task(Sets(self._session, self._grading, recorder, retrier).grade())
@@ -310,7 +310,7 @@ class Loop:
         return not self.brake.pulled
 
     async def _report_containment(self) -> None:
-        """Say what ends the processes of programs, if this process starts programs."""
+        """Report how the processes of programs are ended, if this process starts programs."""
         target = self._spec.target
         programs = [getattr(target, "command", None), getattr(target, "agent", None), self._hooks]
         programs += [tool.mcp.command for tool in getattr(target, "tools", ()) if tool.mcp is not None]
@@ -326,7 +326,7 @@ class Loop:
             )
 
     def _make_batches(self, target: Target | None) -> Batches | None:
-        """Return what makes requests in batches, if a part of the run does so, or did so before."""
+        """Return the batches of the run, if it asks in batches or did so before."""
         session = self._session
         blocks = [*([] if target is None else [self._spec.target]), *(grader.block for grader in self._graders)]
         asked = any(getattr(block, "batch", None) is not None for block in blocks)
@@ -352,7 +352,7 @@ class Loop:
         except Exception as error:
             self._session.warn(f"{error if isinstance(error, HoldfastError) else repr(error)}")
         for message in getattr(part, "final_notices", ()):
-            if message not in self._final_notices:  # votes of one judge have the same
+            if message not in self._final_notices:  # votes of one judge share them
                 self._final_notices.add(message)
                 self._session.notice(message)
 
@@ -393,8 +393,8 @@ class Loop:
     def _admit(self) -> None:
         """Start a worker if the window has room; it starts the next one.
 
-        Each is started in an iteration of the event loop of its own, so that the first request is sent before the
-        last trial of the window is prepared.
+        Each starts in its own iteration of the event loop, so the first request is sent before the last trial of the
+        window is prepared.
         """
         if len(self._workers) < self._window.limit and (pending := self._next()) is not None:
             worker = asyncio.create_task(self._work(pending))
@@ -438,7 +438,7 @@ class Loop:
     def _next(self) -> PendingTrial | None:
         """Return the next trial, which counts as in flight from now on: a batch waits for trials that are starting.
 
-        Return None if there is none, or the run is stopping.
+        Return None if no trial is available, or the run is stopping.
         """
         if self._stopping():
             return None
@@ -458,7 +458,7 @@ class Loop:
         return self.brake.pulled
 
     def _calls_stopped(self) -> bool:
-        """Check the budget; return True if no call may start any more, also inside a trial."""
+        """Check the budget; return True if no call may start, not even inside a trial."""
         self._check_budget()
         return self.brake.halted or isinstance(self.brake.reason, BudgetReached)
 
@@ -491,7 +491,7 @@ class Loop:
                 faulted = faulted or time.monotonic()
                 if time.monotonic() - faulted > _GRACE_SECONDS:
                     self.interrupt(self.brake.reason)  # they would fail in the same way, or never end
-                    faulted = time.monotonic()  # not again at once: they may be closing resources
+                    faulted = time.monotonic()  # give them time to close their resources
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _report_rate_limits(self) -> None:
@@ -502,13 +502,13 @@ class Loop:
                 self._session.notice(f"{rate_limit_text(where, limited)}. The run continues when the server answers.")
 
     def _report_partial_answers(self) -> None:
-        """Say once that answers are not whole, as soon as one is: the run may have to be stopped and corrected."""
+        """Report once that answers are not whole: the user may want to stop the run and correct it."""
         if not self._partial_reported and (described := describe_answers(self.progress.kinds)) is not None:
             self._partial_reported = True
             self._session.notice(f"so far {described}")
 
     def _suggest_workers(self) -> None:
-        """Suggest workers where this process has the run to itself and is its limit."""
+        """Suggest workers if this process has the run to itself and limits its speed."""
         if self._session.worker is not None or not self._session.generates:
             return
         cores = os.cpu_count() or 1
@@ -540,7 +540,7 @@ def run_loop(session: Session, source: Supply | None = None) -> Loop:
     async def main() -> Loop:
         loop, events = Loop(session, source), asyncio.get_running_loop()
 
-        # Called between any two steps of Python code, so they only leave a note.
+        # Called between any two bytecodes, so they only schedule the work.
         def finish(number: int) -> None:
             hint = "; Ctrl-C again to abandon them" if number == signal.SIGINT else ""
             events.call_soon_threadsafe(loop.finish, Interrupted(number), hint)
@@ -556,7 +556,7 @@ def run_loop(session: Session, source: Supply | None = None) -> Loop:
 
     _allow_many_connections()
     thresholds = gc.get_threshold()
-    # A run makes few cycles and keeps much: collecting garbage as often as by default costs a tenth of the time.
+    # A run makes few cycles and keeps much: the default thresholds of garbage collection cost a tenth of the time.
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
     try:
@@ -567,7 +567,7 @@ def run_loop(session: Session, source: Supply | None = None) -> Loop:
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files: each request in flight is one, and the usual soft limit is 1,024."""
+    """Raise the limit of open files: each request in flight needs one, and the usual soft limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft != resource.RLIM_INFINITY and soft < limit:

@@ -35,27 +35,27 @@ class Options(RunPolicy, frozen=True):
     finishing: threading.Event = msgspec.field(default_factory=threading.Event)
     """set from another thread to start nothing new, and let what is in flight finish"""
     abandon_hint: str = ""
-    """how the user abandons what is in flight then, for the message that says what the run waits for"""
+    """how the user abandons requests in flight, for the message about them"""
     wait: float = 0
     """seconds to wait for another process that holds the run; negative: as long as it takes"""
     settle: tuple[str, ...] = ()
     """decisions about calls that were cut off, as `SAMPLE/TRIAL=happened:JSON|again|restart`"""
     wait_for_batches: bool = True
-    """False: submit and collect batches, and leave while they are under way"""
+    """False: submit and collect batches, and exit while they are under way"""
     noted: set[str] = msgspec.field(default_factory=set)
-    """notices about evals that were shown: the runs of a suite have many in common"""
+    """notices that were already shown: the runs of a suite have many in common"""
     command: str = ""
     """what to type to resume the run"""
 
 
 WORKER: Final = "HOLDFAST_WORKER"
-"""the variable by which a worker, and whatever it imports or starts, knows which one it is"""
+"""the variable that tells a worker, and whatever it imports or starts, its name"""
 FINISH: Final = b"finish\n"
-"""what an attached worker reads on its standard input to start nothing new; at the end of the input it stops at once"""
+"""sent to an attached worker on its standard input: start nothing new. At the end of the input it stops at once"""
 
 
 def describe_stopping(requests: int, hint: str = "") -> str:
-    """Say how many requests in flight a run waits for before it stops; `hint` says how to abandon them."""
+    """Describe the requests in flight that a stopping run waits for; `hint` says how to abandon them."""
     return f"stopping; {requests:,} request{'s' * (requests != 1)} in flight{hint}"
 
 
@@ -75,7 +75,7 @@ class Ended(msgspec.Struct, frozen=True):
     option: str = ""
     raised: str = ""
     away: bool = False
-    """True if a server could not be reached, which may pass"""
+    """True if a server could not be reached, which may be temporary"""
 
     @classmethod
     def of(cls, reason: Reason | None) -> Ended:
@@ -103,7 +103,7 @@ def follow_input(options: Options) -> None:
     """Start nothing new once `FINISH` arrives on standard input, and stop the work when that ends."""
 
     def watch() -> None:
-        while os.read(0, 1024):  # not `sys.stdin`, which Python wants for itself when it ends
+        while os.read(0, 1024):  # not `sys.stdin`, whose lock Python takes at exit
             options.finishing.set()  # `FINISH` is all that is ever sent
         options.cancelled.set()
 

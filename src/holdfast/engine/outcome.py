@@ -1,4 +1,4 @@
-"""How a run ended: its report, whether it is finished, which gates it misses, what failed, and the numbers so far."""
+"""How a run ended: finished or not, its gate, what failed, and the numbers so far."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _QUICK_VERDICTS: Final = 50_000
-"""so many are counted in a moment, also for a user who has pressed Ctrl-C"""
+"""verdicts that can be counted in a moment, even for a user who has pressed Ctrl-C"""
 _QUICK_BYTES: Final = 8_000_000
 _GATE: Final = "holdfast.engine.gates:evaluate_gate"
 """of evals with a gate"""
@@ -49,7 +49,7 @@ def evaluate_gate(spec: Eval, rundir: RunDir, metrics: Metrics, options: Options
 
 
 def confirm_finished(identity: RunIdentity, rundir: RunDir, options: Options) -> Outcome | None:
-    """Return what `finished_outcome` does, and store the gate's outcome: conditions may have changed since."""
+    """Return the same as `finished_outcome`, and store the gate's outcome, since its conditions may have changed."""
     if not rundir.finished or (outcome := finished_outcome(identity, rundir, options)) is None:
         return None
     try:
@@ -85,7 +85,7 @@ def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -
     try:
         metrics = rundir.read_metrics()
     except (ResultsError, VersionError):
-        return None  # not ours, or damaged: it is rebuilt from the journals if the manifest's version is ours
+        return None  # damaged, or of another version: it is rebuilt from the journals if the manifest can be read
     if metrics is None or rundir.has_lost_lines(metrics) or not _is_current(metrics, identity.spec):
         return None
     incomplete = metrics.lacks_outputs or metrics.lacks_verdicts
@@ -95,7 +95,7 @@ def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -
 
 
 def _is_current(metrics: Metrics, spec: Eval) -> bool:
-    """Tell whether a report was made as the eval asks for it: with its thresholds, weights, breakdowns and clusters."""
+    """Return True if a report has the eval's thresholds, weights, breakdowns and clusters."""
     return (
         metrics.rules == grading_rules(spec)
         and list(metrics.by) == list(dict.fromkeys(spec.by))
@@ -110,7 +110,7 @@ def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason:
     try:
         return read_failures(rundir, identity, index, **limit)
     except OSError:
-        return None  # a summary of records that stay on disk
+        return None  # it only summarizes records that stay on disk
 
 
 def count_so_far(identity: RunIdentity, index: Index, reason: Reason | None) -> Metrics | None:

@@ -1,4 +1,4 @@
-"""The record of one trial's calls: each is on disk before its result is used, and is answered from there after a crash.
+"""The record of one trial's calls: each is on disk before its result is used, and answers the call after a crash.
 
 Invariants:
 
@@ -6,8 +6,8 @@ Invariants:
    and its number among equal requests of the attempt. Calls that an agent makes at the same time may therefore come
    back in any order.
 2. Nobody sees the result of a live call before its record is on disk.
-3. A recorded call is never made again. Exceptions are 4, and calls with `replay: again`, which run again where the
-   state that they built is lost; also then the recorded result counts.
+3. A recorded call is never made again. Exceptions are 4, and calls with `replay: again`, which run again if the state
+   that they built is lost; even then the recorded result counts.
 4. The conversation diverges from the record when a live call ends and recorded calls have not been asked for since it
    began. Those calls are dropped with a notice, and the conversation continues live. Calls with `replay: never` are
    kept: if the conversation comes to one of them later, it is answered from the record.
@@ -15,14 +15,14 @@ Invariants:
 6. An intent without a result means that the call may or may not have happened: the process was killed, or the attempt
    failed during the call. The call is not made again. Its tool's `on_cut_off` decides: the trial stops as uncertain
    until a person settles the call (`engine.settlement`), the call gets an error as its result, or the trial restarts,
-   which it does only if that makes no call again whose tool does not allow it.
-7. A call that failed has no record, and keeps its number: when it is repeated, it is the same call.
+   unless that would repeat a call whose tool forbids it.
+7. A failed call has no record and keeps its number: when repeated, it is the same call.
 8. Once a whole turn is on record, the calls inside it are not asked for again.
 9. An attempt that is over records nothing, although its threads may still be running.
-10. In a run that is halted, or whose budget is spent, no call starts, except inside one that is in flight. A trial
-   that wants to make one ends as soon as nothing of it is in flight, and has no output.
-11. The same holds for model calls of a trial that has reached a limit of its own; its attempt ends with an output.
-   What calls on record used counts as if they were made now.
+10. In a run that is halted, or whose budget is spent, no call starts, except inside a call in flight. A trial that
+   tries to make a call ends without an output, as soon as nothing of it is in flight.
+11. The same holds for model calls of a trial that has reached its own limit, but its attempt ends with an output.
+   Recorded calls count towards limits as if they were made now.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _UNKNOWN: Final = "Error: this call was interrupted, and it is unknown whether i
 
 
 Key = tuple[int, str, str, int]
-"""turn, kind, digest of the request, which of the equal ones"""
+"""turn, kind, digest of the request, number among equal requests"""
 
 
 class LiveCall(msgspec.Struct, frozen=True):
@@ -101,10 +101,10 @@ class Replay:
         limits: TrialLimits | None = None,
         secrets: Secrets | None = None,
     ) -> None:
-        """`in_batches` returns the seconds that the trial has waited for batches, which count nowhere.
+        """`in_batches` returns the seconds that the trial has waited for batches, which do not count as its time.
 
-        `halted` returns True if no call may start any more, and `end_trial` ends the trial without an output. `limits`
-        are those of the trial itself. `secrets` are replaced in responses before anybody sees them.
+        `halted` returns True if no call may start, and `end_trial` ends the trial without an output. `limits` are the
+        trial's own. `secrets` are replaced in responses before anybody sees them.
         """
         self.limits = limits
         self._pending = pending
@@ -121,17 +121,17 @@ class Replay:
         self.settled = sum(
             step.kind == "tool" and step.response.get("settled") == "happened" for step in self._unused.values()
         )
-        """calls whose results a person has given"""
+        """number of calls whose result a person has given"""
         self._from_earlier_process = set(self._unused)
         """calls that an earlier process recorded, and that are not counted in `replayed_seconds` yet"""
         self.replayed_seconds = 0.0
-        """how long calls answered from an earlier process's record took there"""
+        """how long calls took that are answered from an earlier process's record"""
         self._turn = 0
         """the turn being asked"""
         self._turn_calls: dict[Key, Step] = {}
-        """everything on record inside that turn, made by this process or an earlier one"""
+        """all recorded calls of that turn, of this process or an earlier one"""
         self._positions: dict[Key, int] = {}
-        """positions of that turn's calls in the record, also of calls that were dropped"""
+        """positions of that turn's calls in the record, including dropped calls"""
         self._length = 0
         """position of the next call"""
         self._intents = {key: step for key, step in self._unused.items() if step.kind == "intent"}
@@ -207,7 +207,7 @@ class Replay:
         return [(step, msgspec.convert(step.response, CallIntent)) for step in steps]
 
     async def _settle_cut_off(self) -> None:
-        """Do with calls that were cut off what their tools say."""
+        """Handle calls that were cut off as their tools' `on_cut_off` says."""
         for step, intent in self._cut_off():
             if intent.on_cut_off == "error_result":
                 response = ToolResponse(intent.tool, intent.arguments, _UNKNOWN, settled="error_result")
@@ -215,7 +215,7 @@ class Replay:
                 result = await self._write(key, msgspec.to_builtins(response), NO_USAGE, time.monotonic())
                 self._unused[key] = result
                 self._notice(
-                    f"{self.trial_name}: {describe_call(step)} was cut off; the target gets an error as result"
+                    f"{self.trial_name}: {describe_call(step)} was cut off; the target gets an error as its result"
                 )
         if (uncertain := self.uncertain()) is not None:
             raise uncertain
@@ -228,14 +228,14 @@ class Replay:
         return Uncertain(why) if why else None
 
     def report_cut_off(self) -> str:
-        """Mention calls that were cut off although the turn has an end that counts; return what is said, or nothing."""
+        """Report calls that were cut off in a turn that is graded all the same; return the description, or ''."""
         text = describe_cut_off(step for step, _ in self._cut_off())
         if text:
             self._notice(f"{self.trial_name}: {text}; the trial is graded as it was left")
         return text
 
     def _may_restart(self) -> bool:
-        """Return True if no call is on record whose tool forbids that the trial makes it again."""
+        """Return True if every recorded call may be made again."""
         intents = [msgspec.convert(step.response, CallIntent) for step in self._intents.values()]
         return all(intent.on_cut_off == "restart" for intent in intents)
 
@@ -243,15 +243,15 @@ class Replay:
         return RestartTrial("agent", f"{self.trial_name}: {why}; the trial starts from scratch", retry=False)
 
     def lost(self, tool: str) -> AttemptError:
-        """Return the error for a trial whose state, which `replay: again` calls of a tool built, cannot be restored."""
+        """Return the error for a trial whose `replay: again` calls of a tool cannot be run again."""
         why = f"the state that a call of {tool} (replay: again) has built is lost, and the call cannot be run again"
         if self._may_restart():
             return self._restarted(f"{why} from the record")
         repeated = "; ".join(map(describe_call, self._intents.values()))
-        return Uncertain(f"{why}; only `restart` can settle this, and makes again: {repeated}")
+        return Uncertain(f"{why}; only `restart` can settle this, which repeats: {repeated}")
 
     async def restart(self) -> None:
-        """Begin the trial again: nothing that is on record counts any more."""
+        """Begin the trial again: its record no longer counts."""
         await self._write((0, "restart", "", 1), None, NO_USAGE, time.monotonic())
         self._unused.clear()
         self._turn_calls.clear()
@@ -272,7 +272,7 @@ class Replay:
         return key in self._unused
 
     def take(self, key: Key) -> Step | None:
-        """Take a call from the record; None where it has to be made."""
+        """Take a call from the record; None if it has to be made."""
         if (step := self._unused.pop(key, None)) is None:
             return None
         self._count_seconds(step)
@@ -296,7 +296,7 @@ class Replay:
     def end_turn(self, turn: int) -> None:
         """Forget the calls inside a turn: its reply is on record, so they are not asked for again."""
         inside = [key for key in self._unused if key[0] == turn and key[1] in _INSIDE_TURN]
-        if turn != self._last_live_turn:  # an earlier process was answered, and the state its tools built is not here
+        if turn != self._last_live_turn:  # an earlier process made the calls, and its tools built state there
             before = None if self.workspace is None else self.workspace.now
             self.again.remember((self._unused[key] for key in inside), before)
         for key in inside:
@@ -304,7 +304,7 @@ class Replay:
 
     async def record_intent(self, key: Key, intent: CallIntent) -> None:
         """Record that a call is about to be made that must not be made twice; raise AttemptError if it has begun."""
-        if key in self._turn_calls:  # it failed, and the target repeats it: the next attempt says what happens now
+        if key in self._turn_calls:  # it failed, and the target repeats it: the next attempt decides
             raise AttemptError("agent", f"{describe_call(self._turn_calls[key])} was cut off, and is not made again")
         response = self.without_secrets(msgspec.to_builtins(intent))
         self._intents[key] = await self._write(key, response, NO_USAGE, time.monotonic())
@@ -357,7 +357,7 @@ class Replay:
         return (key[0], "intent", *key[2:]) in self._intents
 
     def report_unasked(self) -> None:
-        """Mention side effects that happened before an interruption, and that the conversation no longer has."""
+        """Report side effects from before an interruption that the conversation no longer contains."""
         for key, step in self._unused.items():
             if key[:2] == (self._turn, "tool") and self._happens_once(key):
                 self._notice(
@@ -380,7 +380,7 @@ class Replay:
         """Close the trial's resources."""
         while self._resources:
             _, resource = self._resources.popitem()
-            with suppress(Exception):  # nothing depends on it any more
+            with suppress(Exception):  # nothing depends on it
                 await resource.close()
 
 
@@ -401,8 +401,7 @@ class AgainCalls:
 
     They run again if the state that they built is lost. The state lives in a home: the connection to an MCP server, an
     object of the agent's, or this process. No home sees a call twice. A new home (another process, a server that was
-    restarted after a crash) first sees all earlier calls: those of the turns before, and those that the current attempt
-    has already made.
+    restarted after a crash) first sees all earlier calls, of previous turns and of the current attempt.
     """
 
     def __init__(self, workspace: Workspace | None) -> None:
@@ -410,7 +409,7 @@ class AgainCalls:
         self._calls: dict[Key, _RepeatableCall] = {}
         self._one_at_a_time = asyncio.Lock()
         self.restored = 0
-        """how many calls were run again; an attempt that timed out meanwhile has made progress"""
+        """number of calls that were run again, which counts as progress of an attempt that times out"""
 
     def seen(self, key: Key, home: object) -> bool:
         """Return True if a call was made in a home."""
@@ -418,7 +417,7 @@ class AgainCalls:
         return repeatable is not None and repeatable.home is home
 
     def note(self, key: Key, call: PastCall, home: object, before: Files | None) -> None:
-        """Note that a call was made in a home. A call that was made before keeps its position."""
+        """Note that a call was made in a home. A repeated call keeps its position."""
         self._calls.setdefault(key, _RepeatableCall(call, self._deduplicate(before))).home = home
 
     def _deduplicate(self, files: Files | None) -> Files | None:
@@ -442,16 +441,16 @@ class AgainCalls:
             before = before if isinstance(response.files, UnsetType) else response.files
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Forget calls that the conversation does not make any more."""
+        """Forget calls that the conversation no longer makes."""
         for key in keys:
             self._calls.pop(key, None)
 
     def clear(self) -> None:
-        """Forget everything: the trial starts from its beginning."""
+        """Forget everything: the trial starts from scratch."""
         self._calls.clear()
 
     async def restore(self, find: FindHome, due: Callable[[Key], bool]) -> None:
-        """Run the calls that are due in homes where they were not made; raise Unrepeatable if that is impossible."""
+        """Run the calls that are due in homes that have not seen them; raise Unrepeatable if that is impossible."""
         async with self._one_at_a_time:  # an agent may use two tools at once
             present: Files | None = None
             try:

@@ -58,7 +58,7 @@ def run_eval(
     identity: RunIdentity | None = None,
     target: Target | None = None,
 ) -> Outcome:
-    """Run an eval, or resume it, and return how that ended. The arguments are those of `open_run`."""
+    """Run an eval, or resume it, and return how it ended. Takes the same arguments as `open_run`."""
     with open_run(spec, options, display, identity=identity, target=target) as run:
         return run.finished or complete(run)
 
@@ -101,7 +101,7 @@ def _report_notices(run: Session) -> None:
 
 
 def complete(run: Session) -> Outcome:
-    """Finish a run that this process has to itself, as far as possible, and write the report if it is finished."""
+    """Work on a run that this process has to itself, and write the report if it gets finished."""
     started = time.monotonic()
     if run.options.settle:
         load_reference(_ELSEWHERE["settle"])(run)
@@ -116,11 +116,11 @@ def complete(run: Session) -> Outcome:
 def _conclude(run: Session, remaining: Plan, reason: Reason | None, started: float) -> Outcome:
     """Return how the work on a run ended, and write its report if it is finished.
 
-    `started` is when the work began, on the clock of `time.monotonic()`.
+    `started` is when the work began, by the monotonic clock.
     """
     options = run.options
     failures = gather_failures(run.rundir, run.identity, run.index, reason)
-    # Errors can be accepted. A call that may have happened has to be settled.
+    # Errors can be accepted; a call that may have happened has to be settled.
     settled = all(key in run.index.outputs for key in run.index.uncertain)
     finished = remaining.complete or (options.accept_errors and reason is None and settled)
     if not finished or (options.skip_graders and run.identity.work.slots and remaining.to_grade):
@@ -193,12 +193,12 @@ def work(run: Session, source: Supply | None = None) -> tuple[Plan, Reason | Non
 
 
 def report_estimate(run: Session) -> None:
-    """Say about what the run will cost, where that is known, and how many batches it will take."""
+    """Report an estimate of the cost, if prices are known, and how many batches the run takes."""
     target = run.spec.target
     if not run.generates or not isinstance(target, ModelTarget):
         return
     if run.rundir.has_batches:
-        return  # it was said at the start, and what is in batches already is paid for
+        return  # reported at the start; requests in batches are already paid for
     blocks = [target, *(grader for _, grader in run.spec.placed_graders())]
     in_batches = any(getattr(block, "batch", None) is not None for block in blocks)
     if in_batches or Prices(target.model, run.spec.prices).known:
@@ -207,7 +207,7 @@ def report_estimate(run: Session) -> None:
 
 
 def _cache_index(run: Session, remaining: Plan, reason: Reason | None, *, finished: bool) -> None:
-    """Cache the index of a large run, so that neither its next start nor a run that reuses it is late."""
+    """Cache the index of a large run, for its next start and for runs that reuse its outputs."""
     with suppress(OSError):
         if run.rundir.keep_index(run.index):
             if remaining.complete and run.index.origin:

@@ -99,7 +99,7 @@ class Loaded(msgspec.Struct, frozen=True):
     new: bool = False
     """this process has created the run directory"""
     follower: Follower | None = None
-    """reads what other workers record, where there are any"""
+    """reads what other workers record, if there are any"""
 
 
 class RunLog:
@@ -108,10 +108,10 @@ class RunLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._early: list[str] | None = []
-        """lines that wait until this process may write to the run; None once it may"""
+        """lines that wait until this process may write to the run; None afterwards"""
 
     def open(self) -> None:
-        """Write the lines that have waited: from now on, this process may write to the run."""
+        """Write the lines that have waited, since this process may now write to the run."""
         early, self._early = self._early or [], None
         self._append("".join(early))
 
@@ -169,8 +169,18 @@ class Worker(Alone):
 
     def load(self, notice: Callable[[str], None]) -> Loaded:
         """Read all records of the run. Only this worker's are repaired: the others' owners may be writing theirs."""
-        assert self.worker is not None
-        return _load_worker(self.identity, self.rundir, self.worker, notice)
+        worker, workers = self.worker, self.rundir.workers
+        own = load_index(
+            lambda name: [workers / f"{worker}/{name}.jsonl", *sorted(workers.glob(f"{worker}+*/{name}.jsonl"))],
+            repair=workers / f"{worker}/set-aside",
+            tails_only=True,  # others may refer to our lines by position
+        )
+        for damage in own.damage:
+            notice(f"{worker}: {damage}")
+        reader = self.rundir.read_index()
+        index, follower = reader.index, Follower(self.rundir, reader, skip_worker=worker)
+        self.identity.work.drop_unfit(index)
+        return Loaded(index, _plan(self.identity, index), follower=follower)
 
 
 class Finisher(Alone):
@@ -187,7 +197,7 @@ class Finisher(Alone):
 
 
 class Session(msgspec.Struct):
-    """A run that this process works on, alone or as one of several workers."""
+    """An open run."""
 
     access: Alone
     display: Display
@@ -302,7 +312,7 @@ def open_session(access: Alone, display: Display, parts: Parts | None = None) ->
 
 
 def locate_run(spec: Eval, options: Options) -> RunIdentity:
-    """Identify the run of an eval, as the options say: with another run's outputs, or in spite of changed code."""
+    """Identify the run of an eval, with another run's outputs or in spite of changed code if the options say so."""
     if spec.gate is not None:
         load_reference(_BASELINE)(spec, options.runs_dir)  # while nothing is done
     identity = identify(spec)
@@ -321,7 +331,7 @@ def locate_run(spec: Eval, options: Options) -> RunIdentity:
 
 
 def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan]:
-    """Return what a run would do, and where, without writing anything."""
+    """Return the plan of a run and its directory, without writing anything."""
     check_prices(spec, generates=not options.grade_only)
     identity = locate_run(spec, options)
     rundir = identity.directory(options.runs_dir)
@@ -371,24 +381,8 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     return Loaded(index, plan, new)
 
 
-def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Callable[[str], None]) -> Loaded:
-    """Read all records of a run. Only this worker's files are repaired: the others' owners may be writing them."""
-    journals = rundir.workers / worker
-    own = load_index(
-        lambda name: [journals / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))],
-        repair=journals / "set-aside",
-        tails_only=True,  # others may know where our lines are
-    )
-    for damage in own.damage:
-        notice(f"{worker}: {damage}")
-    reader = rundir.read_index()
-    index, follower = reader.index, Follower(rundir, reader, skip_worker=worker)
-    identity.work.drop_unfit(index)
-    return Loaded(index, _plan(identity, index), follower=follower)
-
-
 def _plan(identity: RunIdentity, index: Index) -> Plan:
-    """Return what is left of a run, without looking up each trial while surely one of them has no output."""
+    """Estimate what is left of a run, without looking up each trial while outputs are missing."""
     survey, work = identity.survey, identity.work
     total, outputs = survey.count * work.trials, len(index.outputs)
     if outputs >= total:
@@ -398,13 +392,13 @@ def _plan(identity: RunIdentity, index: Index) -> Plan:
 
 
 def _check_journals(rundir: RunDir) -> None:
-    """Refuse to continue a finished run that has lost lines: doing that work again costs money."""
+    """Raise Fault for a finished run that has lost lines: repeating that work costs money."""
     with suppress(ResultsError, VersionError):
         if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
             run = shlex.quote(str(rundir.path))
             raise Fault(
                 "disk",
-                f"{rundir.path} is finished, and its journals have become shorter: work is missing that was done",
+                f"{rundir.path} is finished, and its journals have become shorter: finished work is missing",
                 remedy="Restore outputs.jsonl and grades.jsonl from a backup. Or, to do the missing work again, run "
                 f"`holdfast repair {run}`, then the same command. With --dry-run, repair only says what is missing.",
             )

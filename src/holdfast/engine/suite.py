@@ -1,7 +1,7 @@
-"""Runs the cells of a suite one after the other: each is an ordinary run, and all share one budget.
+"""Run the cells of a suite one after the other: each is an ordinary run, and all share one budget.
 
-A cell that fails does not stop the others. An interruption does, and so does the end of the budget, except for cells
-that are finished already.
+A cell that fails does not stop the others. An interruption does, and so does a spent budget, except that finished cells
+are still looked up.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CellOutcome:
 
     @property
     def exit_code(self) -> int:
-        """As for a single run."""
+        """The exit code of the cell's run."""
         if self.error is not None:
             return self.error.exit_code
         assert self.outcome is not None
@@ -93,7 +93,7 @@ def run_suite(
 ) -> SuiteOutcome:
     """Run all cells, or resume them.
 
-    All cells are identified before the first one runs, so that mistakes are found while nothing is done. `run` runs
+    All cells are identified before the first one runs, so that mistakes are found before any work. `run` runs
     one cell, whose identity has the limits that are left for it; `after` is called with each cell's place and outcome.
     """
     identities = [locate_run(cell.spec, options) for cell in cells]
@@ -148,7 +148,7 @@ class _Ledger:
             for number, identity in enumerate(identities):
                 self.note(number, identity.directory(options.runs_dir).load(repair=False).spent)
         self._lent: dict[str, float] = {}
-        """limits of the cell that ran last which come from the suite"""
+        """limits of the last cell that come from the suite"""
 
     def note(self, number: int, spent: Spent | None) -> None:
         """Note what a cell has spent; None: nothing new."""
@@ -156,7 +156,7 @@ class _Ledger:
             self._spent[number] = {"max_cost": spent.cost, "token_budget": spent.tokens, "max_time": spent.seconds}
 
     def limit(self, number: int, spec: Eval) -> Eval:
-        """Return the eval of a cell with limits that leave the suite within its own."""
+        """Return the eval of a cell with its limits lowered to the suite's remaining budget."""
         self._lent = {}
         for name, limit in self._limits.items():
             others = sum(spent[name] for place, spent in enumerate(self._spent) if place != number)

@@ -1,4 +1,4 @@
-"""Code of the user: rows have the values that its functions ask for, and code that no key covers is named."""
+"""Check users' code: rows have the values that functions ask for, and code that no key covers is reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_parameters(
             is_expected = len(placed.fields_for(name)) > 1
             other = 'say where the value is: expected: "{{ FIELD }}"' if is_expected else "give the parameter a default"
             offered = ", ".join(placed.function.offered)
-            remedy = f"Add the field to the rows, or {other}. Beside fields, a function may ask for {offered}."
+            remedy = f"Add the field to the rows, or {other}. Besides fields, a function may ask for {offered}."
     if problems:
         raise ConfigError(problems, remedy=remedy)
 
@@ -114,7 +114,7 @@ def unseen_code(spec: Eval) -> Iterator[str]:
             if is_file(spec.folder / path) and not is_named(spec, path):
                 yield (
                     f"{spec.document.where(('hooks', 'before_task', number))}: {word} is part of no key. If answers "
-                    f'depend on it, write `files: {{target: [{path}]}}`, and else `files: ["!{path}"]`.'
+                    f'depend on it, write `files: {{target: [{path}]}}`, otherwise `files: ["!{path}"]`.'
                 )
 
 

@@ -1,6 +1,6 @@
 """A run that several workers share, on one machine or on many that see the same disk.
 
-prepare      one process alone: writes the manifest, borrows from other runs, and cuts what is left into chunks
+prepare      one process: writes the manifest, borrows from other runs, and cuts what is left into chunks
 run_worker   any number of processes: claim a chunk, work through it, claim the next; each writes only below
              `workers/<id>/`. The first to find everything done writes the report; the others wait, and take over if
              that process dies
@@ -61,9 +61,9 @@ class SharedRun(NamedTuple):
 
 
 def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Outcome | SharedRun:
-    """Open a run, and cut what is left into chunks for about so many workers, which may join when this returns.
+    """Open a run, and cut what is left into chunks for about `workers` workers, which may then join.
 
-    Returns the outcome where nothing is left for workers.
+    Returns the outcome if nothing is left for workers.
     """
     _refuse_secrets(spec)
     with open_run(spec, options, display) as run:
@@ -100,7 +100,7 @@ def _starts(identity: RunIdentity, chunks: Sequence[tuple[int, int]]) -> list[tu
 
 
 def _with_limits(spec: Eval) -> dict[str, Any]:
-    """Return the eval's document with the limits in force, which a suite lowers to what is left of its own."""
+    """Return the eval's document with its effective limits, capped by the suite's remaining budget."""
     limits = spec.limits.model_dump(exclude_unset=True)
     return {**spec.document.data, "limits": limits} if limits else spec.document.data
 
@@ -108,8 +108,8 @@ def _with_limits(spec: Eval) -> dict[str, Any]:
 def _refuse_secrets(spec: Eval) -> None:
     if without_secrets(spec.document.data) != spec.document.data:
         raise UsageError(
-            "workers read the eval from the run directory, where no secrets are stored",
-            remedy="Name an environment variable where a header, a password or a URL's query is written out: ${NAME}",
+            "workers read the eval from the run directory, which stores no secrets",
+            remedy="Name an environment variable instead of writing out a header, a password or a URL's query: ${NAME}",
         )
 
 
@@ -130,7 +130,7 @@ def shared_eval(
         )
     folder, claim_round = newest
     target = claim_round.eval.get("target", {})
-    # An agent that does not name its model's server asks the server that is given here, through our proxy.
+    # An agent that names no model server asks the one given here, through our proxy.
     asks = "model" in target or (("python" in target or "command" in target) and not target.get("base_url"))
     served = one_or_all(base_urls) if asks else None
     values = ((("limits", "concurrency"), concurrency), (("target", "base_url"), served))
@@ -147,7 +147,7 @@ def run_worker(
     concurrency: int | str | None = None,
     base_urls: Sequence[str] = (),
 ) -> Outcome:
-    """Work on a shared run until nothing is left of it, and write the report if no other process does.
+    """Work on a shared run until nothing is left, and write the report unless another process does.
 
     `base_urls` are the addresses of the model as this worker sees it; they are in no key.
     """
@@ -158,7 +158,7 @@ def run_worker(
     try:
         spec, claim_round, folder = shared_eval(rundir, concurrency, base_urls)
     except UsageError:
-        if rundir.finished:  # as a job finds it that is started again too late
+        if rundir.finished:  # a job was restarted too late
             return Outcome(rundir, Plan(0, 0, 0, 0, 0), rundir.read_metrics(), None, already=True)
         raise
     options = replace(options, accept_errors=claim_round.accept_errors, skip_graders=claim_round.skip_graders)
@@ -180,7 +180,7 @@ def run_worker(
                 return finish_run(identity, rundir, options, display, run.notice, run.lease)
             spent = run.index.spent
             return Outcome(rundir, remaining, None, spent, reason, skipped_graders=options.skip_graders)
-    except RunBeingFinished:  # that process may die over it
+    except RunBeingFinished:  # that process may die before it has finished
         return finish_run(identity, rundir, options, display, display.notice)
 
 
@@ -194,8 +194,8 @@ def finish_run(
 ) -> Outcome:
     """Write the report of a run whose chunks are all done, after grading what is left to grade.
 
-    Where another process does so, wait until it has; if that process dies, take over. `worker_lease` is released as
-    soon as nobody can take this process for dead.
+    If another process does so, wait for it, and take over if it dies. `worker_lease` is released once this
+    process holds the run's lease, or knows who does.
     """
     lease = finish(rundir)
     finisher = str(RunLease(rundir.lease).holder or "another worker")
@@ -203,7 +203,7 @@ def finish_run(
         worker_lease.release()
     if lease is None and (lease := stand_by(rundir, options.cancelled.is_set, notice)) is None:
         plan, spent = Plan(identity.survey.count, identity.work.trials, 0, 0, 0), None
-        if not rundir.finished:  # else nobody asks for more: a large run takes long to read, and all workers wait here
+        if not rundir.finished:  # else the numbers are not needed, and reading a large run takes long
             index = rundir.load(repair=False)
             plan, spent = make_plan(identity.survey, identity.work, index), index.spent
         return Outcome(rundir, plan, None, spent, skipped_graders=options.skip_graders, finisher=finisher)
@@ -225,7 +225,11 @@ _FOLLOW_SECONDS: Final = 10.0
 
 
 class Chunks(Supply):
-    """The trials of a worker, chunk by chunk."""
+    """The trials of a worker, chunk by chunk.
+
+    The next chunk is claimed while the last trials of the previous one start, so that the window stays full. If no
+    chunk is free, the worker waits: a chunk becomes free when its owner dies or leaves.
+    """
 
     def __init__(self, session: Session, claim_round: Round, claims: Claims) -> None:
         super().__init__(iter(()))
@@ -253,7 +257,7 @@ class Chunks(Supply):
 
     @property
     def settled(self) -> bool:
-        """True unless a chunk is being claimed. Chunks of other workers may become free at any later time."""
+        """True unless a chunk is being claimed. Chunks of other workers may become free at any time."""
         return self._task is None or self._found_none
 
     @property
@@ -270,7 +274,7 @@ class Chunks(Supply):
         return self._ready.popleft() if self._ready else None
 
     def ended(self, pending: PendingTrial) -> None:
-        """Mark a chunk as done when its last trial has ended. That is one rename for many trials, so it may block."""
+        """Mark a chunk as done when its last trial has ended: one rename for many trials, so it may block."""
         chunk = self._chunk_of.pop(pending.key)
         self._open[chunk] -= 1
         if not self._open[chunk]:
@@ -361,8 +365,8 @@ class Chunks(Supply):
 class _Rows:
     """Reads the samples of chunks.
 
-    If each row is a line, reading begins where the chunk does. Otherwise it goes forward while chunks come in order,
-    else from the beginning; no samples are made of the rows between chunks, which are those of other workers.
+    If each row is a line, reading starts at the chunk's first line. Otherwise rows are read in order, and again from
+    the beginning if chunks are not in order; rows of other workers' chunks are skipped without making samples.
     """
 
     def __init__(self, session: Session, claim_round: Round) -> None:
