@@ -1,4 +1,4 @@
-"""Evals from Python: the same names as in an eval file, and functions where the file names them."""
+"""Evals from Python: the names of an eval file's keys, with functions in place of their names."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def evaluate(
 
     Pass an eval file, or the keys of one as arguments (`name`, `dataset` or `samples`, `prompt`, `trials`, `limits` …),
     or both: arguments override the file. `target` may be a function, an object that can be called, the class of one,
-    or a model's name. `graders`, tools and the `responder` may be functions too, also such as are defined in a
-    notebook: their code is part of the keys. Interrupt it whenever you like: the same call resumes. Runs are kept in
+    or a model's name. `graders`, tools and the `responder` may be functions too, even ones defined in a notebook:
+    their code is part of the keys. Interrupt the call whenever you like: the same call resumes. Runs are kept in
     `runs_dir`, else in $HOLDFAST_RUNS_DIR, else ./runs.
 
     `display` shows progress: "rich" (redrawn in place), "plain" (lines), "json" (events), "none", or a
     `holdfast.Display` of your own. The default is "rich" on a terminal, "plain" in a notebook, else "none".
 
-    With `workers` that many processes share the work. They read the eval from the run directory, so its functions are
+    With `workers=N`, N processes share the work. They read the eval from the run directory, so its functions are
     named as in a file (`target={"python": "agent.py:reply"}`) instead of being passed.
     """
     options = _options(runs_dir, fresh, retry_failed, accept_errors, skip_graders)
@@ -222,7 +222,7 @@ def _read_eval(
 ) -> Eval:
     document, folder = Document({}), Path.cwd()
     target_keys: dict[str, Any] = {}
-    """keys of the target that a file of another tool sets, whatever the target is"""
+    """keys of the target that another tool's file sets for any target"""
     if eval_file is not None:
         overrides: list[Override] = [] if target is None else [(("target",), _target_kind(target))]
         path = Path(eval_file)
@@ -253,7 +253,7 @@ def _read_eval(
 
 
 def _target_kind(target: Mapping[str, Any] | Callable[..., Any] | str) -> Mapping[str, Any]:
-    """Return as much of a target as reading a file without a target needs."""
+    """Return the part of a target that is needed to read a file without one."""
     return {"model": target} if isinstance(target, str) else {"python": ""} if callable(target) else target
 
 
@@ -266,7 +266,7 @@ def _event_loop_runs() -> bool:
 
 
 def _run_beside_event_loop(call: _Call) -> Run | None:
-    """Run in a thread, and block: this thread has an event loop already, as in a notebook."""
+    """Run in a thread, and block: this thread already has an event loop, as in a notebook."""
     with ThreadPoolExecutor(1, "holdfast-evaluate") as pool:
         run = pool.submit(call.run)
         try:

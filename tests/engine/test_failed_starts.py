@@ -1,4 +1,4 @@
-"""A start that fails: what is wrong, where in the eval file, what to do; and nothing left that gets in the way."""
+"""A failed start names the problem, its place in the eval file and the remedy, and leaves nothing in the way."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FUNCTIONS = {
 
 
 def refused(folder: Path, text: str) -> str:
-    """Return the message about an eval that cannot start, and check that no file is left behind."""
+    """Return the message about an eval that cannot start, and check that no file is left."""
     path = write(folder, text)
     with pytest.raises(UsageError) as caught:
         run_eval(load_any(read_document(path)), Options(folder / "runs"), Quiet())

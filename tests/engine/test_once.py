@@ -374,7 +374,7 @@ def test_a_second_ctrl_c_during_a_call_leaves_the_trial_uncertain(lab: Lab) -> N
 
 
 def test_workers_leave_a_trial_uncertain_and_one_process_settles_it(lab: Lab) -> None:
-    """The intent is in the journal of a worker, and the decision in that of the run."""
+    """The intent is in a worker's journal, and the decision in the run's."""
     lab.eval("--workers", "2", env={"DIE_AT": "tea 1"}, check=3)
     done = lab.eval("--workers", "2", "--accept-errors", check=3)
     assert 'a/1: order({"thing":"tea 1"})' in done.out and "1 trial is uncertain" in done.out

@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 Turn = list[list[Call]]
-"""groups of calls; those of a group are made at the same time"""
+"""groups of calls that are made at the same time"""
 
 
 class Kill(NamedTuple):

@@ -109,7 +109,7 @@ def test_a_suite_file_says_the_same(folder: Path, provider: Server) -> None:
     holdfast("eval", "first.yaml", "second.yaml", "-m", "a", "-m", "b", cwd=folder)
     assert provider.requests == 4 * ROWS
     holdfast("eval", "suite.yaml", "-m", "c", "--limit", "2", cwd=folder)
-    assert provider.requests == 4 * ROWS + 2 * 2, "models of the command line replace those of the file"
+    assert provider.requests == 4 * ROWS + 2 * 2, "models of the command line replace the file's"
 
 
 def test_evals_without_models_keep_their_own_targets(folder: Path, provider: Server) -> None:

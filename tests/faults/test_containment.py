@@ -1,4 +1,4 @@
-"""Agents leave nothing behind: an attempt that was killed, or timed out, has no part in the next one.
+"""Agents leave nothing running: an attempt that was killed, or timed out, has no part in the next one.
 
 The agent of these tests stands in for Claude Code and Codex, which take 800 MB: like them, it runs each command of its
 model in a session of its own, and names files in full. `tests/targets/test_agents.py` runs the real ones.

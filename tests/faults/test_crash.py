@@ -68,7 +68,7 @@ def test_a_run_killed_again_and_again_repeats_at_most_the_requests_in_flight(tmp
 
     holdfast("eval", eval_file, cwd=tmp_path)
     stats = provider.stats()
-    assert killed_at_work >= kills // 2, "most lives must get as far as asking for this to prove anything"
+    assert killed_at_work >= kills // 2, "most lives must make requests for this to prove anything"
     assert len(stats["asked"]) == rows
     assert stats["requests"] == rows + repeatable
     assert repeatable <= kills * CONCURRENCY

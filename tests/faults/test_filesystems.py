@@ -36,7 +36,7 @@ ROWS = 60
 CONCURRENCY = 4
 KEYS: dict[str, Any] = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
 LONG = {**KEYS, "prompt": "{{ question }} " + "x" * 20_000}
-"""outputs of more than a megabyte: those of small runs are copied"""
+"""outputs of more than a megabyte: small runs are copied"""
 REFUSED = ["link:error=EPERM", "linkat:error=EPERM", "renameat2:error=EINVAL"]
 """what exFAT refuses"""
 

@@ -19,7 +19,7 @@ def show_error(error: HoldfastError | OSError | str) -> None:
 
 
 def show_usage_error(error: click.ClickException) -> None:
-    """Print an error in a command line: the usage of the command, the error, and where the options are described."""
+    """Print an error in a command line, with the usage of the command and the option that lists all others."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = None
     if context is not None:
@@ -40,9 +40,9 @@ def show_note(message: str) -> None:
 
 
 def command_line() -> str:
-    """Return this command as it is typed to resume: without --fresh, which would start from scratch.
+    """Return the command that resumes this one: without --fresh, which would start from scratch.
 
-    Decisions of --settle are on disk by then. To repeat one would be another decision, if the call was cut off again.
+    Decisions of --settle are left out as well: they are on disk, and would count again if the call was cut off again.
     """
     words = ["holdfast"]
     rest = iter(sys.argv[1:])

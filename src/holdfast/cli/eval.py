@@ -21,7 +21,7 @@ from holdfast.errors import UsageError
 from holdfast.spec.plugins import load_reference
 
 _RUN: Final = "holdfast.cli.running:run_evals"
-"""imports the engine, which help and refusals do without"""
+"""imports the engine, which --help does not need"""
 
 
 def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -178,8 +178,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
     Several EVALs, several models or a suite file run one after the other, and end in one table.
 
-    With --run or --batch, EVAL runs on a profile of env.toml. It may then also be a cluster configuration that says
-    what to serve, which eval files to run, and where results go.
+    With --run or --batch, EVAL runs on a profile of env.toml. It may then also be a cluster configuration with the
+    model to serve, the eval files to run, and a place for the results.
     """
     flags = EvalFlags(**options)
     if flags.fresh and flags.retry_failed:

@@ -1,4 +1,4 @@
-"""Options that several commands share: their types, their completion in the shell, and those for `.env` files.
+"""Options that several commands share, with their types and completion, and `.env` files.
 
 `eval "$(_HOLDFAST_COMPLETE=bash_source holdfast)"` switches completion on.
 """
@@ -36,7 +36,7 @@ _ENV_FILE: Final = "holdfast.env_file"
 
 
 class Positive(click.ParamType[int]):
-    """A whole number from 1. Unlike `click.IntRange`, it adds nothing to the help text, which has the default."""
+    """A whole number from 1. Unlike `click.IntRange`, adds nothing to the help text, which has the default."""
 
     name = "positive"
 
@@ -94,7 +94,7 @@ class Concurrency(click.ParamType["int | str"]):
 
 
 class EvalFlags(RunPolicy, frozen=True, kw_only=True):
-    """The options of `holdfast eval`, each under the name of its flag unless it says otherwise."""
+    """The options of `holdfast eval`. A field has the name of its flag, unless another flag is noted."""
 
     named: str | None
     """--config"""
@@ -139,7 +139,7 @@ class EvalFlags(RunPolicy, frozen=True, kw_only=True):
         return [(path, value) for path, value in keys.items() if value is not None]
 
     def suite_overrides(self) -> list[Override]:
-        """Return the flags that stand for keys of every eval file of a suite, whose targets and budgets are its own."""
+        """Return the flags that stand for keys of every eval file of a suite, which has its own targets and budgets."""
         return replace(self, models=(), max_cost=None, token_budget=None, max_time=None).overrides()
 
     def options(self) -> Options:
@@ -184,9 +184,9 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def load_env_file(*folders: Path) -> None:
-    """Set the variables of a `.env` file that are not set: of the one that an option names, else of the nearest one.
+    """Set the unset variables of a `.env` file: the file that an option names, or the nearest one to `folders`.
 
-    `folders` are where the search starts, one after the other. One line names the variables, without their values.
+    A note names the variables, without their values.
     """
     context = click.get_current_context(silent=True)
     choice = None if context is None else context.meta.get(_ENV_FILE)
@@ -205,14 +205,14 @@ def load_env_file(*folders: Path) -> None:
 
 
 def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Leave paths to the shell, which knows best."""
+    """Leave the completion of paths to the shell."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the ids of runs, with eval and target as help; where none fits, paths."""
+    """Offer the ids of runs, with eval and target as help; paths if no id matches."""
     from click.shell_completion import CompletionItem
 
     items = []

@@ -45,10 +45,10 @@ _VARIABLES: Final = {
     "HOLDFAST_UMASK": "holdfast.store.home:apply_umask",
     "HOLDFAST_PROCESS_ISOLATION": "holdfast.containment.program:requested_kind",
 }
-"""variables that are applied, or refused, before a command does anything"""
+"""variables that are applied or rejected before a command does anything"""
 _UNREADABLE: Final = "holdfast.store.run_files:UNREADABLE"
 _SYNONYMS: Final = {"evaluate": "eval"}
-"""names of verbs in other launchers, which help does not list"""
+"""names of verbs in other launchers, not listed by --help"""
 _RESUMABLE: Final = ("eval", "evaluate", "grade", "resume", "work")
 _REPAIR: Final = "`holdfast repair --dry-run RUN` names it, and `holdfast repair RUN` sets it aside."
 
@@ -95,7 +95,7 @@ def holdfast() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM where a run does not handle it: while it waits for another process, or reads and writes its files."""
+    """SIGTERM outside the loop of a run, as while it waits for another process, or reads and writes its files."""
 
 
 def _stop(number: int) -> None:
@@ -103,16 +103,16 @@ def _stop(number: int) -> None:
 
 
 def _is_resumable() -> bool:
-    """True for a command that asks models, and goes on where it was interrupted; others just begin again."""
+    """Return True for a command that resumes after an interruption; others just begin again."""
     return any(word in _RESUMABLE for word in sys.argv[1:2]) or "--judge" in sys.argv
 
 
 def main() -> None:
     """The entry point."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, so that a file or a connection would get its number
+        if getattr(sys, name) is None:  # closed: the next file or connection would get its number
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib is not imported here
-    for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
+    for stream in (sys.stdout, sys.stderr):  # a terminal without dashes gets question marks, not a traceback
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
     Signals(_stop).install()
@@ -138,9 +138,9 @@ def main() -> None:
     except OSError as error:
         show_error(error)
         code = Exit.UNFINISHED
-    except Exception as error:  # never exit code 1, which would say that a gate was not met
+    except Exception as error:  # never exit code 1, which means that a gate is not met
         if isinstance(error, load_reference(_UNREADABLE)) and not _is_resumable():
-            # Readers name the file and the line; this is for records that only somebody else can have written.
+            # Readers name the file and line of damage; this is for records that Holdfast would never write.
             show_error(UsageError(f"a record of the run cannot be read: {error}", remedy=_REPAIR))
         else:
             import traceback
@@ -148,5 +148,5 @@ def main() -> None:
             echo(traceback.format_exc(), err=True, nl=False)
             show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
         code = Exit.UNFINISHED
-    gc.freeze()  # the end frees everything anyhow; searching it for garbage first takes as long as starting
+    gc.freeze()  # exiting frees everything; collecting garbage first takes as long as starting
     sys.exit(code)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: bool, accept_errors: bool) -> int:
-    """Judge every pair of runs and print who wins how often; the exit code."""
+    """Judge every pair of runs, print how often each wins, and return the exit code."""
     rundirs = [RunDir(fetch_run(run, runs_dir)) for run in runs]
     options = Options(runs_dir=runs_dir, accept_errors=accept_errors, wait=lock_timeout(wait=False))
     display = make_display("none" if as_json else None)

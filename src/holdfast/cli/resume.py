@@ -1,4 +1,4 @@
-"""`holdfast resume`: continue an invocation or a run, from its id or path alone."""
+"""`holdfast resume`: continue an invocation or a run, given only its id or path."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _resume_invocation(subject: Subject) -> int:
         name.task: state
         for state in jobs_of(subject.transport, files)
         if state.active and (name := JobName.parse(state.name)) is not None
-        # Workers alone do not continue: without a main job nothing divides the work.
+        # A task needs its main job, which divides the work: workers do not continue without it.
         if name.task in numbers and name.role.startswith("main")
     }
     finished = [n for n in numbers if n in files.states and files.states[n].phase == "done"]
@@ -152,13 +152,13 @@ def _check_rights(subject: Subject, owner: str) -> None:
     if subject.transport.run(["sh", "-c", script, "sh", subject.directory]).code != 0:
         raise UsageError(
             f"{subject.name} is {owner}'s: its jobs read secrets that only they can read",
-            remedy="Submit the same configuration yourself with `holdfast eval -c`: it takes over all that is done "
-            "where both have the same remote_job_dir.",
+            remedy="Submit the same configuration yourself with `holdfast eval -c`: it reuses all finished work "
+            "if both have the same remote_job_dir.",
         )
 
 
 def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, display: str | None) -> int:
-    """Run what is left of a run, from its manifest alone."""
+    """Run what is left of a run, given only its manifest."""
     rundir = RunDir(path)
     manifest = rundir.read_manifest()
     if manifest is None:
@@ -198,7 +198,7 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
 
 
 def _grades_differently(manifest: Manifest, identity: RunIdentity) -> bool:
-    """Return True if only this version's way of grading makes it another run."""
+    """Return True if only this version's graders make it another run."""
 
     def plain(graders: dict[str, Any]) -> dict[str, Any]:
         ours = ("revision", "engine")

@@ -52,7 +52,7 @@ _ELSEWHERE: Final = {
 
 
 def run_evals(arguments: tuple[str, ...], flags: EvalFlags) -> int:
-    """Run what the arguments of `holdfast eval` name, and return the exit code."""
+    """Run the evals that the arguments of `holdfast eval` name, and return the exit code."""
     with ExitStack() as stack:
         if flags.dry_run:
             stack.enter_context(running_nothing())
@@ -75,7 +75,7 @@ def _eval(arguments: tuple[str, ...], flags: EvalFlags) -> int:
 
 
 def _is_override(argument: str) -> bool:
-    """Tell overrides, also `~KEY` of cluster configurations, from evals."""
+    """Return True for an override, which may be `~KEY` of a cluster configuration, and False for an eval."""
     return ("=" in argument or argument.startswith("~")) and not Path(argument).exists()
 
 
@@ -111,7 +111,7 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
 
 
 def _read_eval(config: str) -> Document:
-    """Read an eval file, or find the one that a name stands for, which takes the tables of benchmarks."""
+    """Read an eval file, or the eval that a name stands for."""
     path = Path(config)
     if path.is_file():
         return read_document(path)
@@ -124,7 +124,7 @@ _DATA: Final = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".json")
 
 
 def _find_eval(config: str | None) -> str:
-    """Return the eval file, which may be given as its folder or not at all."""
+    """Return the eval file, given its path, its folder or nothing."""
     if config == "":
         raise UsageError("the name of the eval is empty", remedy="Name an eval file or a task.")
     folder = Path(config or ".")
@@ -182,9 +182,9 @@ def run_and_report(
     after: Callable[[Outcome], None],
     again: str = "Use --fresh to start from scratch.",
 ) -> Outcome:
-    """Run with a display, print how the run ended, and export it; a program that follows gets the result last.
+    """Run with a display, print how the run ended, and export it; the display gets the result last.
 
-    `after` exports the run. `again` is what a user may type for a run that is finished already.
+    `after` exports the run. `again` is the hint for a run that is already finished.
     """
     display = make_display(display_name)
     try:
@@ -201,7 +201,7 @@ def run_and_report(
 def run_locally(
     spec: Eval, options: Options, workers: int | None, display: Display, identity: RunIdentity | None = None
 ) -> Outcome:
-    """Run an eval on this machine: in this process, or in so many workers."""
+    """Run an eval on this machine, in this process or in `workers` processes."""
     if workers:
         outcome: Outcome = load_reference(_ELSEWHERE["workers"])(spec, options, workers, display)
         return outcome
@@ -209,7 +209,7 @@ def run_locally(
 
 
 def export_results(outcome: Outcome, spec: Eval, policy: RunPolicy, exports: tuple[str, ...] = ()) -> None:
-    """Export a run as its eval file, the command and `exports`, names of formats, ask for."""
+    """Export a run as its eval file and the command ask for; `exports` are names of formats."""
     export_after_run(
         outcome.rundir,
         spec,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def find_subject(name: str, runs_dir: Path) -> Subject | Path:
-    """An invocation or a task of it, by id or path; else a run on this machine, by path or id."""
+    """Find an invocation or its task by id or path, or else a run on this machine."""
     try:
         return find(name)
     except NotKnown as error:
@@ -31,12 +31,12 @@ def find_subject(name: str, runs_dir: Path) -> Subject | Path:
 
 
 def fetch_run(name: str, runs_dir: Path) -> Path:
-    """A run to read: one on this machine, as `find_run` finds it, or a copy of the one of a task or `HOST:PATH`."""
+    """Return a run to read: on this machine, or a copy of the run of a task or `HOST:PATH`."""
     return fetch_runs(name, runs_dir, most=1)[0]
 
 
 def fetch_runs(name: str, runs_dir: Path, most: int | None = None) -> list[Path]:
-    """Runs to read, as for `fetch_run`; an invocation has one for each task, of which at most `most` are accepted."""
+    """Return runs to read, as `fetch_run` does; for an invocation, the runs of its tasks, at most `most`."""
     try:
         path = find_run(name, runs_dir)
     except NoSuchRun as error:
@@ -56,7 +56,7 @@ def fetch_runs(name: str, runs_dir: Path, most: int | None = None) -> list[Path]
 
 
 def _refuse_invocation(name: str, path: Path) -> None:
-    """Raise if the beginning of a run's id is also that of an invocation."""
+    """Raise UsageError if a name is also the beginning of an invocation's id."""
     if path != Path(name) and (others := sorted((home_directory() / "invocations").glob(f"{name}*.json"))):
         raise UsageError(
             f"{name!r} is ambiguous: it is the beginning of a run, {path}, and of invocation {others[0].stem}",
@@ -65,12 +65,12 @@ def _refuse_invocation(name: str, path: Path) -> None:
 
 
 def open_run(name: str, runs_dir: Path) -> RunView:
-    """Open a run to read, as `fetch_run` finds it. Warns if its journals no longer hold what its report was made of."""
+    """Open a run to read, as `fetch_run` finds it. Warn if its journals are shorter than when its report was made."""
     view = RunView(RunDir(fetch_run(name, runs_dir)))
     if view.metrics is not None and view.rundir.has_lost_lines(view.metrics):
         path = shlex.quote(str(view.rundir.path))
         show_warning(
-            f"the journals of {view.rundir.path} have become shorter since its report was made; the numbers are those "
-            f"of the report, and `holdfast repair {path} --dry-run` says what is missing"
+            f"the journals of {view.rundir.path} have become shorter since its report was made; the numbers come "
+            f"from the report, and `holdfast repair {path} --dry-run` says what is missing"
         )
     return view

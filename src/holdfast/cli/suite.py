@@ -43,7 +43,7 @@ def with_models(suite: Suite, models: Sequence[str]) -> Suite:
 
 
 def _read(source: Document | list[str], models: Sequence[str]) -> Suite:
-    """Return the suite of a file, or the one that several evals or models stand for."""
+    """Return the suite of a file, or the suite that several evals or models stand for."""
     return with_models(read_suite(source), models) if isinstance(source, Document) else suite_of(source, models)
 
 

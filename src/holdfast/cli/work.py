@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 @click.option(
     "--concurrency",
     type=Concurrency(),
-    help="Maximum number of requests in flight, or auto [default: that of the eval].",
+    help="Maximum number of requests in flight, or auto [default: as in the eval].",
 )
 @click.option("--base-url", metavar="URL", multiple=True, help="URL of the model server as seen from here. Repeatable.")
 @click.option(
-    "--wait", is_flag=True, help="Wait if another process holds the run alone, instead of exiting with code 4."
+    "--wait", is_flag=True, help="Wait if another process needs the run to itself, instead of exiting with code 4."
 )
 @click.option(
     "--no-wait",
     is_flag=True,
     help="Submit and collect batches, and exit with code 5 while they are under way, instead of waiting.",
 )
-@click.option("--attached", is_flag=True, hidden=True, help="Stop when standard input ends; say why it ended as JSON.")
+@click.option("--attached", is_flag=True, hidden=True, help="Stop when standard input ends; report the reason as JSON.")
 @click.option(
     "--display",
     type=click.Choice(["rich", "plain", "json", "none"]),
@@ -73,7 +73,7 @@ def command(
         follow_input(options)
     rundir, worker = RunDir(run.resolve()), worker or new_worker_id()
     shared = None
-    with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
+    with suppress(UsageError):  # `run_worker` raises it too, unless the run is finished
         shared = shared_eval(rundir)
     try:
         outcome = run_worker(rundir, worker, options, make_display(display), concurrency, base_url)

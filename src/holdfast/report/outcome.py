@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How far a run is when a command ends, and why the command stopped."""
+    """The state of a run when a command ends, and why the command stopped."""
 
     rundir: RunDir
     plan: Plan
-    """the trials that are not finished"""
+    """what is left to do"""
     metrics: Metrics | None
-    """None when the run is not finished"""
+    """None if the run is not finished"""
     spent: Spent | None
     reason: Fault | BudgetReached | Interrupted | Waiting | None = None
     """why it stopped before all was done"""
     already: bool = False
-    """it was finished before we came"""
+    """the run was already finished"""
     skipped_graders: bool = False
     grade_only: bool = False
     gate: GateOutcome | None = None
-    """the outcome of its gate, of a finished run that has one"""
+    """the outcome of the gate, if the run is finished and has a gate"""
     so_far: Metrics | None = None
-    """the same numbers of a run that is not finished, where it has grades; they are in no file"""
+    """the numbers so far of an unfinished run with grades; they are in no file"""
     failures: Failures | None = None
-    """what failed and is missing, and what was retried; None where that was not looked at"""
+    """what failed and is missing, and what was retried; None if it was not looked up"""
     wall: float | None = None
     """seconds that this process worked on it"""
     finisher: str | None = None
-    """the worker that was to write the report, where this process is another one of several workers"""
+    """the other worker that was to write the report"""
 
     @property
     def missed_gates(self) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ class Activity(Struct, frozen=True, kw_only=True):
 
 
 class TrialNumbers(NamedTuple):
-    """A trial with an output, as far as an overview counts it."""
+    """The numbers of a trial with an output that an overview counts."""
 
     sample: str
     status: TrialStatus
