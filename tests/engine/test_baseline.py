@@ -176,7 +176,7 @@ def test_an_invalid_baseline_is_reported_before_anything_runs(lab: Lab, baseline
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_paired_difference_equals_that_of_numpy(seed: int) -> None:
+def test_the_paired_difference_equals_numpys(seed: int) -> None:
     chance = random.Random(seed)
     names = [f"s{number}" for number in range(chance.randrange(2, 40))]
     sides = [{name: [chance.random() for _ in range(chance.randrange(1, 4))] for name in names} for _ in range(2)]

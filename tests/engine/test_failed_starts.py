@@ -172,7 +172,7 @@ def test_the_command_exits_with_2_and_works_once_the_file_is_fixed(tmp_path: Pat
 HOOK = "hooks: {before_run: [{command: sh hook.sh, error_on_fail: true}]}\n"
 
 
-def test_a_run_that_never_began_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_run_that_never_began_leaves_no_files(tmp_path: Path) -> None:
     path = write(tmp_path, SAMPLES + TARGET + GRADERS + HOOK)
     (tmp_path / "hook.sh").write_text("exit 7\n")
     failed = holdfast("eval", path.name, cwd=tmp_path, check=3)

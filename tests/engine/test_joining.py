@@ -77,7 +77,7 @@ def test_a_worker_decodes_the_rows_of_its_chunks_only(
     assert sorted(read_again) == sorted({sample for sample, _ in trials})
 
 
-def test_a_worker_finds_its_rows_where_not_every_line_is_a_sample(tmp_path: Path) -> None:
+def test_a_worker_finds_its_rows_if_not_every_line_is_a_sample(tmp_path: Path) -> None:
     rundir = share(tmp_path, where="id != 'r3'").rundir
     mark_done(rundir, but={20})
     run_worker(rundir, "w", Options(runs_dir=tmp_path / "runs"), Quiet())
@@ -108,7 +108,7 @@ def test_a_worker_that_joins_late_looks_up_no_trial(tmp_path: Path, monkeypatch:
     assert (loaded.plan.total, loaded.plan.to_run, loaded.plan.to_grade) == (len(keys), len(keys) - 2, 2)
 
 
-def test_a_worker_counts_trials_where_others_have_written_as_many_outputs(tmp_path: Path) -> None:
+def test_a_worker_counts_trials_if_others_have_written_as_many_outputs(tmp_path: Path) -> None:
     identity, rundir, _ = share(tmp_path)
     write_outputs(rundir, [*keys_of(identity)[1:], "sha256:other"])
     assert Worker(identity, Options(runs_dir=tmp_path / "runs"), "late").load(print).plan.to_run == 1

@@ -46,7 +46,7 @@ def test_each_attempt_ends_at_its_own_limit() -> None:
     run(test)
 
 
-def test_an_attempt_that_ends_in_time_is_left_alone_and_needs_no_timer_of_its_own() -> None:
+def test_an_attempt_that_ends_in_time_is_not_cancelled_and_shares_the_timer() -> None:
     async def test(limits: TimeLimits, loop: asyncio.AbstractEventLoop) -> None:
         timers = 0
         make = limits._set_timer

@@ -232,7 +232,7 @@ def test_a_cell_whose_server_is_down_does_not_stop_the_others(folder: Path, prov
     assert provider.requests == 4 * ROWS
 
 
-def test_the_exit_code_is_that_of_the_worst_cell(folder: Path) -> None:
+def test_the_worst_cell_decides_the_exit_code(folder: Path) -> None:
     gated = {"eval": "first.yaml", "overrides": {"gate.score": 0.9}}
     stdout = holdfast("eval", write_suite(folder, evals=[gated, "second.yaml"]), cwd=folder, check=1).stdout
     assert stdout.count("gate not met: score") == 2 and "not finished" not in stdout
@@ -290,7 +290,7 @@ def test_cells_that_differ_from_the_best_are_marked_after_holms_correction(agent
     assert first[3] == f"{low:.3f} – {high:.3f}"
 
 
-def test_averages_only_where_the_suite_says_how(agents: Path) -> None:
+def test_averages_need_a_rule_of_the_suite(agents: Path) -> None:
     assert "average" not in holdfast("eval", "suite.yaml", cwd=agents).stdout
     suite = json.loads((agents / "suite.yaml").read_text())
     suite["average"] = {"over": ["first", "second"], "weights": {"second": 3}}

@@ -245,7 +245,7 @@ def test_workers_end_with_the_command_that_started_them(tmp_path: Path, provider
     wait_for(lambda: not leftovers(tmp_path), "the workers to leave")
 
 
-def test_workers_and_a_process_that_wants_the_run_alone_exclude_each_other(
+def test_workers_and_a_process_that_needs_the_run_to_itself_exclude_each_other(
     tmp_path: Path, provider: Server, eval_file: Path
 ) -> None:
     run = share(eval_file)
