@@ -1,4 +1,4 @@
-"""`holdfast resume`: whoever has a path goes on, without the configuration, and never beside somebody at work."""
+"""`holdfast resume`: a path is enough to resume, without the configuration, unless somebody is working on it."""
 
 from __future__ import annotations
 

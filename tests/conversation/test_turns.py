@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.conversation.simulated_user import Malformed, read_decision
+from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.store.records import Usage
 from holdfast.targets.types import Reading, Reply
@@ -535,7 +536,7 @@ def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list
         async def live(request: str) -> str:
             return f"{life} {request}"
 
-        attempt = await replay.begin_attempt(1)
+        attempt = await RecordedCalls.begin(replay, 1)
         return [
             await attempt.model(request, lambda r=request: live(r), Reading(usage=lambda _: Usage()))
             for request in requests

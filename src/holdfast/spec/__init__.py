@@ -8,6 +8,7 @@
 `document`       YAML with positions
 `overrides`      `a.b=value` from the command line
 `validation`     validates blocks by their schemas, and collects problems and notices
+`quantities`     durations and sizes as people write them
 `schema`         the base of all schemas, and the types of their values
 `eval_schema`    schemas of the eval file, without its target, graders and exports
 `target_schema`  schemas of targets and their tools, and the registry of targets

@@ -296,7 +296,7 @@ class Limits(Block):
 
 def _quoted(name: Any) -> Any:
     if isinstance(name, int | float):
-        raise ValueError("YAML reads the id of this run as a number: put it in quotes")
+        raise ValueError("YAML reads the id of this run as a number: put it in quotes")  # noqa: TRY004 - pydantic reports it
     return name
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.cluster.config.compose import compose, find_config, read_config, split_overrides
 from holdfast.cluster.config.executor import executor_problem, load_executor
-from holdfast.cluster.config.launch import Container, Launch, RunOptions, Server, TaskFile
+from holdfast.cluster.config.launch import Container, Launch, Server, TaskFile
 from holdfast.cluster.config.no_effect import keys_without_effect
 from holdfast.cluster.config.profiles import folder_problem, load_profile
 from holdfast.cluster.config.schema import (
@@ -60,6 +60,7 @@ from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
 from holdfast.spec.suite import Suite
 from holdfast.spec.validation import Findings, suggest, validate_block
+from holdfast.store.claims import RunPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +100,7 @@ class LaunchRequest:
     """apply to every eval file"""
     exports: Sequence[str] = ()
     """destinations in addition to execution.auto_export"""
-    options: RunOptions = field(default_factory=RunOptions)
+    options: RunPolicy = field(default_factory=RunPolicy)
     detached: bool = False
     """True for --batch, False for --run"""
     cwd: Path = field(default_factory=Path.cwd)
@@ -388,7 +389,7 @@ def _visible_gpus(visible: bool | str | None) -> dict[str, str]:
     return {} if visible is None or visible is True else {"CUDA_VISIBLE_DEVICES": f"lit:{visible or ''}"}
 
 
-def _resolve_output_path(config: _Configuration) -> RunOptions:
+def _resolve_output_path(config: _Configuration) -> RunPolicy:
     """Return the options of runs, with an absolute folder for results on this machine."""
     options = config.request.options
     if options.output_path is None or not config.executor.shares_files:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.store.claims import RunPolicy
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -32,21 +34,6 @@ PORT: Final = "HOLDFAST_PORT"
 """the variable that holds the port of a server"""
 NIM_PORT: Final = "NIM_SERVER_PORT"
 """the variable from which a NIM reads its port"""
-
-
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Run options from the command line; each field matches the `holdfast eval` flag of the same name."""
-
-    fresh: bool = False
-    """at the first start"""
-    retry_failed: bool = False
-    """at the first start"""
-    accept_errors: bool = False
-    accept_drift: bool = False
-    skip_graders: bool = False
-    log_samples: bool = False
-    output_path: str | None = None
-    """a folder on the machine that runs the jobs"""
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +111,7 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     eval_file: str = ""
     """in a bundle on the cluster; an eval file of another tool is there as our own eval, in JSON"""
     overrides: tuple[tuple[tuple[str, ...], Any], ...] = ()
-    options: RunOptions = RunOptions()
+    options: RunPolicy = RunPolicy()
     runs_dir: str = "<runs>"
     deployment: Server | None = None
     auxiliary: tuple[Server, ...] = ()

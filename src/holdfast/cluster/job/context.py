@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 POLL_SECONDS: Final = 0.25
 FILES_SECONDS: Final = 4.0
 """how often a job looks for other jobs' files: each look is a request to the shared file system's server"""
-CONTINUES: Final = 75
-"""exit code of a job that its successor continues: EX_TEMPFAIL"""
 
 
 class StopRequested(Exception):

@@ -35,12 +35,11 @@ from holdfast.cluster.remote.bundle import load_sent
 from holdfast.cluster.remote.invocation import Prepared, TaskFolder, Worked
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.text import Plain, say
-from holdfast.engine.ended import Ended, follow_input
-from holdfast.engine.options import Options
+from holdfast.engine.options import Ended, Options, follow_input
 from holdfast.engine.session import locate_run
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import prepare, run_worker
-from holdfast.errors import Fault, HoldfastError, RunHeld
+from holdfast.errors import COMPLETE, Exit, Fault, HoldfastError, RunHeld
 from holdfast.export.after_run import export_after_run
 from holdfast.report.outcome import Outcome
 from holdfast.report.table import print_outcome
@@ -118,9 +117,9 @@ def _work(rundir: RunDir, base_urls: Sequence[str]) -> tuple[int, Worked]:
     except Fault as fault:
         return fault.exit_code, Worked(ended=Ended.of(fault))
     except KeyboardInterrupt:
-        return 143, Worked()
+        return Exit.TERMINATED, Worked()
     # A run that another worker has finished is opened again for its numbers, and one with errors to retry them.
-    finished = outcome.finisher is None and not outcome.already and outcome.exit_code in (0, 1)
+    finished = outcome.finisher is None and not outcome.already and outcome.exit_code in COMPLETE
     described = _describe(replace(outcome, wall=None)) if finished else None
     return outcome.exit_code, Worked(ended=Ended.of(outcome.reason), finished=described)
 
@@ -134,18 +133,16 @@ def _prepare(task: TaskFile, base_urls: Sequence[str], *, first: bool) -> Prepar
     spec = load_sent(Path(task.eval_file), overrides)
     if base_urls and isinstance(spec.target, ModelTarget):
         spec = load_sent(Path(task.eval_file), [*overrides, (("target", "base_url"), one_or_all(base_urls))])
-    fresh = first and task.options.fresh
+    policy = replace(task.options, log_samples=False, output_path=None)  # `copy_task` does that
+    if not first:
+        policy = replace(policy, fresh=False, retry_failed=False)
     # Workers of an earlier server stop by themselves, so wait for them; without a server, join running workers.
-    patience = -1.0 if task.served or fresh else 0.0
+    patience = -1.0 if task.served or policy.fresh else 0.0
     options = Options(
         runs_dir=Path(task.runs_dir),
-        fresh=fresh,
-        retry_failed=first and task.options.retry_failed,
-        accept_errors=task.options.accept_errors,
-        accept_drift=task.options.accept_drift,
-        skip_graders=task.options.skip_graders,
         wait=patience,
         command=f"holdfast resume {task.invocation}",
+        **policy.policy,
     )
     copies = bool(spec.exports or spec.live_exports or task.options.log_samples or task.options.output_path)
     return replace(_open(spec, options, task.workers), copies=copies)
@@ -201,7 +198,7 @@ def copy_task(folder: Path, run_dir: Path) -> int:
         failures.append(str(error))
     for failure in failures:
         say(failure)
-    return 3 if failures else 0
+    return Exit.UNFINISHED if failures else Exit.FINISHED
 
 
 if __name__ == "__main__":

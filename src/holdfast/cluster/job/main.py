@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.job.context import CONTINUES, POLL_SECONDS, StopRequested, say
+from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
 from holdfast.cluster.job.process import (
     BEGIN,
     EvaluationProcess,
@@ -46,7 +46,8 @@ from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepare
 from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.terminal import echo
-from holdfast.errors import HoldfastError, with_hint
+from holdfast.errors import Exit, HoldfastError, with_hint
+from holdfast.report.so_far import count_failed, count_trials
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
 from holdfast.store.run_lock import holders
@@ -70,8 +71,6 @@ _SIGNAL_SECONDS: Final = 5.0
 """how much later than its child this process may get a signal to the whole job"""
 _CUT_OFF: Final = ("connection", "refused")
 """kinds of errors of requests whose server has ended"""
-_HELD: Final = 4
-"""exit code of `holdfast work` when another process holds the run"""
 
 
 def run_main(job: JobContext) -> int:
@@ -82,7 +81,7 @@ def run_main(job: JobContext) -> int:
     with child_workers(job):
         while True:
             code = JobRun(job).run()
-            if code != CONTINUES or job.signal is not None:
+            if code != Exit.CONTINUES or job.signal is not None:
                 return code
 
 
@@ -108,7 +107,7 @@ class Ending(NamedTuple):
     phase: layout.Phase
     """`done` or `stopped`: nothing continues by itself; `waiting`: the next job continues"""
     reason: str
-    exit_code: int | None = 3
+    exit_code: int | None = Exit.UNFINISHED
     """of the run"""
 
 
@@ -162,7 +161,7 @@ class JobRun:
         if self._task.served:
             Path(self._place.endpoint).unlink(missing_ok=True)  # of a killed job, whose server is gone
         if reason := starts_exhausted(self._starts, self._task.walltime, self._task.max_walltime, self._size):
-            self._set(phase="stopped", reason=reason, exit_code=3)
+            self._set(phase="stopped", reason=reason, exit_code=Exit.UNFINISHED)
             return 0
         self._begin()
         try:
@@ -178,7 +177,7 @@ class JobRun:
         if self._state.phase in layout.OVER:
             return f"the task is {self._state.phase}"
         if self._job.kill_requested:
-            self._set(phase="stopped", reason="stopped by `holdfast kill`", exit_code=3)
+            self._set(phase="stopped", reason="stopped by `holdfast kill`", exit_code=Exit.UNFINISHED)
             return "stopped by `holdfast kill`"
         if self._queued is None:
             return None
@@ -186,7 +185,7 @@ class JobRun:
             return "another process has taken over this submission"
         begun = any(isinstance(record, Begin) and record.job == self._job.id for record in self._starts)
         if not begun and (job := self._queued.cancelled_predecessor()):
-            self._set(phase="stopped", reason=self._cancelled(job), exit_code=3)
+            self._set(phase="stopped", reason=self._cancelled(job), exit_code=Exit.UNFINISHED)
             return f"job {job} was cancelled"
         return None
 
@@ -245,9 +244,7 @@ class JobRun:
             if ended.kind and ended.kind != "lease_lost":
                 return _stopped(with_hint(ended.message, ended.remedy))
             last_size = size
-            if (
-                code == _HELD or ended.kind == "lease_lost"
-            ):  # another process worked, so this one need not make progress
+            if code == Exit.HELD or ended.kind == "lease_lost":  # another process worked, not this one
                 last_size = -1
                 self._pause(5)
 
@@ -464,7 +461,7 @@ class JobRun:
             say(reason if continues else f"{ending.phase}: {reason}")
         self._set(phase=ending.phase, reason=reason, exit_code=ending.exit_code)
         if continues:
-            return CONTINUES
+            return Exit.CONTINUES
         if self._queued is not None:
             self._queued.cancel_waiting()
         layout.remove_secrets(self._place)
@@ -573,9 +570,8 @@ class JobProgress:
         """Return the numbers of state.json."""
         with suppress(OSError):
             self._follower.refresh()
-        outputs = min(self._total, len(self._index.outputs))
-        done = min(outputs, int(len(self._index.verdicts) / self._slots)) if self._slots else outputs
-        failed = sum(key not in self._index.outputs for key in self._index.attempts)
+        _, outputs, done = count_trials(self._index, self._total, self._slots)
+        failed = count_failed(self._index)
         now = time.monotonic()
         self._samples = [*self._samples[-30:], (now, outputs)]
         then, count = self._samples[0]

@@ -29,7 +29,7 @@ import msgspec
 import holdfast
 from holdfast.cluster.job.context import POLL_SECONDS, say
 from holdfast.cluster.remote.executor import job_command
-from holdfast.engine.ended import FINISH
+from holdfast.engine.options import FINISH
 from holdfast.errors import HoldfastError
 from holdfast.store.rundir import RunDir
 

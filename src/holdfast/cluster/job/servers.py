@@ -24,7 +24,7 @@ from holdfast.cluster.config.launch import CACHE, CHECKPOINT, PORT, Container
 from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
 from holdfast.cluster.job.process import container_name, container_words, removal
 from holdfast.cluster.remote.transport import Here
-from holdfast.errors import HoldfastError, Unreachable
+from holdfast.errors import Exit, HoldfastError, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ _LAST_LINES: Final = 15
 class ServerFailed(HoldfastError):
     """A server did not start, or has died."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class Node(NamedTuple):

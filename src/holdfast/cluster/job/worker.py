@@ -17,7 +17,7 @@ from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import EndpointFile
 from holdfast.cluster.remote.ledger import INTENT, Ledger
 from holdfast.cluster.remote.transport import Here
-from holdfast.engine.ended import Ended
+from holdfast.engine.options import Ended
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ import msgspec
 
 from holdfast.cluster.config.launch import SCHEMA_VERSION, TaskFile
 from holdfast.cluster.remote.transport import Here
-from holdfast.engine.ended import Ended
+from holdfast.engine.options import Ended
 from holdfast.errors import UsageError, VersionError
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound, seal

@@ -13,7 +13,7 @@ from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import active_main_jobs, find_executor
 from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.ledger import Ledger
-from holdfast.errors import ClusterError, Unreachable
+from holdfast.errors import ClusterError, Exit, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,7 +189,7 @@ class _Followed:
                 self._by_folder[line.folder].write(line.text)
         for task in ended:
             exit_code = states[task].exit_code
-            task.over, task.exit_code = True, 3 if exit_code is None else exit_code
+            task.over, task.exit_code = True, Exit.UNFINISHED if exit_code is None else exit_code
         rest = {task: state for task, state in states.items() if not task.over}
         if any(task.needs_jobs(state) for task, state in rest.items()):
             self._show_jobs(rest)
@@ -232,7 +232,7 @@ class _FollowedTask:
         """when the task last showed a sign of life"""
         self._reason = ""
         self.over = False
-        self.exit_code = 3
+        self.exit_code: int = Exit.UNFINISHED
 
     def write(self, text: str) -> None:
         """Write a line of this task."""
