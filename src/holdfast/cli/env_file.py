@@ -11,13 +11,13 @@ key that is not in the file itself.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.redact import looks_secret
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Mapping
 
 NAME: Final = ".env"
