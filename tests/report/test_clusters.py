@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.errors import ConfigError
-from holdfast.report.paired import cluster_parts, gaps, paired_difference
+from holdfast.report.stats import cluster_parts, gaps, paired_difference
 from holdfast.report.tally import Tally
 from tests.support.lazy import LazyModule
 from tests.support.running import lines

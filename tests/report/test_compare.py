@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from holdfast.pages.environment import environment
 from holdfast.report.compare import ScoredRun, compare_metric, compare_scores, read_scores
-from holdfast.report.paired import (
+from holdfast.report.pairs import metric_pair
+from holdfast.report.run_view import RunView
+from holdfast.report.stats import (
     LEAST_P,
     LEVEL,
     gaps,
@@ -28,8 +30,6 @@ from holdfast.report.paired import (
     sign_flip,
     sign_flip_less,
 )
-from holdfast.report.pairs import metric_pair
-from holdfast.report.run_view import RunView
 from holdfast.store.rundir import RunDir
 from tests.support.lazy import LazyModule
 from tests.support.patterns import CORRECT, POINTS, answered, finished_run

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.report.histogram import make_histogram, score_histogram
 from holdfast.report.overview import Overview, changes_since, run_overview
 from holdfast.report.run_view import RunView
-from holdfast.report.stats import wilson
+from holdfast.report.stats import make_histogram, score_histogram, wilson
 from holdfast.report.timeline import trial_timeline
 from holdfast.report.trial_counts import TrialsTally, count_trial
 from holdfast.store.catalog import find_runs

@@ -175,8 +175,8 @@ def _print(comparison: Comparison) -> None:
 def _print_breakdowns(console: Console, comparison: Comparison) -> None:
     """Print a table by each field, of the graders that count for the score."""
     from holdfast.display.grid import Column, fit_table
-    from holdfast.report.breakdown_table import MOST_ROWS
     from holdfast.report.compare import BY_COLUMNS, corrected_for
+    from holdfast.report.table import MOST_ROWS
 
     weighted = [name for name, grader in comparison.first.metrics.graders.items() if grader.weight]
     spare = {"metric": 4 if len(weighted) < 2 else 0, "samples": 3, "p (corrected)": 2, "95 % interval": 1}

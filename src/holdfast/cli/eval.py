@@ -259,7 +259,7 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
         return outcome.exit_code
     baseline_outcome = _run(baseline, flags)
     if outcome.metrics is not None and baseline_outcome.metrics is not None:
-        from holdfast.report.table import print_side_by_side
+        from holdfast.report.suite import print_side_by_side
 
         print_side_by_side(outcome, baseline_outcome)
     return baseline_outcome.exit_code if baseline_outcome.exit_code > 1 else outcome.exit_code

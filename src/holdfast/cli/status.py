@@ -216,7 +216,7 @@ def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
 def look_at_run(path: Path) -> RunPicture:
     """Return the status of a run. The permission to read is enough, except to collect batches."""
     from holdfast.export.registry import unfinished_exports
-    from holdfast.report.waiting import batch_lines
+    from holdfast.report.table import batch_lines
     from holdfast.store.batches import waiting_batches
     from holdfast.store.catalog import summarize_run
     from holdfast.store.index import uncertain_trials

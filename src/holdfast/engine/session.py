@@ -155,7 +155,7 @@ class Session(msgspec.Struct):
         blocks = [target, *(grader for _, grader in self.spec.placed_graders())]
         in_batches = any(getattr(block, "batch", None) is not None for block in blocks)
         if in_batches or Prices(target.model, self.spec.prices).known:
-            from holdfast.report.estimate import estimate_run  # which other runs need not import
+            from holdfast.report.preview import estimate_run  # which other runs need not import
 
             for line in estimate_run(self.identity, self.plan, self.rundir).cost_lines():
                 self.notice(line)

@@ -20,7 +20,7 @@ from holdfast.display.format import difference_interval
 from holdfast.display.notebook import html_table, html_text
 from holdfast.errors import UsageError
 from holdfast.plan.changes import grader_changes, identity_changes
-from holdfast.report.paired import (
+from holdfast.report.stats import (
     LEVEL,
     Difference,
     cluster_parts,

@@ -29,8 +29,17 @@ from holdfast.report.compare import (
     shared_clusters,
     shared_names,
 )
-from holdfast.report.paired import Z80, cluster_parts, gaps, holm, implied_half, mean_and_error, p_text
-from holdfast.report.stats import normal_quantile, t_quantile
+from holdfast.report.stats import (
+    Z80,
+    cluster_parts,
+    gaps,
+    holm,
+    implied_half,
+    mean_and_error,
+    normal_quantile,
+    p_text,
+    t_quantile,
+)
 from holdfast.spec.gate_schema import MAX_DROP, RUN_METRICS
 from holdfast.spec.schema import parse_points
 from holdfast.store.gate import Check

@@ -17,11 +17,9 @@ import msgspec
 
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import check_rows
-from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
-from holdfast.report.breakdown import Row, RowsTally
-from holdfast.report.notices import account_notices, with_thoughts
 from holdfast.report.stats import pass_at_k, quantile_of
+from holdfast.report.tally import AgreementTally, Row, RowsTally, account_notices, with_thoughts
 from holdfast.report.trial_columns import TrialColumns
 from holdfast.report.trials import NO_OUTPUT, TrialReader
 from holdfast.report.verdicts import grading_rules, level_measurements

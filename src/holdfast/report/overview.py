@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.plan.changes import identity_changes
-from holdfast.report.histogram import Histogram  # noqa: TC001 - msgspec reads it
+from holdfast.report.stats import Histogram  # noqa: TC001 - msgspec reads it
 from holdfast.report.trial_counts import Activity, FunnelStep, TrialsTally  # noqa: TC001 - msgspec reads it
 from holdfast.store.answers import ANSWER_CLASSES, Answers
 from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, ValueMetrics  # noqa: TC001 - msgspec reads it

@@ -15,8 +15,8 @@ from msgspec import Struct, structs
 from holdfast.display.format import one_line
 from holdfast.errors import UsageError
 from holdfast.report.compare import OVERALL, changed_thresholds, compare_scores, metric_names, shared_names
-from holdfast.report.paired import p_text
 from holdfast.report.run_view import GradedTrial, Pending
+from holdfast.report.stats import p_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,9 +17,8 @@ from msgspec import Struct, UnsetType
 from holdfast.graders.build import grader_class, threshold
 from holdfast.report.checkpoints import gravest
 from holdfast.report.failures import read_error_heads
-from holdfast.report.histogram import Histogram, make_histogram, score_histogram
 from holdfast.report.run_view import Pending
-from holdfast.report.stats import estimate, wilson
+from holdfast.report.stats import Histogram, estimate, make_histogram, score_histogram, wilson
 from holdfast.report.tally import Tally
 
 if TYPE_CHECKING:
