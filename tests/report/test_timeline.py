@@ -278,6 +278,8 @@ class TestInProgress:
         assert [turn.state for turn in shown.turns] == ["answered", "answered", "running"]
         assert [turn.messages for turn in shown.turns[:2]] == [turn.messages for turn in whole.turns[:2]]
         assert [turn.checkpoint for turn in shown.turns[:2]] == [turn.checkpoint for turn in whole.turns[:2]]
+        assert [turn.files for turn in shown.turns] == [*(turn.files for turn in whole.turns[:2]), []]
+        assert [turn.tokens for turn in shown.turns] == [*(turn.tokens for turn in whole.turns[:2]), None]
         assert [call.name for call in shown.turns[2].listed] == ["price"]
         assert shown.turns[2].messages[0].text == "Thank you. What was the price of tea again?"
         assert shown.facts.turns == 2 and len(shown.turns[1].attempts) == 1

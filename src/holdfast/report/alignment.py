@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from holdfast.report.chat import ChatMessage, ToolUse
-    from holdfast.report.checkpoints import CheckpointBand, GraderVerdict
-    from holdfast.report.timeline import Timeline, TimelineFacts, TimelineTurn
+    from holdfast.report.timeline import CheckpointBand, GraderVerdict, Timeline, TimelineFacts, TimelineTurn
 
 MOST_TEXT: Final = 20_000
 """characters of a text whose words are compared"""

@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from holdfast.report.chat import ChatMessage, MessageImage, ToolUse
-    from holdfast.report.checkpoints import CheckpointBand, FailedAttempt, GraderVerdict
-    from holdfast.report.file_changes import FileChange
     from holdfast.report.run_view import RunView
     from holdfast.report.selection import Chosen
-    from holdfast.report.timeline import Timeline, TimelineTurn
+    from holdfast.report.timeline import (
+        CheckpointBand,
+        FailedAttempt,
+        FileChange,
+        GraderVerdict,
+        Timeline,
+        TimelineTurn,
+    )
 
 _MARKS: Final = {
     "passed": ("✓", "green"),

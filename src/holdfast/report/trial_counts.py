@@ -15,18 +15,18 @@ import msgspec
 from msgspec import Struct, UnsetType
 
 from holdfast.graders.build import grader_class, threshold
-from holdfast.report.checkpoints import gravest
 from holdfast.report.failures import read_error_heads
 from holdfast.report.run_view import Pending
 from holdfast.report.stats import Histogram, estimate, make_histogram, score_histogram, wilson
 from holdfast.report.tally import Tally
+from holdfast.report.verdicts import gravest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.graders.build import GraderPlace
-    from holdfast.report.checkpoints import BandState, TrialStatus
     from holdfast.report.run_view import GradedTrial, RunView
+    from holdfast.report.verdicts import BandState, TrialStatus
     from holdfast.store.metrics import GraderMetrics
     from holdfast.store.records import GradeStatus
     from holdfast.store.rundir import RunDir

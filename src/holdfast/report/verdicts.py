@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ from holdfast.store.metrics import Rule
 from holdfast.store.records import GradeStatus, apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
     from holdfast.store.index import Index
     from holdfast.store.refs import OutputRef, VerdictRef
+
+TrialStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "uncertain"]
+"""`pending`: the trial has no output, or its graders have not been asked yet; `uncertain`: the trial has no output, and
+a person has to settle a call that may have happened"""
+BandState = Literal["passed", "failed", "error", "not_reached", "pending", "skipped"]
 
 
 class Judged(NamedTuple):
@@ -99,6 +104,13 @@ def combine_verdicts(
         return "skipped", None
     total = sum(weights)
     return "passed" if passed else "failed", sum(weighted) / total if total else None
+
+
+def gravest(statuses: Iterable[TrialStatus]) -> BandState:
+    """Return the status of a checkpoint from those of its graders."""
+    present = frozenset(statuses)
+    order: tuple[BandState, ...] = ("error", "failed", "pending", "passed", "not_reached")
+    return next((status for status in order if status in present), "skipped")
 
 
 def level_measurements(work: Work, places: Sequence[GraderPlace], index: Index) -> None:
