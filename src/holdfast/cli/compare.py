@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.completion import complete_runs
-from holdfast.cli.env_file import env_file_options, load_env_file
-from holdfast.cli.runs import open_run, runs_dir_option, runs_directory
+from holdfast.cli.flags import complete_runs, env_file_options, load_env_file
+from holdfast.cli.pairwise import judge_runs
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import open_run
+from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import UsageError
+from holdfast.export.comparison import write_comparison
+from holdfast.plan.changes import format_count
+from holdfast.report.compare import BY_COLUMNS, COLUMNS, compare_scores, corrected_for, read_scores
+from holdfast.report.pairs import metric_pair
+from holdfast.report.table import MOST_ROWS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,8 +71,6 @@ def command(
     With --judge, a model judges the answers of every pair of runs in both orders. Its verdicts are stored below the
     runs directory; the same command resumes the comparison and asks nothing twice.
     """
-    from holdfast.report.compare import compare_scores, read_scores
-
     if len(runs) < 2:
         raise UsageError("compare needs at least two runs", remedy="`holdfast ls` lists them.")
     if form is not None and (as_json or judge is not None):
@@ -74,16 +79,12 @@ def command(
         raise UsageError("--output needs --to html")
     if judge is not None:
         load_env_file(judge.parent, Path())
-        from holdfast.cli.pairwise import judge_runs
-
         return judge_runs(runs, judge, runs_directory(runs_dir), as_json=as_json, accept_errors=accept_errors)
     if accept_errors:
         raise UsageError("--accept-errors needs --judge")
     views = [open_run(run, runs_directory(runs_dir)) for run in runs]
     scored = [read_scores(view) for view in views]
     if form is not None:
-        from holdfast.export.comparison import write_comparison
-
         path = output or Path(f"compare-{'-'.join(run.metrics.run for run in scored)}.html")
         write_comparison(views, scored, path)
         echo(path)
@@ -101,8 +102,6 @@ def command(
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:
-    from holdfast.report.pairs import metric_pair
-
     return {
         "first": comparison.first.path,
         "second": comparison.second.path,
@@ -117,8 +116,6 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _by_as_json(breakdown: Breakdown) -> dict[str, Any]:
-    from holdfast.report.pairs import metric_pair
-
     return {
         "values": {value: [metric_pair(row) for row in rows] for value, rows in breakdown.values.items()},
         "only_first": breakdown.only_first,
@@ -127,10 +124,6 @@ def _by_as_json(breakdown: Breakdown) -> dict[str, Any]:
 
 
 def _print(comparison: Comparison) -> None:
-    from holdfast.display.grid import Column, fit_table, make_console
-    from holdfast.plan.changes import format_count
-    from holdfast.report.compare import COLUMNS, corrected_for
-
     console = make_console(piped_width=140)
     console.print(f"first:  {comparison.first.label}\nsecond: {comparison.second.label}", soft_wrap=True)
     if comparison.differences:
@@ -174,10 +167,6 @@ def _print(comparison: Comparison) -> None:
 
 def _print_breakdowns(console: Console, comparison: Comparison) -> None:
     """Print a table by each field, of the graders that count for the score."""
-    from holdfast.display.grid import Column, fit_table
-    from holdfast.report.compare import BY_COLUMNS, corrected_for
-    from holdfast.report.table import MOST_ROWS
-
     weighted = [name for name, grader in comparison.first.metrics.graders.items() if grader.weight]
     spare = {"metric": 4 if len(weighted) < 2 else 0, "samples": 3, "p (corrected)": 2, "95 % interval": 1}
     for breakdown in comparison.by:

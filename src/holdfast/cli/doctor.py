@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.completion import complete_profiles
+from holdfast.cli.flags import complete_profiles
+from holdfast.cluster.remote.doctor import diagnose
 from holdfast.display.terminal import echo, echo_json
 
 
@@ -20,8 +21,6 @@ def command(profile: str, no_job: bool, as_json: bool) -> int:
 
     The exit code is 0 if nothing failed, else 1. No files are left behind on the cluster.
     """
-    from holdfast.cluster.remote.doctor import diagnose
-
     checks = []
     for check in diagnose(profile, Path.cwd(), os.environ, job=not no_job):
         checks.append(check)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+
 import click
 
 from holdfast.display.terminal import echo
@@ -34,3 +37,18 @@ def show_warning(message: str) -> None:
 def show_note(message: str) -> None:
     """Print information that is not part of a command's output."""
     echo(f"note: {message}", err=True)
+
+
+def command_line() -> str:
+    """Return this command as it is typed to resume: without --fresh, which would start from scratch.
+
+    Decisions of --settle are on disk by then. To repeat one would be another decision, if the call was cut off again.
+    """
+    words = ["holdfast"]
+    rest = iter(sys.argv[1:])
+    for word in rest:
+        if word == "--settle":
+            next(rest, None)
+        elif word not in ("--fresh", "--force", "--again") and not word.startswith("--settle="):
+            words.append(word)
+    return shlex.join(words)

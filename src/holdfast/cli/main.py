@@ -7,16 +7,16 @@ import io
 import os
 import signal
 import sys
-from importlib import import_module
 from typing import Final
 
 import click
 
 from holdfast import __version__
-from holdfast.cli.errors import show_error, show_usage_error
+from holdfast.cli.errors import command_line, show_error, show_usage_error
 from holdfast.display.terminal import echo
 from holdfast.engine.signals import Signals
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.spec.plugins import load_reference
 
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",
@@ -41,6 +41,12 @@ _VERBS: Final = {
     "clean": "Remove what no run on a cluster needs.",
     "work": "Join a run as a worker.",
 }
+_VARIABLES: Final = {
+    "HOLDFAST_UMASK": "holdfast.store.home:apply_umask",
+    "HOLDFAST_PROCESS_ISOLATION": "holdfast.containment.program:requested_kind",
+}
+"""variables that are applied, or refused, before a command does anything"""
+_UNREADABLE: Final = "holdfast.store.run_files:UNREADABLE"
 _SYNONYMS: Final = {"evaluate": "eval"}
 """names of verbs in other launchers, which help does not list"""
 _RESUMABLE: Final = ("eval", "evaluate", "grade", "resume", "work")
@@ -57,7 +63,7 @@ class _Verbs(click.Group):
         verb = _SYNONYMS.get(cmd_name, cmd_name)
         if verb not in _VERBS:
             return None
-        command: click.Command = import_module(f"holdfast.cli.{verb}").command
+        command: click.Command = load_reference(f"holdfast.cli.{verb}:command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -70,7 +76,7 @@ class _Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            import difflib
+            import difflib  # not at the top: it would be a tenth of `holdfast --version`
 
             close = difflib.get_close_matches(args[0], list(_VERBS), n=1)
             if close:
@@ -111,14 +117,9 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     Signals(_stop).install()
     try:
-        if "HOLDFAST_UMASK" in os.environ:
-            from holdfast.store.home import apply_umask  # imports pathlib
-
-            apply_umask()
-        if "HOLDFAST_PROCESS_ISOLATION" in os.environ:
-            from holdfast.containment.program import requested_kind
-
-            requested_kind()  # before a run is archived for a fresh one
+        for variable, reference in _VARIABLES.items():
+            if variable in os.environ:
+                load_reference(reference)()
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
         show_error(error)
@@ -127,8 +128,6 @@ def main() -> None:
         show_usage_error(error)
         code = 2
     except (click.Abort, KeyboardInterrupt) as stopped:
-        from holdfast.cli.runs import command_line
-
         resume = f"; everything that finished is on disk. Resume with:\n  {command_line()}"
         echo(f"interrupted{resume if _is_resumable() else ''}", err=True)
         code = 143 if isinstance(stopped.__cause__ or stopped, _Terminated) else 130
@@ -139,9 +138,7 @@ def main() -> None:
         show_error(error)
         code = 3
     except Exception as error:  # never exit code 1, which would say that a gate was not met
-        from holdfast.store.run_files import UNREADABLE
-
-        if isinstance(error, UNREADABLE) and not _is_resumable():
+        if isinstance(error, load_reference(_UNREADABLE)) and not _is_resumable():
             # Readers name the file and the line; this is for records that only somebody else can have written.
             show_error(UsageError(f"a record of the run cannot be read: {error}", remedy=_REPAIR))
         else:

@@ -10,7 +10,13 @@ import click
 from holdfast.cli.errors import show_error, show_warning
 from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import ConfigError, Fault, HoldfastError, UsageError
+from holdfast.formats import find_format
+from holdfast.spec.document import read_document
+from holdfast.spec.migrate import is_eval, migrate
 from holdfast.spec.schema import SCHEMA_VERSION
+from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
+from holdfast.store.rundir import RunDir
+from holdfast.store.upgrade import find_outdated, is_run, upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,14 +56,9 @@ def command(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> int:
 
 def _places(path: Path) -> Iterator[Path | HoldfastError]:
     """Yield a path itself, or the eval files in a folder that is not a run."""
-    from holdfast.store.upgrade import is_run
-
     if not path.is_dir() or is_run(path):
         yield path
         return
-    from holdfast.formats import find_format
-    from holdfast.spec.document import read_document
-    from holdfast.spec.migrate import is_eval
 
     count = 0
     for file in sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file()):
@@ -88,10 +89,6 @@ def _migrate(place: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
 
 
 def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
-    from holdfast.formats import find_format
-    from holdfast.spec.document import read_document
-    from holdfast.spec.migrate import migrate
-
     document = read_document(path)
     if (foreign := find_format(document.data)) is not None:
         name, tool = foreign
@@ -108,10 +105,6 @@ def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
 
 
 def _run(path: Path, dry_run: bool) -> dict[str, Any]:
-    from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
-    from holdfast.store.rundir import RunDir
-    from holdfast.store.upgrade import find_outdated, upgrade
-
     rundir = RunDir(path)
     changed = find_outdated(rundir) if dry_run else upgrade(rundir)
     entry: dict[str, Any] = {"path": str(path), "kind": "run"}

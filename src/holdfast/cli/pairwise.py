@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cli.errors import command_line
 from holdfast.cli.flags import lock_timeout
-from holdfast.cli.runs import command_line, fetch_run
+from holdfast.cli.subjects import fetch_run
 from holdfast.display.choice import make_display
+from holdfast.display.grid import make_console
 from holdfast.display.terminal import echo, echo_json
+from holdfast.engine.options import Options
+from holdfast.engine.pairwise import judge_pairs
+from holdfast.report.pairwise import bradley_terry
+from holdfast.report.table import print_outcome
+from holdfast.spec.document import read_document
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,19 +25,12 @@ if TYPE_CHECKING:
 
 def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: bool, accept_errors: bool) -> int:
     """Judge every pair of runs and print who wins how often; the exit code."""
-    from holdfast.engine.options import Options
-    from holdfast.engine.pairwise import judge_pairs
-    from holdfast.spec.document import read_document
-    from holdfast.store.rundir import RunDir
-
     rundirs = [RunDir(fetch_run(run, runs_dir)) for run in runs]
     options = Options(runs_dir=runs_dir, accept_errors=accept_errors, wait=lock_timeout(wait=False))
     display = make_display("none" if as_json else None)
     comparison = judge_pairs(rundirs, read_document(judge), judge.resolve().parent, options, display)
     outcome = comparison.outcome
     if outcome is not None and outcome.metrics is None:
-        from holdfast.report.table import print_outcome
-
         print_outcome(outcome, command_line())
         return outcome.exit_code
     report = _report(comparison)
@@ -43,8 +44,6 @@ def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: b
 
 
 def _report(comparison: Judgement) -> dict[str, Any]:
-    from holdfast.report.pairwise import bradley_terry
-
     outcome, pairs = comparison.outcome, comparison.pairs
     metrics = None if outcome is None else outcome.metrics
     runs = list(dict.fromkeys(name for pair in pairs for name in (pair.first, pair.second)))
@@ -63,8 +62,6 @@ def _report(comparison: Judgement) -> dict[str, Any]:
 
 def _print(report: dict[str, Any]) -> None:
     from rich.table import Table
-
-    from holdfast.display.grid import make_console
 
     console = make_console(140)
     for pair in report["pairs"]:

@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from holdfast.cli.completion import complete_runs
-from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.errors import show_note, show_warning
-from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
+from holdfast.cli.flags import complete_runs, env_file_options, load_env_file
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import find_subject
+from holdfast.cluster.watch.find import Subject
+from holdfast.cluster.watch.status import look, look_at_all
 from holdfast.display.format import duration
 from holdfast.display.terminal import echo, echo_json
+from holdfast.engine.collecting import collect_batches
 from holdfast.errors import HoldfastError, RunHeld, UsageError
+from holdfast.export.registry import unfinished_exports
+from holdfast.report.table import batch_lines
+from holdfast.store.batches import waiting_batches
+from holdfast.store.catalog import summarize_run
+from holdfast.store.index import uncertain_trials
+from holdfast.store.run_lock import holders
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +33,6 @@ if TYPE_CHECKING:
     from holdfast.cluster.watch.status import JobPicture, Picture, TaskPicture
     from holdfast.engine.collecting import Collected
     from holdfast.store.manifest import Manifest
-    from holdfast.store.rundir import RunDir
 
 _SHOWN_TASKS = 3
 """names of tasks in a line of the list"""
@@ -75,14 +84,10 @@ def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
     if what is None:
         return _list(as_json)
     subject = find_subject(what, runs_directory(runs_dir))
-    from holdfast.cluster.watch.find import Subject
-
     if not isinstance(subject, Subject):
         run = look_at_run(subject)
         echo_json(_json(run)) if as_json else echo("\n".join(_run_lines(run)))
         return 0
-    from holdfast.cluster.watch.status import look
-
     picture = look(subject)
     echo_json(_json(picture)) if as_json else echo("\n".join(_lines(picture, subject.name)))
     return UNREACHABLE if picture.unreachable else 0
@@ -94,8 +99,6 @@ def _json(value: object) -> str:
 
 def _list(as_json: bool) -> int:
     """List all invocations."""
-    from holdfast.cluster.watch.status import look_at_all
-
     pictures = look_at_all()
     unreachable = [picture.unreachable for picture in pictures if picture.unreachable]
     if as_json:
@@ -201,8 +204,6 @@ def _ago(moment: float | None) -> str:
 
 def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
     """Ask about the batches of a run that nobody works on, and collect those that have ended; None if that fails."""
-    from holdfast.engine.collecting import collect_batches
-
     load_env_file(Path(manifest.folder), Path())
     try:
         return collect_batches(rundir, manifest, show_note)
@@ -215,14 +216,6 @@ def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
 
 def look_at_run(path: Path) -> RunPicture:
     """Return the status of a run. The permission to read is enough, except to collect batches."""
-    from holdfast.export.registry import unfinished_exports
-    from holdfast.report.table import batch_lines
-    from holdfast.store.batches import waiting_batches
-    from holdfast.store.catalog import summarize_run
-    from holdfast.store.index import uncertain_trials
-    from holdfast.store.run_lock import holders
-    from holdfast.store.rundir import RunDir
-
     rundir = RunDir(path)
     manifest = rundir.read_manifest()  # raises what is wrong with it
     held_by = tuple(map(str, holders(rundir)))

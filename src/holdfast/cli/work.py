@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from holdfast.cli.ending import export_results
+from holdfast.cli.errors import command_line
 from holdfast.cli.flags import Concurrency, lock_timeout
-from holdfast.cli.runs import command_line
+from holdfast.cli.running import export_results
 from holdfast.display.choice import make_display
 from holdfast.display.terminal import echo, echo_json
+from holdfast.engine.ended import Ended, follow_input
+from holdfast.engine.options import Options
 from holdfast.engine.signals import Signals
+from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
 from holdfast.errors import Fault, Interrupted, UsageError
+from holdfast.report.table import print_outcome
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
@@ -65,11 +70,6 @@ def command(
     worker writes the report and exits like `holdfast eval`. The others wait for the report (and write it if that
     worker dies) and exit with 0, or with 3 if there is no report.
     """
-    from holdfast.engine.ended import follow_input
-    from holdfast.engine.options import Options
-    from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
-    from holdfast.store.rundir import RunDir
-
     options = Options(wait=lock_timeout(wait=wait), wait_for_batches=not no_wait, runs_dir=run.resolve().parent.parent)
     if attached:
         follow_input(options)
@@ -96,8 +96,6 @@ def command(
             ending = "wrote the report" if rundir.finished else "left the outputs without grades, as requested"
         echo(f"{worker}: no work left; {outcome.finisher} {ending}")
     else:
-        from holdfast.report.table import print_outcome
-
         interrupted = isinstance(outcome.reason, Interrupted)
         print_outcome(outcome, command_line() if shared is None or interrupted else shared[1].command)
         if shared is not None and not outcome.already:
@@ -110,7 +108,5 @@ def command(
 
 def _report_ending(reason: Reason | None) -> None:
     import msgspec
-
-    from holdfast.engine.ended import Ended
 
     echo_json(msgspec.json.encode(Ended.of(reason)))

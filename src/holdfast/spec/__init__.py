@@ -40,6 +40,7 @@
 `vacuous`        warnings about checks that can hardly fail
 `expected`       expected values of a row: one text, or alternatives
 `numbers`        numbers as people and models write them
+`quantities`     durations and sizes as people write them
 `regex`          regular expressions, and the engine that matches each
 `re2_syntax`     translates Python's regular expressions to RE2
 `slow`           work that is done in other processes because it could take forever

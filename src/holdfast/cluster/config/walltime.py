@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from holdfast.spec.schema import parse_duration
+from holdfast.spec.quantities import parse_duration
 
 
 def walltime(value: Any) -> Any:
