@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from holdfast.report.run_view import RunView
     from holdfast.store.manifest import Manifest
+    from holdfast.store.metrics import Metrics
 
 
 _MANY: Final = 6
@@ -56,7 +57,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     eval: str
     target: str
     created: str
-    finished: str | None
+    finished: str | None = None
     """when the report was written; None while the run is not finished"""
     holdfast: str
     folder: str
@@ -66,33 +67,33 @@ class Overview(Struct, frozen=True, kw_only=True):
     trials: int
     """per sample"""
     total: int
-    outputs: int | None
-    answers: Answers | None
-    graded: int | None
+    outputs: int | None = None
+    answers: Answers | None = None
+    graded: int | None = None
     """trials that passed or failed"""
-    statuses: dict[str, int] | None
+    statuses: dict[str, int] | None = None
     """all trials by status: `error` and `pending` also without an output, `uncertain` only without one"""
-    coverage: float | None
-    passed: float | None
+    coverage: float | None = None
+    passed: float | None = None
     """share of the trials that pass every grader"""
-    overall: GraderMetrics | None
+    overall: GraderMetrics | None = None
     graders: list[GraderRow]
-    by: dict[str, dict[str, ValueMetrics]]
-    benchmark: BenchmarkMetrics | None
-    tokens: int | None
+    by: dict[str, dict[str, ValueMetrics]] = {}
+    benchmark: BenchmarkMetrics | None = None
+    tokens: int | None = None
     """None if unknown"""
-    cost: float | None
-    judge_tokens: int | None
-    judge_cost: float | None
+    cost: float | None = None
+    judge_tokens: int | None = None
+    judge_cost: float | None = None
     """of the judges; None if unknown, and while the run is not finished"""
-    seconds: float | None
+    seconds: float | None = None
     """with work in flight; unknown while the run is not finished"""
-    funnel: list[FunnelStep] | None
-    histograms: list[Histogram] | None
-    activity: Activity | None
-    notices: list[str]
+    funnel: list[FunnelStep] | None = None
+    histograms: list[Histogram] | None = None
+    activity: Activity | None = None
+    notices: list[str] = []
     configuration: dict[str, Any]
-    changes: Changes | None
+    changes: Changes | None = None
 
     @property
     def rows(self) -> list[tuple[str, GraderMetrics]]:
@@ -134,36 +135,25 @@ class Overview(Struct, frozen=True, kw_only=True):
 
 def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | None = None) -> Overview:
     """Return a run in numbers; without a tally, what `metrics.json` has."""
-    manifest, metrics = view.manifest, view.metrics
+    manifest = view.manifest
     total = manifest.dataset.count * manifest.trials
-    stops = {checkpoint.after_turn: checkpoint.stops for checkpoint in view.spec.checkpoints}
-    if metrics is not None:
-        overall, by_grader = metrics.overall, metrics.graders
+    if view.metrics is not None:
+        numbers, by_grader = _reported(view.metrics), view.metrics.graders
     else:
-        overall, by_grader = (None, {}) if tally is None else tally.numbers_so_far()
-    statuses = None if tally is None else dict(tally.statuses + tally.missing)
-    decided = 0 if tally is None else tally.statuses["passed"] + tally.statuses["failed"]
-    passed_so_far = tally.statuses["passed"] / decided if tally is not None and decided else None
-    tokens_so_far, cost_so_far = (None, None) if tally is None else tally.spent()
+        numbers, by_grader = ({}, {}) if tally is None else _so_far(tally, total)
     return Overview(
         run=manifest.id,
         eval=manifest.name,
         target=manifest.target,
         created=manifest.created,
-        finished=None if metrics is None else metrics.timing.finished,
         holdfast=manifest.holdfast,
         folder="/".join(view.rundir.path.resolve().parts[-2:]),
         dataset=manifest.dataset.source,
         samples=manifest.dataset.count,
         trials=manifest.trials,
         total=total,
-        outputs=tally.outputs if metrics is None and tally is not None else metrics.outputs if metrics else None,
-        answers=metrics.answers if metrics is not None else None if tally is None else _answers_so_far(tally),
-        graded=metrics.graded if metrics is not None else None if tally is None else decided,
-        statuses=statuses,
-        coverage=metrics.coverage if metrics is not None else None if tally is None else tally.covered / max(1, total),
-        passed=metrics.passed if metrics is not None else passed_so_far,
-        overall=overall,
+        configuration=manifest.eval,
+        changes=changes,
         graders=[
             GraderRow(
                 name=place.name,
@@ -174,25 +164,62 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
             for place in view.places
             if place.name in by_grader
         ],
-        by=metrics.by if metrics is not None and metrics.graders else {},
-        benchmark=metrics.benchmark if metrics is not None else None,
-        tokens=metrics.usage.tokens if metrics is not None else tokens_so_far,
-        cost=metrics.usage.cost if metrics is not None else cost_so_far,
-        judge_tokens=None if metrics is None else metrics.judge_usage.tokens,
-        judge_cost=None if metrics is None else metrics.judge_usage.cost,
-        seconds=metrics.timing.seconds if metrics is not None else None,
-        funnel=None if tally is None else tally.funnel(stops),
-        histograms=None if tally is None else tally.histograms(),
-        activity=None if tally is None else tally.activity(view.rundir),
-        notices=metrics.notices if metrics is not None else [],
-        configuration=manifest.eval,
-        changes=changes,
+        **numbers,
+        **({} if tally is None else _counted(view, tally)),
     )
 
 
-def _answers_so_far(tally: TrialsTally) -> Answers:
-    missing = {"errors": tally.missing["error"], "pending": tally.missing["pending"] + tally.missing["uncertain"]}
-    return Answers(**{name: tally.answers[name] for name in ANSWER_CLASSES}, **missing)
+def _reported(metrics: Metrics) -> dict[str, Any]:
+    """Return the fields of an overview that `metrics.json` has."""
+    return {
+        "finished": metrics.timing.finished,
+        "outputs": metrics.outputs,
+        "answers": metrics.answers,
+        "graded": metrics.graded,
+        "coverage": metrics.coverage,
+        "passed": metrics.passed,
+        "overall": metrics.overall,
+        "by": metrics.by if metrics.graders else {},
+        "benchmark": metrics.benchmark,
+        "tokens": metrics.usage.tokens,
+        "cost": metrics.usage.cost,
+        "judge_tokens": metrics.judge_usage.tokens,
+        "judge_cost": metrics.judge_usage.cost,
+        "seconds": metrics.timing.seconds,
+        "notices": metrics.notices,
+    }
+
+
+def _so_far(tally: TrialsTally, total: int) -> tuple[dict[str, Any], dict[str, GraderMetrics]]:
+    """Return the same fields of a run that is not finished, as far as they are known, and the graders' numbers."""
+    overall, by_grader = tally.numbers_so_far()
+    passed, tokens_and_cost, missing = tally.statuses["passed"], tally.spent(), tally.missing
+    graded = passed + tally.statuses["failed"]
+    return {
+        "outputs": tally.outputs,
+        "answers": Answers(
+            **{name: tally.answers[name] for name in ANSWER_CLASSES},
+            errors=missing["error"],
+            pending=missing["pending"] + missing["uncertain"],
+        ),
+        "graded": graded,
+        "coverage": tally.covered / max(1, total),
+        "passed": passed / graded if graded else None,
+        "overall": overall,
+        "tokens": tokens_and_cost[0],
+        "cost": tokens_and_cost[1],
+    }, by_grader
+
+
+def _counted(view: RunView, tally: TrialsTally) -> dict[str, Any]:
+    """Return the fields of an overview for which trials are counted, also of a finished run."""
+    stops = {checkpoint.after_turn: checkpoint.stops for checkpoint in view.spec.checkpoints}
+    return {
+        "statuses": dict(tally.statuses + tally.missing),
+        "funnel": tally.funnel(stops),
+        "histograms": tally.histograms(),
+        "activity": tally.activity(view.rundir),
+    }
 
 
 def changes_since(view: RunView, runs: Iterable[Manifest]) -> Changes | None:
