@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from holdfast.display.choice import display_for_python
+from holdfast.display.displays import display_for_python
 from holdfast.engine.options import Options
 from holdfast.engine.session import run_eval
 from holdfast.errors import Interrupted, UsageError

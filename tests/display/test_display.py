@@ -13,10 +13,9 @@ import pytest
 from rich.console import Console
 
 import holdfast
+from holdfast.display.displays import Events, LiveDisplay, Plain, Quiet, _render
 from holdfast.display.format import dollars, duration, inside, latency, money, rate, scores, share, tokens, trouble
 from holdfast.display.grid import Column, fit_table, print_list
-from holdfast.display.live import LiveDisplay, _render
-from holdfast.display.text import Events, Plain, Quiet
 from holdfast.display.types import Display, Result, SuiteCell
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import GraderProgress, Progress
@@ -262,7 +261,7 @@ class TestPlain:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = [1000.0]
-        monkeypatch.setattr("holdfast.display.text.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("holdfast.display.displays.time.monotonic", lambda: now[0])
         display = Plain()
         spoken = []
         for _ in range(300):
@@ -282,7 +281,7 @@ class TestPlain:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = [1000.0]
-        monkeypatch.setattr("holdfast.display.text.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("holdfast.display.displays.time.monotonic", lambda: now[0])
         display = Plain()
         now[0] += 60
         display.tick(Progress(plan(), Spent(), outputs=0, graded=0, graders={"exact": GraderProgress()}))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.data import readers
-from holdfast.display.text import Quiet
+from holdfast.display.displays import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.worker import SharedRun, _load_worker, finish_run, prepare, run_worker
 from holdfast.plan import plan

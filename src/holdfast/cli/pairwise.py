@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.errors import command_line
 from holdfast.cli.flags import lock_timeout
 from holdfast.cli.subjects import fetch_run
-from holdfast.display.choice import make_display
+from holdfast.display.displays import make_display
 from holdfast.display.grid import make_console
 from holdfast.display.terminal import echo, echo_json
 from holdfast.engine.options import Options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.cli.errors import command_line, show_note, show_warning
 from holdfast.cli.flags import load_env_file
 from holdfast.cli.runs import run_name
-from holdfast.display.choice import make_display
+from holdfast.display.displays import make_display
 from holdfast.display.terminal import echo
 from holdfast.display.types import Result
 from holdfast.engine.session import preview_run, run_eval

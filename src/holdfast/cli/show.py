@@ -12,8 +12,7 @@ import click
 from holdfast.cli.flags import Positive, complete_runs
 from holdfast.cli.runs import find_run, run_name, runs_dir_option, runs_directory
 from holdfast.cli.subjects import open_run
-from holdfast.display.grid import make_console
-from holdfast.display.paging import print_paged
+from holdfast.display.grid import make_console, print_paged
 from holdfast.display.terminal import echo_json, printable
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.plan.changes import format_count

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.cli.errors import command_line
 from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.running import export_results
-from holdfast.display.choice import make_display
+from holdfast.display.displays import make_display
 from holdfast.display.terminal import echo, echo_json
 from holdfast.engine.ended import Ended, follow_input
 from holdfast.engine.options import Options

@@ -1,13 +1,20 @@
-"""Format numbers and progress for people."""
+"""Format numbers and progress for people, and tables for notebooks.
+
+In HTML every text is escaped: names and messages come from datasets and models.
+"""
 
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import TYPE_CHECKING
 
+from holdfast.display.terminal import printable
 from holdfast.plan.changes import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from holdfast.display.types import SuiteCell
     from holdfast.plan.plan import Plan
     from holdfast.plan.progress import Progress, RateLimit
@@ -173,3 +180,17 @@ def plan_lines(name: str, target: str, path: str, plan: Plan, cell: SuiteCell | 
     """Return the two lines that are shown before a run starts; a run of a suite has the names that it has there."""
     head = f"{name} · {target}" if cell is None else f"{cell.place} {cell.eval} · {cell.target}"
     return f"{head} · {path}\n{plan}"
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return an HTML table of plain values."""
+    head = "".join(f"<th>{escape(printable(column))}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(printable(str(cell)))}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_text(text: str) -> str:
+    """Return a paragraph of plain text."""
+    return f"<p>{escape(printable(text))}</p>"

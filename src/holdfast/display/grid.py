@@ -1,15 +1,17 @@
-"""Tables that fit the terminal: columns are left out before a number is cut, and names wrap.
+"""The console, and tables that fit it: columns are left out before a number is cut, and names wrap.
 
 `fit_table` makes a table of rich. `print_list` prints thousands of rows, for which rich would take seconds.
+`print_paged` prints what may be longer than the screen.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import click
 from rich.box import HEAVY_HEAD
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
@@ -229,3 +231,29 @@ def _length(cell: Cell) -> int:
 def _word(title: str) -> int:
     """Return the width of a title's longest word; a title may wrap, and very long words are broken."""
     return min(_LONGEST_WORD, max((cell_len(word) for word in title.split()), default=0))
+
+
+def print_paged(pieces: Iterable[RenderableType]) -> None:
+    """Print pieces as they come; on a terminal, start `$PAGER` once there is more than a screen of them."""
+    console = make_console()
+    if not sys.stdout.isatty():
+        for piece in pieces:
+            console.print(piece)
+        return
+    texts = _draw(console, pieces)
+    screen: list[str] = []
+    room = console.height - 1
+    for text in texts:
+        screen.append(text)
+        room -= text.count("\n")
+        if room < 0:
+            click.echo_via_pager(chain(screen, texts))
+            return
+    sys.stdout.write("".join(screen))
+
+
+def _draw(console: Console, pieces: Iterable[RenderableType]) -> Iterator[str]:
+    for piece in pieces:
+        with console.capture() as capture:
+            console.print(piece)
+        yield capture.get()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.data.dataset import Dataset
-from holdfast.display.notebook import html_table, html_text
+from holdfast.display.format import html_table, html_text
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.export.tables import columns, rows
 from holdfast.report.compare import compare_scores, read_scores

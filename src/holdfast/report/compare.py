@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.display.format import difference_interval
-from holdfast.display.notebook import html_table, html_text
+from holdfast.display.format import difference_interval, html_table, html_text
 from holdfast.errors import UsageError
 from holdfast.plan.changes import grader_changes, identity_changes
 from holdfast.report.stats import (

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from holdfast.display.notebook import html_table, html_text
+from holdfast.display.format import html_table, html_text
 from holdfast.errors import UsageError
 from holdfast.report.compare import (
     OVERALL,

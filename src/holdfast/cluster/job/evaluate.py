@@ -25,7 +25,7 @@ from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.bundle import load_sent
 from holdfast.cluster.remote.invocation import Prepared, TaskFolder, Worked
 from holdfast.cluster.remote.transport import Here
-from holdfast.display.text import Plain, say
+from holdfast.display.displays import Plain, say
 from holdfast.engine.ended import Ended, follow_input
 from holdfast.engine.options import Options
 from holdfast.engine.session import locate_run
