@@ -172,7 +172,7 @@ class _Call(NamedTuple):
             self.captured.release()
 
     def _export(self, outcome: Outcome) -> None:
-        from holdfast.export.after_run import export_after_run
+        from holdfast.export.live import export_after_run
 
         def warn(message: str) -> None:
             warnings.warn(message, RuntimeWarning, stacklevel=7)

@@ -18,8 +18,7 @@ from rich.console import Console
 
 import holdfast
 from holdfast.export.junit import write_junit
-from holdfast.export.samples import write_transcripts
-from holdfast.export.tables import write_csv
+from holdfast.export.tables import write_csv, write_transcripts
 from holdfast.report.table import draw_metrics
 from tests.support.running import holdfast as run_command
 from tests.support.running import run_dir, server, wait_for, write_eval

@@ -15,7 +15,7 @@ from holdfast.cli.subjects import open_run
 from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import UsageError
-from holdfast.export.comparison import write_comparison
+from holdfast.export.html import write_comparison
 from holdfast.plan.changes import format_count
 from holdfast.report.compare import BY_COLUMNS, COLUMNS, compare_scores, corrected_for, read_scores
 from holdfast.report.pairs import metric_pair

@@ -17,7 +17,7 @@ from holdfast.display.types import Result
 from holdfast.engine.session import preview_run, run_eval
 from holdfast.engine.unseen import unseen_code
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.export.after_run import export_after_run
+from holdfast.export.live import export_after_run
 from holdfast.formats import is_configuration, is_eval, is_suite, load_any
 from holdfast.report.table import print_compiled, print_outcome
 from holdfast.spec.document import read_document

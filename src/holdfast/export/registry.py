@@ -1,7 +1,8 @@
-"""Exports of a run, recorded in its `exports.json`.
+"""Exports of a run that has ended: those that its eval file and its command ask for, and any other by name.
 
-The record lets an export that failed be repeated by name, and one that is up to date be skipped. An export that was
-only written to disk, because its service could not be reached, is `offline`: it is never up to date.
+`exports.json` in the run directory records how each export ended, so that one that failed can be repeated by name, and
+one that is up to date is skipped. An export that was only written to disk, because its service could not be reached, is
+`offline`, and never up to date.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from holdfast.canonical import digest_bytes
-from holdfast.errors import ConfigError, ExportFailed, HoldfastError, Problem, UsageError
+from holdfast.errors import ConfigError, ExportFailed, HoldfastError, Problem, UsageError, with_hint
+from holdfast.export.live import live_exporter
+from holdfast.export.tables import write_folder, write_transcripts
+from holdfast.report.run_view import RunView
 from holdfast.spec.document import Document
 from holdfast.spec.export_schema import FileExport, PluginExport
 from holdfast.spec.load_exports import EXPORTERS, export_schema, read_export
@@ -29,11 +33,74 @@ from holdfast.store.run_files import UNREADABLE, read_file
 from holdfast.versions import check_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from holdfast.report.run_view import RunView
     from holdfast.spec.export_schema import ExportBlock
+    from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
+
+
+def export_asked(
+    rundir: RunDir,
+    spec: Eval,
+    report: Callable[[str], None],
+    warn: Callable[[str], None],
+    *,
+    log_samples: bool,
+    output_path: Path | None,
+    exports: Sequence[str],
+) -> None:
+    """Write the exports that `export_after_run` describes."""
+    view = RunView(rundir)
+    if rundir.finished:
+        _write_live_exports(view, spec, report, warn)
+        _export_finished(view, spec, report, warn)
+    try:
+        if log_samples:
+            _report_files(write_transcripts(view, rundir.path), report)
+        if output_path:
+            _report_files(write_folder(view, output_path), report)
+    except OSError as error:
+        remedy = f"The run is complete in {rundir.path}; choose another folder and run the same command."
+        raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
+    for name in exports:
+        describe(name, export(view, export_block(view, name)), report)
+
+
+def _report_files(paths: Iterable[Path], report: Callable[[str], None]) -> None:
+    for path in paths:
+        report(f"wrote {path}")
+
+
+def _write_live_exports(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    """Write the copies of live exporters once more: if everything was reused, nothing was written during the run."""
+    for name, block in spec.live_exports.items():
+        folder = spec.folder / block.dir
+        try:
+            _report_files(live_exporter(name).write(view, folder, block), report)
+        except (HoldfastError, OSError) as error:
+            hint = f"The run itself is complete. Repeat the export with: {export_command(view.rundir, name)} -o DIR"
+            warn(with_hint(f"output.{name}: cannot write {folder}: {error}", hint))
+
+
+def _export_finished(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    """Export a run to the destinations of its eval file, except those that are up to date."""
+    if not spec.exports:
+        return
+    rundir = view.rundir
+    try:
+        entries = read_entries(rundir)
+    except HoldfastError as error:
+        warn(str(error))
+        return
+    for block in (in_folder(block, spec.folder) for block in spec.exports):
+        if is_done(rundir, block, entries):
+            continue
+        try:
+            describe(block.to, export(view, block), report)
+        except (HoldfastError, OSError) as error:
+            hint = f"The run itself is complete. Repeat the export with: {export_command(rundir, block.to)}"
+            warn(with_hint(str(error), hint))
 
 
 class Exported(NamedTuple):

@@ -161,7 +161,7 @@ def _report(outcome: Outcome) -> str:
 
 def copy_task(folder: Path, run_dir: Path) -> int:
     """Write what the eval file and the command ask for of a run; return 3 when some of it failed."""
-    from holdfast.export.after_run import export_after_run
+    from holdfast.export.live import export_after_run
 
     task = layout.read_task(Here(pauses=()), TaskFolder.of(folder))
     failures: list[str] = []
