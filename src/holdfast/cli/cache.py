@@ -99,7 +99,7 @@ def _remove(path: Path) -> None:
     """Under the run's lease: a process that has just started to write it keeps it."""
     lease = hold(RunDir(path))
     try:
-        # Out of the way first, so that a removal cut short leaves no half of a run behind under its name.
+        # Rename it first, so that an interrupted removal leaves no half of a run under its name.
         doomed = path.with_name(f".{path.name}.removed")
         shutil.rmtree(doomed, ignore_errors=True)
         path.rename(doomed)

@@ -63,7 +63,7 @@ def run_filters(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @run_filters
 def command(name: str | None, limit: int | None, as_json: bool, **options: Any) -> int:
-    """List the runs, the newest first; with EVAL, those of evals whose name contains this text.
+    """List the runs, the newest first; with EVAL, only runs of evals whose name contains this text.
 
     The list is tab-separated if the output is not a terminal.
     """

@@ -54,7 +54,7 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
 
 
 def _directory(run: str, runs_dir: Path | None) -> Path:
-    """The run's directory; unlike other commands, also where its manifest is missing."""
+    """Return the run's directory, even if its manifest is missing, unlike other commands."""
     path = Path(run)
     if path.is_dir():
         if any((path / name).exists() for name in ("manifest.json", "outputs.jsonl", "metrics.json")):

@@ -56,7 +56,7 @@ def fetch_runs(name: str, runs_dir: Path, most: int | None = None) -> list[Path]
 
 
 def _refuse_invocation(name: str, path: Path) -> None:
-    """Raise if the beginning of a run's id is also that of an invocation."""
+    """Raise UsageError if the beginning of a run's id is also the beginning of an invocation's."""
     if path != Path(name) and (others := sorted((home_directory() / "invocations").glob(f"{name}*.json"))):
         raise UsageError(
             f"{name!r} is ambiguous: it is the beginning of a run, {path}, and of invocation {others[0].stem}",

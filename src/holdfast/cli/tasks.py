@@ -73,7 +73,7 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
 
 
 def _with_families(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with one instead of those of each family, such as the translations of MMLU."""
+    """Return the rows with a single one for each family, such as the translations of MMLU."""
     families = Counter(table().family(row["name"]) for row in rows)
     shown: dict[str, dict[str, Any]] = {}
     for row in rows:

@@ -161,7 +161,7 @@ def _address(rules: AccessRules, host: str, page: str) -> str:
 
 
 def _forwarding(rules: AccessRules, socket_path: Path | None, variables: Mapping[str, str]) -> list[str]:
-    """Return the command that makes the address work on the user's own machine, where that is another one."""
+    """Return the command that makes the address work on the user's own machine, if that is another one."""
     connection = variables.get("SSH_CONNECTION", "").split()
     if not connection and socket_path is None:
         return []

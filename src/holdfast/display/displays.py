@@ -79,13 +79,13 @@ def _in_notebook() -> bool:
 
 
 class ErrorLines:
-    """Describes failures: the first few of each kind, then one line that there are more."""
+    """Describes failures: the first few of each kind, then a single line for the others."""
 
     def __init__(self) -> None:
         self._seen: Counter[tuple[str, str, str]] = Counter()
 
     def line(self, record: ErrorRecord) -> str | None:
-        """Describe a failure; None where it is repeated, or enough like it were shown."""
+        """Describe a failure; None if it is retried, or enough similar ones were shown."""
         if not record.final:
             return None
         message = one_line(record.message)

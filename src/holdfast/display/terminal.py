@@ -25,7 +25,7 @@ def printable(text: str, keep: str = "\n\t") -> str:
 
 
 def printable_json(text: str) -> str:
-    """Escape these characters in JSON as JSON does, which changes no value."""
+    """Escape these characters in JSON, which changes no value."""
     if text.isprintable():
         return text
     # Those between tokens, line breaks and the like, are not part of a value, and stay.

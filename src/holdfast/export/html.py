@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.store.records import Grade
 
 _PAGE: Final = 24_000_000
-"""characters of trials on a page; beyond, those that passed are left out first"""
+"""characters of trials on a page; beyond this, passed trials are left out first"""
 _PREVIEW: Final = 160
 """characters of each line in the list of trials"""
 _REMARKS: Final = 3
@@ -92,7 +92,7 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
 
 
 def _card(trial: GradedTrial | Pending, timeline: Timeline, prompt: Template) -> dict[str, Any]:
-    """Return the variables for the card of a trial, beside its timeline."""
+    """Return the variables for the card of a trial, in addition to its timeline."""
     if not isinstance(trial, GradedTrial):
         error = trial.error or "not run yet"
         return {
@@ -116,7 +116,7 @@ def _card(trial: GradedTrial | Pending, timeline: Timeline, prompt: Template) ->
 
 
 def _asked(timeline: Timeline, trial: GradedTrial) -> Iterator[Any]:
-    """Yield the messages of the conversation; with a history only those from the prompt on."""
+    """Yield the messages of the conversation; after a history, only the prompt and what follows."""
     return (message for message in timeline.messages if message.number > (trial.output.opening or 0))
 
 
@@ -129,7 +129,7 @@ def _first_line(text: str) -> str:
 
 
 def _rendered(prompt: Template, fields: dict[str, Any]) -> str:
-    """Return the prompt of a trial that was not run; empty where the row does not fit it."""
+    """Return the prompt of a trial that was not run; empty if the row does not fit it."""
     try:
         return prompt.render(fields)
     except RENDER_ERRORS:
@@ -137,7 +137,7 @@ def _rendered(prompt: Template, fields: dict[str, Any]) -> str:
 
 
 def _remarks(grades: list[Grade]) -> list[dict[str, str]]:
-    """Return a line for each grader that did not pass; where all passed, one line with everything they say."""
+    """Return a line for each grader that did not pass; if all passed, one line with all their feedback."""
     wrong = [
         {"status": grade.status, "grader": grade.grader, "text": _preview(grade.feedback)}
         for grade in grades
@@ -148,7 +148,7 @@ def _remarks(grades: list[Grade]) -> list[dict[str, str]]:
 
 
 def content_hash(text: str) -> str:
-    """As a content security policy names what may run."""
+    """Return the hash by which a content security policy allows a script or a style."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 

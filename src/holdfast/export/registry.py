@@ -1,8 +1,8 @@
 """Exports of a run that has ended: those that its eval file and its command ask for, and any other by name.
 
-`exports.json` in the run directory records how each export ended, so that one that failed can be repeated by name, and
-one that is up to date is skipped. An export that was only written to disk, because its service could not be reached, is
-`offline`, and never up to date.
+`exports.json` in the run directory records how each export ended: a failed one can be repeated by name, and one that is
+up to date is skipped. An export that was only written to disk, because its service could not be reached, is `offline`,
+and never up to date.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Exported(NamedTuple):
     offline: str = ""
     """why nothing was sent, if the export was only written to disk"""
     send: str = ""
-    """the command that sends it then"""
+    """the command that sends it later"""
 
 
 class ExportEntry(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -142,7 +142,7 @@ class _File(_Version, kw_only=True):
 
 
 def read_entries(rundir: RunDir) -> dict[str, ExportEntry]:
-    """Read `exports.json`, by destination; nothing where there is none or it cannot be read."""
+    """Read `exports.json`, by destination; return nothing if it is missing or cannot be read."""
     try:
         data = read_file(_file(rundir))
         check_version(_file(rundir), msgspec.json.decode(data, type=_Version).schema_version, SCHEMA_VERSION)
@@ -197,7 +197,7 @@ def _describe_offline(name: str, why: str, command: str) -> str:
 
 
 def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, ExportEntry]) -> bool:
-    """Tell whether an export is up to date: of these numbers, with these options, and still there."""
+    """Return True if an export is up to date: with these numbers and options, and still there."""
     entry = entries.get(block.to)
     if entry is None or not rundir.finished:
         return False
@@ -206,7 +206,7 @@ def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, ExportEntr
 
 
 def in_folder(block: ExportBlock, folder: Path) -> ExportBlock:
-    """Return the block with its folder, if it has one, made absolute from another folder."""
+    """Return the block with its folder, if any, as an absolute path; relative paths start at `folder`."""
     if isinstance(block, FileExport) and block.dir is not None:
         return block.model_copy(update={"dir": str((folder / block.dir).resolve())})
     return block
@@ -274,7 +274,7 @@ def _exporter(block: ExportBlock) -> Callable[[RunView], Exported]:
 
 
 def _options(block: ExportBlock) -> dict[str, Any]:
-    """Return the options as they are recorded: valid in whatever folder the next command is run."""
+    """Return the options to record, which must be valid in the folder of any later command."""
     return without_secrets(in_folder(block, Path.cwd()).model_dump(exclude={"to"}, exclude_unset=True))
 
 
@@ -287,13 +287,13 @@ def _without_passwords(text: str) -> str:
 
 
 def _relative(rundir: RunDir, places: list[str]) -> list[str]:
-    """Return places relative to the run directory, so that they are still valid when the run has been moved."""
+    """Return places relative to the run directory, so that they stay valid if the run is moved."""
     folder = rundir.path.resolve()
     return [place if "://" in place else os.path.relpath(Path(place).resolve(), folder) for place in places]
 
 
 def _exists(rundir: RunDir, entry: ExportEntry) -> bool:
-    """Tell whether the files are still there; an address is taken to be."""
+    """Return True if the files are still there; addresses are not checked."""
     return all("://" in place or (rundir.path / place).exists() for place in entry.where)
 
 
@@ -308,7 +308,7 @@ def _file(rundir: RunDir) -> Path:
 
 
 def _digest(rundir: RunDir) -> str:
-    """Return a digest of the report, and of the gate's outcome, which exports state too."""
+    """Return a digest of the report and the gate's outcome, which exports include."""
     try:
         report = read_file(rundir.metrics)
     except FileNotFoundError:

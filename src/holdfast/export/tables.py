@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.report.run_view import GradedTrial, RunView
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""what a formula begins with, or what spreadsheets skip before one"""
+"""characters that begin a formula, or that spreadsheets skip before one"""
 _NUMBER: Final = r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?"
 _COLUMNS = (
     *("sample", "trial", "status", "score", "prompt", "output", "error", "answer", "stop"),
@@ -32,15 +32,15 @@ _COLUMNS = (
 
 
 def columns(view: RunView) -> list[str]:
-    """Return the names of all columns: those of every run, each grader's, and `row.FIELD` for every field of a row."""
+    """Return the names of all columns: the common ones, each grader's, and `row.FIELD` for every field of a row."""
     verdicts = [f"{name}.{part}" for name in _names(view).values() for part in ("status", "score", "feedback")]
     return [*_COLUMNS, *verdicts, *(f"row.{name}" for name in view.field_names())]
 
 
 def rows(view: RunView, *, typed: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a row per trial, also of those without an output: prompt, answer, usage, and each grader's verdict.
+    """Yield a row per trial, with or without an output: prompt, answer, usage, and each grader's verdict.
 
-    All have the same columns in the same order. With `typed`, numbers of the dataset's rows stay numbers.
+    All rows have the same columns in the same order. With `typed`, numbers of the dataset's rows stay numbers.
     """
     cell = _typed_cell if typed else _cell
     empty: dict[str, Any] = dict.fromkeys(columns(view))
@@ -153,7 +153,7 @@ def write_transcripts(view: RunView, folder: Path) -> list[Path]:
 
 
 def as_line(trial: GradedTrial) -> dict[str, Any]:
-    """Return a trial as one line has it."""
+    """Return a trial as a line of the transcripts."""
     output = trial.output
     return {
         "sample": output.sample,
@@ -172,9 +172,9 @@ def as_line(trial: GradedTrial) -> dict[str, Any]:
 
 
 def unique_names(names: Iterable[str], form: Callable[[str], str] = str, taken: Iterable[str] = ()) -> dict[str, str]:
-    """Map names to their forms; one that is taken gets a number: `workflow-2`.
+    """Map names to their forms; a form that is taken gets a number: `workflow-2`.
 
-    A name that has its form already keeps it before others come to have the same. Case alone tells no two apart, as on
+    A name that already has its form keeps it, and others give way. Names that differ only in case count as equal, as on
     macOS's file systems.
     """
     names = list(names)

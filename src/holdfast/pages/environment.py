@@ -46,7 +46,7 @@ def generate(template: str, **values: Any) -> Iterator[str]:
 
 
 def compile_templates(names: Iterable[str]) -> None:
-    """Compile templates, which takes longer than to fill them, before somebody waits for a page."""
+    """Compile templates, which takes longer than filling them, before somebody waits for a page."""
     for name in names:
         environment().get_template(name)
 
@@ -101,7 +101,7 @@ def pretty(value: Any) -> str:
 
 
 def _spell_out(value: Any) -> Any:
-    """Spell out control characters, which would be invisible or reorder a line; also those in joined texts."""
+    """Spell out control characters, which would be invisible or reorder a line, even in joined texts."""
     if isinstance(value, Markup):
         return Markup(printable(value))  # noqa: S704 - what is spelled out is no markup
     return printable(value) if isinstance(value, str) else value
@@ -138,7 +138,7 @@ def _term(text: str) -> str:
 
 
 def _status_query(grader: str, status: str) -> str:
-    """Return the filter for trials to which a grader, or all together, gave a status."""
+    """Return the filter for trials with a status, of one grader or overall."""
     status = {"errors": "error", "left_out": "skipped"}.get(status, status)
     return status if grader == "overall" else f"{_term(grader)}:{status}"
 
@@ -153,7 +153,7 @@ MOST: Final = 100_000
 
 
 def render_markdown(text: str) -> Markup:
-    """Return a text of Markdown as HTML; a very long one as it is."""
+    """Return Markdown as HTML; a very long text stays as it is."""
     text = printable(text)
     if len(text) > MOST:
         return Markup('<div class="text">{}</div>').format(text)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 _MOST_BYTES: Final = 64_000_000
-"""of `errors.jsonl`: a longer one is not read only to be summed up"""
+"""of `errors.jsonl` up to which it is summed up"""
 _NAMED: Final = 3
-"""samples that stand for all with the same failure"""
+"""samples that are named for a failure"""
 _SHOWN: Final = 5
 """reasons, and uncertain trials, that are listed"""
 _SHORT: Final = 60
-"""characters up to which an answer is shown beside the feedback: a longer one begins with anything but the mistake"""
+"""characters up to which an answer is shown with the feedback: the mistake is rarely at the beginning of a long one"""
 
 
 @dataclass
@@ -43,9 +43,9 @@ class Alike:
     """of the first"""
     count: int = 0
     samples: list[str] = field(default_factory=list)
-    """the first few, and `…` where there are more"""
+    """the first few, and `…` if there are more"""
     same: bool = True
-    """all have the same message to the letter"""
+    """all messages are identical"""
 
     def add(self, message: str, sample: str) -> None:
         """Count one more."""
@@ -66,9 +66,9 @@ class Failures:
     retried: Counter[str] = field(default_factory=Counter)
     """attempts that were retried, by class"""
     pending: dict[str, list[Alike]] = field(default_factory=dict)
-    """what is missing because its last attempt failed: `target` or a grader's name, to the most frequent first"""
+    """why outputs (`target`) or a grader's verdicts are missing, the most frequent reason first"""
     uncertain: list[ErrorHead] = field(default_factory=list)
-    """trials that wait for a person, who has to settle calls that may have happened"""
+    """trials that wait for a person to settle calls that may have happened"""
 
 
 def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_bytes: int = _MOST_BYTES) -> Failures:
@@ -106,13 +106,13 @@ def _is_settled(head: ErrorHead, index: Index) -> bool:
 
 
 class _Pending:
-    """Tells whether what a failed attempt was to give is still missing."""
+    """Decides whether the output or grade that a failed attempt was for is still missing."""
 
     def __init__(self, identity: RunIdentity, index: Index) -> None:
         self._work = identity.work
         self._index = index
         self._slots: dict[str, list[int]] = {}
-        """graders by the name under which their failures are recorded, which those of a checkpoint may share"""
+        """graders by the name under which their failures are recorded; graders of several checkpoints may share one"""
         for number, place in enumerate(grader_places(identity.spec)):
             self._slots.setdefault(place.block.name, []).append(number)
 
@@ -123,14 +123,14 @@ class _Pending:
         return any(self._lacks(key, ref, number) for number in self._slots.get(where, ()))
 
     def _lacks(self, key: str, ref: OutputRef, number: int) -> bool:
-        """Tell whether a grader that looks at an output has no verdict on it."""
+        """Return True if a grader that applies to an output has no verdict on it."""
         grade = self._work.grade_key(key, ref, number)
         verdict = None if grade is None else self._index.verdicts.get(grade)
         return grade is not None and (verdict is None or verdict.status == "error")
 
 
 def read_error_heads(rundir: RunDir) -> Iterator[ErrorHead]:
-    """Yield the failed attempts of a run as far as they are counted."""
+    """Yield the heads of the failed attempts of a run, which are enough to count them."""
     for path in rundir.journals("errors"):
         for line in scan(path):
             if line.sound and (head := read_error_head(line.data)) is not None:
@@ -154,7 +154,7 @@ class Example(NamedTuple):
 
 
 def first_failed(rundir: RunDir) -> Example | None:
-    """Find the first trial of a finished run that failed, without reading more than is needed to find it."""
+    """Find the first failed trial of a finished run, and read no further."""
     trial = next((trial for trial in rundir.iterate_results() if trial.status == "failed"), None)
     if trial is None:
         return None
@@ -163,7 +163,7 @@ def first_failed(rundir: RunDir) -> Example | None:
 
 
 def _feedback(rundir: RunDir, key: str, grader: str) -> str:
-    """Return what a grader said last about an output; empty where it has been renamed since."""
+    """Return the latest feedback of a grader on an output; empty if the grader has been renamed since."""
     latest = None
     for path in rundir.journals("grades"):
         for line in search(path, b'{"key":%b,' % msgspec.json.encode(key)):
@@ -175,7 +175,7 @@ def _feedback(rundir: RunDir, key: str, grader: str) -> str:
 
 
 def retried_lines(failures: Failures | None) -> Iterator[str]:
-    """Say which attempts were repeated: that is what one sets the concurrency by."""
+    """Say which attempts were retried, which helps to choose the concurrency."""
     if failures is not None and failures.retried:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.retried.most_common())
         were = "attempt was" if failures.retried.total() == 1 else "attempts were"

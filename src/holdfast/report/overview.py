@@ -1,7 +1,7 @@
 """A run as numbers for a page: metrics, checkpoint funnel, distributions, and what happened when.
 
-`metrics.json` has the numbers of a finished run. What it does not have, and the numbers so far of an unfinished one, is
-counted by `TrialsTally`.
+`metrics.json` has the numbers of a finished run. `TrialsTally` counts the rest, and the numbers so far of an unfinished
+run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 _MANY: Final = 6
-"""graders beyond which breakdowns have no columns for those of checkpoints"""
+"""graders up to which breakdowns also have columns for the graders of checkpoints"""
 FEW: Final = 30
-"""samples below which an interval is too wide to tell values apart, so that a breakdown marks them"""
+"""samples below which a breakdown marks a value, since its interval is too wide to compare"""
 
 
 class GraderRow(Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class GraderRow(Struct, frozen=True, kw_only=True):
     turn: int | None
     metrics: GraderMetrics
     scores: Histogram | None = None
-    """only of scores that are not 0 or 1 alone"""
+    """None if all scores are 0 or 1"""
 
 
 class Changes(Struct, frozen=True):
@@ -61,7 +61,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     """when the report was written; None while the run is not finished"""
     holdfast: str
     folder: str
-    """of the run, and of the eval above it"""
+    """names of the run's folder and of the folder above it"""
     dataset: list[str]
     samples: int
     trials: int
@@ -85,9 +85,9 @@ class Overview(Struct, frozen=True, kw_only=True):
     cost: float | None = None
     judge_tokens: int | None = None
     judge_cost: float | None = None
-    """of the judges; None if unknown, and while the run is not finished"""
+    """of the judges; None if unknown, and until the run is finished"""
     seconds: float | None = None
-    """with work in flight; unknown while the run is not finished"""
+    """with work in flight; unknown until the run is finished"""
     funnel: list[FunnelStep] | None = None
     histograms: list[Histogram] | None = None
     activity: Activity | None = None
@@ -97,7 +97,7 @@ class Overview(Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> list[tuple[str, GraderMetrics]]:
-        """The graders' numbers by name, and those of the trials as a whole where there are several."""
+        """The graders' numbers by name, and if there are several graders, the numbers of the trials as a whole."""
         rows = [(row.name, row.metrics) for row in self.graders]
         return [*rows, ("overall", self.overall)] if self.overall is not None and len(rows) > 1 else rows
 
@@ -109,13 +109,13 @@ class Overview(Struct, frozen=True, kw_only=True):
 
     @property
     def passes(self) -> list[int]:
-        """The smallest and the largest k of pass@k, where there are several trials."""
+        """The smallest and the largest k of pass@k, if there are several trials."""
         ks = sorted({k for _, values in self.rows for k in values.pass_at})
         return [ks[0], ks[-1]] if len(ks) > 1 else []
 
     @property
     def compared(self) -> list[str]:
-        """The graders that breakdowns have columns for: all, or of many those at the end."""
+        """The graders that breakdowns have columns for: all, or if there are many, only the final ones."""
         names = [row.name for row in self.graders]
         if len(names) > _MANY:
             names = [row.name for row in self.graders if row.turn is None][:_MANY]
@@ -129,7 +129,7 @@ class Overview(Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> bool:
-        """True if the trials were counted; else only what `metrics.json` has is known."""
+        """True if the trials were counted; otherwise the overview has only the numbers of `metrics.json`."""
         return self.funnel is not None
 
 
@@ -191,7 +191,7 @@ def _reported(metrics: Metrics) -> dict[str, Any]:
 
 
 def _so_far(tally: TrialsTally, total: int) -> tuple[dict[str, Any], dict[str, GraderMetrics]]:
-    """Return the same fields of a run that is not finished, as far as they are known, and the graders' numbers."""
+    """Return the same fields for a run that is not finished, without those still unknown, and the graders' numbers."""
     overall, by_grader = tally.numbers_so_far()
     passed, tokens_and_cost, missing = tally.statuses["passed"], tally.spent(), tally.missing
     graded = passed + tally.statuses["failed"]
@@ -212,7 +212,7 @@ def _so_far(tally: TrialsTally, total: int) -> tuple[dict[str, Any], dict[str, G
 
 
 def _counted(view: RunView, tally: TrialsTally) -> dict[str, Any]:
-    """Return the fields of an overview for which trials are counted, also of a finished run."""
+    """Return the fields of an overview that need a count of the trials, even if the run is finished."""
     stops = {checkpoint.after_turn: checkpoint.stops for checkpoint in view.spec.checkpoints}
     return {
         "statuses": dict(tally.statuses + tally.missing),
@@ -223,7 +223,7 @@ def _counted(view: RunView, tally: TrialsTally) -> dict[str, Any]:
 
 
 def changes_since(view: RunView, runs: Iterable[Manifest]) -> Changes | None:
-    """Return what changed since the nearest earlier run of the eval: the one with most parts equal, then the newest."""
+    """Return what changed since the nearest earlier run of the eval: the one with most equal parts, then the newest."""
     ours = view.manifest
     earlier = [
         manifest

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Continuation, Message
 
 LOOKED_AT: Final = 200
-"""rows from which the length of all is estimated"""
+"""rows from which the length of all rows is estimated"""
 _CHARACTERS: Final = 4
 """per token, roughly, in English"""
 
@@ -51,26 +51,26 @@ class Batching(NamedTuple):
 
     batches: int
     waves: int
-    """batches, or groups of them, that follow each other"""
+    """batches, or groups of batches, one after the other"""
     cost: float | None
-    """in dollars; None where it is not known, or not lower"""
+    """in dollars; None if it is unknown, or not lower"""
 
 
 class RunEstimate(NamedTuple):
-    """About what the trials take that are to be run."""
+    """An estimate for the trials that are to be run."""
 
     trials: int
     requests: int
     tokens: int
     """to send"""
     at_least: bool
-    """there may be more: the model or the simulated user decides, and no earlier run says how many"""
+    """the model or the simulated user may add requests, and there is no earlier run to estimate them from"""
     cost: float | None
-    """in dollars, of what is sent and of the replies as far as they are known; None where the price is not known"""
+    """in dollars, of what is sent and of the replies if their number is known; None if the price is unknown"""
     prices_of: str | None
-    """the date of the price table, where the cost comes from there"""
+    """the date of the price table, if the cost comes from it"""
     replies: int | None
-    """tokens of the replies, about as many as an earlier run of this eval had; None where there is none"""
+    """tokens of the replies, about as many as an earlier run of this eval had; None without an earlier run"""
     replies_of: str | None
     """the id and the target of that run"""
     batching: Batching | None
@@ -79,15 +79,15 @@ class RunEstimate(NamedTuple):
     """requests of judges in batches, which follow"""
 
     def cost_lines(self) -> Iterator[str]:
-        """Describe what a run will cost, where that is known and something, and the batches that it will take."""
+        """Describe what a run will cost, unless that is unknown or nothing, and the batches that it will take."""
         if self.batching is None and self.cost and self.trials:
             less = "at least" if self.at_least or self.replies is None else "about"
             table = "" if self.prices_of is None else f" at the prices of {self.prices_of}"
-            yield f"{less} {dollars(self.cost)} for {format_count(self.trials, 'trial')}{table}; {self.beside}"
+            yield f"{less} {dollars(self.cost)} for {format_count(self.trials, 'trial')}{table}; {self.scope}"
         yield from self.batch_lines()
 
     @property
-    def beside(self) -> str:
+    def scope(self) -> str:
         """Describe what the estimate includes besides the prompts, and what it leaves out."""
         if self.replies is not None:
             return f"with {self.replies:,} tokens of replies as in run {self.replies_of}; without judges"
@@ -112,7 +112,7 @@ class RunEstimate(NamedTuple):
             yield f"{format_count(self.judged_in_batches, 'request')} of judges in batches, after the outputs"
 
     def as_dict(self) -> dict[str, Any]:
-        """Describe it for scripts."""
+        """Return it as JSON values."""
         return {**self._asdict(), "batching": None if self.batching is None else self.batching._asdict()}
 
 
@@ -184,7 +184,7 @@ def _characters(prompts: Prompts) -> int:
 
 
 def _context_characters(continuation: Continuation, prompt: int) -> int:
-    if continuation.rolling:  # such a text stands alone
+    if continuation.rolling:  # such a text has no prompt before it
         return 0
     return prompt if continuation.context is None else len(continuation.context)
 
@@ -217,14 +217,14 @@ class Preview(NamedTuple):
     installed: list[str]
     """modules that are identified by the version of their distribution, not by their code"""
     continuations: tuple[Continuation, ...] = ()
-    """the first sample's, where likelihoods are asked for"""
+    """the first sample's, if likelihoods are asked for"""
     expected: tuple[int, ...] = ()
     """positions of the right continuations"""
     asked: str | None = None
     """where and how a model is asked"""
 
     def lines(self) -> Iterator[str]:
-        """Describe it for people."""
+        """Yield lines for people."""
         yield f"first sample: {self.sample}" + (f" ({self.where})" if self.where else "")
         for message in self.messages:
             yield from _indented(f"{message['role']}: ", content_text(message["content"]))
@@ -237,13 +237,13 @@ class Preview(NamedTuple):
             cost = "" if taken.cost is None else f", about {dollars(taken.cost)}"
             cost += "" if taken.prices_of is None else f" at the prices of {taken.prices_of}"
             trials = format_count(taken.trials, "trial")
-            yield f"about {taken.tokens:,} tokens to send for {trials}{cost}; {taken.beside}"
+            yield f"about {taken.tokens:,} tokens to send for {trials}{cost}; {taken.scope}"
         for module in self.installed:
             yield f"identified by version: {module}"
         yield from taken.batch_lines()
 
     def as_dict(self) -> dict[str, Any]:
-        """Describe it for scripts."""
+        """Return it as JSON values."""
         continuations = [msgspec.structs.asdict(continuation) for continuation in self.continuations]
         fields = {key: value for key, value in self._asdict().items() if key != "estimate"}
         return {**fields, **self.estimate.as_dict(), "continuations": continuations}

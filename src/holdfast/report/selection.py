@@ -1,4 +1,4 @@
-"""Trials of a run that somebody wants to see: by their status, or by that of one grader; and samples by their ids."""
+"""Trials that somebody wants to see, by their status or by one grader's; and samples, by their ids."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Criteria:
 
     statuses: tuple[str, ...] = ("failed", "error", "uncertain")
     graders: tuple[str, ...] = ()
-    """names as metrics have them, any of which will do; none: the trial as a whole"""
+    """names as metrics have them, of which one must match; empty: the trial as a whole"""
     answer: str | None = None
     """class that the answer must have"""
 
     def __call__(self, status: str, answer: str | None, verdicts: Mapping[str, Grade | ResultGrade]) -> bool:
-        """Tell whether a trial is wanted. A verdict that is missing counts as an error if the trial has one."""
+        """Return True if a trial is wanted. A missing verdict counts as an error if the trial has an error."""
         if self.answer is not None and answer != self.answer:
             return False
         if not self.graders:
@@ -47,7 +47,7 @@ class Criteria:
 
 
 def find_graders(view: RunView, name: str) -> tuple[str, ...]:
-    """Return the graders of a name; that of a checkpoint's grader may stand without its turn."""
+    """Return the graders of a name. The name of a checkpoint's grader may omit the turn."""
     names = tuple(each for each in view.graders if each == name or each.endswith(f"/{name}"))
     if not names:
         raise UsageError(f"no grader {name!r}", remedy=f"The run has: {', '.join(view.graders) or 'none'}.")
@@ -55,14 +55,14 @@ def find_graders(view: RunView, name: str) -> tuple[str, ...]:
 
 
 class Chosen:
-    """The wanted trials of a run, and how many trials have which status."""
+    """The wanted trials of a run, and the number of trials by status."""
 
     def __init__(self, view: RunView, criteria: Criteria) -> None:
         self._view = view
         self.counts: Counter[str] = Counter()
         """trials by status"""
         self.verdicts: dict[str, Counter[str]] = {name: Counter() for name in view.graders}
-        """verdicts by grader and status, of a run that is not finished: others have them in their metrics"""
+        """verdicts by grader and status, only of an unfinished run: finished runs have them in their metrics"""
         self._names: list[tuple[str, int]] = []
         for sample, number, status, answer, verdicts in _statuses(view):
             self.counts[status] += 1
@@ -76,7 +76,7 @@ class Chosen:
         return len(self._names)
 
     def trials(self, most: int | None = None) -> Iterator[Trial]:
-        """Yield the first so many wanted trials."""
+        """Yield the first wanted trials, at most `most`."""
         names = self._names[:most]
         if len(names) <= _FEW:
             trials = (self._view.trial(sample, number) for sample, number in names)

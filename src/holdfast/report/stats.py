@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _PARTS: Final = 1 << 12
-"""numbers that are summed at a time"""
+"""numbers that are kept before they are summed"""
 _BINS: Final = 1 << 12
-"""bins among which a quantile is looked for"""
+"""bins that narrow down where a quantile lies"""
 
 Z95: Final = 1.959963984540054
 """the normal quantile of a two-sided 95 % interval"""
 
 
 class Estimate(NamedTuple):
-    """A mean with its 95 % interval, None where there is too little to say."""
+    """A mean with its 95 % interval, None if there are too few samples for one."""
 
     mean: float
     low: float | None
@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """Wilson's interval for a proportion. `count` may be an effective number, less than was counted."""
+    """Return Wilson's interval for a proportion. `count` may be an effective number, below the real one."""
     square = Z95 * Z95
     centre = (share + square / (2 * count)) / (1 + square / count)
     half = Z95 / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
@@ -51,14 +51,14 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def normal_quantile(inside: float) -> float:
-    """The normal quantile of a two-sided interval that holds so much, such as 0.95."""
+    """Return the normal quantile of a two-sided interval with this coverage, such as 0.95."""
     from statistics import NormalDist  # imports fractions and decimal
 
     return -NormalDist().inv_cdf((1 - inside) / 2)
 
 
 def t_quantile(freedom: int, inside: float) -> float:
-    """Student's quantile of a two-sided interval that holds so much, for a number of degrees of freedom."""
+    """Return Student's quantile of a two-sided interval with this coverage, for a number of degrees of freedom."""
     if freedom > 200:  # Cornish and Fisher's expansion, good to nine digits from here on
         z, n = normal_quantile(inside), freedom
         return (
@@ -78,12 +78,12 @@ def t_quantile(freedom: int, inside: float) -> float:
 
 @cache
 def t95(freedom: int) -> float:
-    """Student's quantile of a two-sided 95 % interval, for a number of degrees of freedom."""
+    """Return Student's quantile of a two-sided 95 % interval, for a number of degrees of freedom."""
     return t_quantile(freedom, 0.95)
 
 
 def _t_inside(bound: float, freedom: int) -> float:
-    """Probability that Student's t lies within ±bound: the finite sum for a whole number of degrees of freedom."""
+    """Return the chance that Student's t lies within ±bound, a finite sum for whole degrees of freedom."""
     angle = math.atan2(bound, math.sqrt(freedom))
     odd = freedom % 2
     term = math.cos(angle) if odd else 1.0
@@ -124,14 +124,15 @@ def estimate(
     proportion: bool,
     verdicts: int | None = None,
 ) -> Estimate:
-    """The mean over the samples, and its interval, from each sample's mean over its graded trials.
+    """Return the mean over samples with its interval, from each sample's mean over its graded trials.
 
     If samples belong together, pass the sum of their means and their number for each cluster of samples. With `times`,
-    each sum stands for so many samples. `verdicts` is the number of graded trials, if there are several per sample.
+    each sum stands for that many samples. `verdicts` is the number of graded trials, if there are several per sample.
 
-    Trials of one sample are not independent, so the standard error is that of the means of samples or clusters. A
-    proportion gets Wilson's interval at the effective number of trials (which for one trial per sample is their
-    number); other scores get Student's interval, with one degree of freedom less than there are clusters, cut to 0..1.
+    Trials of one sample are not independent, so the standard error is computed from the means of samples or clusters. A
+    proportion gets Wilson's interval at the effective number of trials (with one
+    trial per sample, their number). Other scores get Student's interval, with one degree of freedom fewer than
+    clusters, cut to 0..1.
     """
     times = times or array("B", [1]) * len(sums)
     counts = counts or array("B", [1]) * len(sums)
@@ -166,19 +167,19 @@ def _repeated(values: Iterable[float], times: Iterable[int]) -> Iterator[float]:
 
 
 def pass_at_k(trials: int, passes: int, k: int) -> float:
-    """The chance that at least one of k trials passes, estimated without bias from `passes` of `trials`."""
+    """Estimate the chance that at least one of k trials passes, without bias, from `passes` of `trials`."""
     if trials - passes < k:
         return 1.0
     return 1.0 - math.comb(trials - passes, k) / math.comb(trials, k)
 
 
 def pass_all_k(trials: int, passes: int, k: int) -> float:
-    """The chance that all of k trials pass, estimated without bias from `passes` of `trials`."""
+    """Estimate the chance that all of k trials pass, without bias, from `passes` of `trials`."""
     return math.comb(passes, k) / math.comb(trials, k)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """A quantile of sorted values, interpolated."""
+    """Return a quantile of sorted values, interpolated."""
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -186,7 +187,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def quantile_of(values: Sequence[float], share: float) -> float:
-    """A quantile of values in any order, as `quantile` returns it, without a sorted copy of many values."""
+    """Return the same quantile of values in any order, without a sorted copy of many values."""
     if len(values) <= _BINS:
         return quantile(sorted(values), share)
     place = share * (len(values) - 1)
@@ -204,7 +205,7 @@ def quantile_of(values: Sequence[float], share: float) -> float:
 
 _MOST_BINS: Final = 40
 _TAIL: Final = 4.0
-"""a largest value beyond so many times the 95th percentile goes into a last, open bin"""
+"""values beyond this many times the 95th percentile go into a last, open bin"""
 
 
 class Bin(Struct, frozen=True):
@@ -239,7 +240,7 @@ class Histogram(Struct, frozen=True, kw_only=True):
 def make_histogram(
     name: str, unit: str, values: Iterable[float], *, unknown: int = 0, whole: bool = False
 ) -> Histogram | None:
-    """Return the distribution of values; None where there are none. `whole`: the values are whole numbers."""
+    """Return the distribution of values; None without values. `whole`: the values are whole numbers."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -258,7 +259,7 @@ def make_histogram(
 
 
 def score_histogram(name: str, scores: Iterable[float]) -> Histogram | None:
-    """Return the distribution of scores from 0 to 1, in tenths of which the last includes 1."""
+    """Return the distribution of scores from 0 to 1, in tenths; the last one includes 1."""
     ordered = sorted(scores)
     if not ordered:
         return None
@@ -308,22 +309,22 @@ def round_step(least: float) -> float:
 Z80: Final = 0.8416212335729143
 """the normal quantile for a power of 80 %"""
 LEVEL: Final = 0.05
-"""chance of a wrong verdict over all comparisons that are made together"""
+"""chance of a wrong verdict in any of the comparisons made together"""
 LEAST_P: Final = 1e-12
 """the smallest p-value that is computed"""
 
 _ENUMERATED: Final = 14
-"""differences up to which every combination of signs is looked at"""
+"""differences up to which every combination of signs is tried"""
 _COUNTED: Final = 1_000
-"""throws of a coin up to which combinations are counted, without rounding"""
+"""coin throws up to which combinations are counted exactly"""
 _UNITS: Final = 32
-"""least number of units to the typical difference, of differences that are rounded"""
+"""minimum units per typical difference, if differences are rounded"""
 _SPREAD: Final = 1_000
-"""units to the standard deviation of a sum that are enough for few differences"""
+"""units per standard deviation of a sum, which are enough if there are few differences"""
 _MOST_STEPS: Final = 1_000
-"""steps to 1 that are tried"""
+"""largest number of equal steps between 0 and 1 that is tried"""
 _FAR: Final = 8.5
-"""standard deviations beyond which less than `LEAST_P` of a sum of flipped differences lies"""
+"""standard deviations beyond which a sum of flipped differences has a chance below `LEAST_P`"""
 
 
 class Difference(NamedTuple):
@@ -337,7 +338,7 @@ class Difference(NamedTuple):
     freedom: int = 0
     """degrees of freedom of the standard error"""
     comparisons: int = 1
-    """number of comparisons with which the interval holds together"""
+    """number of comparisons whose intervals hold at once"""
 
     @property
     def detectable(self) -> float | None:
@@ -347,10 +348,10 @@ class Difference(NamedTuple):
         return (normal_quantile(1 - LEVEL / self.comparisons) + Z80) * self.stderr
 
     def corrected(self, p_value: float, comparisons: int) -> Difference:
-        """Return the difference with an interval that holds together with those of so many comparisons.
+        """Return the difference with an interval for so many comparisons, all of whose intervals hold at once.
 
-        It is Student's, unless that contradicts the exact test about 0; then it is the one that the p-value implies.
-        So it excludes 0 exactly if the p-value, times the number of comparisons, is below the level.
+        Student's interval is used unless it contradicts the exact test about 0; then the p-value implies the interval.
+        So the interval excludes 0 exactly if the p-value, times the number of comparisons, is below the level.
         """
         size, level = abs(self.mean), LEVEL / comparisons
         differs = p_value * comparisons < LEVEL
@@ -364,16 +365,16 @@ class Difference(NamedTuple):
 
 
 def implied_half(size: float, p_value: float, level: float, *, differs: bool) -> float:
-    """Half the width of the interval that the two-sided p-value of a difference implies: it excludes 0 if it `differs`.
+    """Return half the width of the interval that the two-sided p-value of a difference implies.
 
-    The standard error is the one that would give a normal test this p-value.
+    The standard error is the one that would give a normal test this p-value. The interval excludes 0 if `differs`.
     """
     half = math.inf if p_value >= 1 else size * normal_quantile(1 - level) / normal_quantile(1 - p_value)
     return min(half, size * (1 - 1e-9)) if differs else max(half, size)
 
 
 def gaps(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """First minus second, by sample, for the samples both have."""
+    """Return first minus second, by sample, for the samples that both have."""
     return {
         sample: _mean(scores) - _mean(second[sample])
         for sample, scores in first.items()
@@ -387,7 +388,7 @@ def paired_difference(
     *,
     clusters: Mapping[str, str] = MappingProxyType({}),
 ) -> Difference | None:
-    """The mean over samples of their differences, with Student's 95 % interval; None if no sample is shared.
+    """Return the mean difference over samples, with Student's 95 % interval; None if no sample is shared.
 
     `clusters` names the cluster of samples that belong together, whose differences are not independent.
     """
@@ -405,7 +406,7 @@ def paired_difference(
 
 
 def mean_and_error(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """The mean over samples and its standard error, from each cluster's sum and size."""
+    """Return the mean over samples and its standard error, from each cluster's sum and size."""
     samples = sum(size for _, size in parts)
     mean = math.fsum(total for total, _ in parts) / samples
     spread = math.fsum((total - size * mean) ** 2 for total, size in parts)
@@ -413,7 +414,7 @@ def mean_and_error(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:
 
 
 def cluster_parts(values: Mapping[str, float], clusters: Mapping[str, str]) -> list[tuple[float, int]]:
-    """The sum of the values of each cluster and the number of its samples. Others are clusters of their own."""
+    """Return the sum and the size of each cluster. A sample without a cluster is one of its own."""
     if not clusters:
         return [(value, 1) for value in values.values()]
     members: dict[tuple[bool, str], list[float]] = {}
@@ -424,13 +425,13 @@ def cluster_parts(values: Mapping[str, float], clusters: Mapping[str, str]) -> l
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """The exact two-sided p-value for pass or fail: of those samples on which the two differ, is it a fair coin?"""
+    """Return the exact two-sided p-value for pass or fail: do differing samples fall like a fair coin?"""
     fewer, count = min(only_first, only_second), only_first + only_second
     return max(LEAST_P, min(1.0, 2 * _tail(fewer, count)))
 
 
 def mcnemar_less(only_first: int, only_second: int) -> float:
-    """The exact chance that a fair coin would give the first so few of the samples on which the two differ."""
+    """Return the exact chance that a fair coin gives the first run so few of the differing samples."""
     count = only_first + only_second
     if only_first >= only_second:  # the other tail is shorter
         return 1.0 if not only_second else 1 - _tail(only_second - 1, count)
@@ -438,7 +439,7 @@ def mcnemar_less(only_first: int, only_second: int) -> float:
 
 
 def _tail(most: int, count: int) -> float:
-    """The chance of at most so many heads in a number of throws, at most half of them."""
+    """Return the chance of at most `most` heads in `count` throws; `most` is at most half of them."""
     if count <= _COUNTED:
         term = float(math.comb(count, most) / 2**count)
     else:
@@ -454,7 +455,7 @@ def _tail(most: int, count: int) -> float:
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """The two-sided p-value of a sum of differences, if each could as well have had the other sign."""
+    """Return the two-sided p-value of a sum of differences, each of which might equally have the other sign."""
     moved = [gap for gap in differences if gap]
     if not moved:
         return 1.0
@@ -466,7 +467,7 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def sign_flip_less(differences: Sequence[float]) -> float:
-    """The chance of a sum so low, if each difference could as well have had the other sign."""
+    """Return the chance of so low a sum, if each difference might equally have the other sign."""
     moved = [gap for gap in differences if gap]
     if not moved:
         return 1.0
@@ -481,7 +482,7 @@ def sign_flip_less(differences: Sequence[float]) -> float:
 
 
 def _all_sums(differences: Sequence[float]) -> tuple[list[float], float, float]:
-    """The sums with every combination of signs, the observed one, and how far rounding may set equal sums apart."""
+    """Return the sums with every combination of signs, the observed sum, and the rounding error between equal sums."""
     sums = [0.0]
     for gap in differences:
         sums = [total + sign for sign in (gap, -gap) for total in sums]
@@ -489,10 +490,10 @@ def _all_sums(differences: Sequence[float]) -> tuple[list[float], float, float]:
 
 
 def _in_units(differences: Sequence[float]) -> list[int]:
-    """The differences as whole numbers: exactly, if they come in steps such as halves or tenths, else rounded.
+    """Return the differences as whole numbers: exact if they come in steps such as halves or tenths, else rounded.
 
-    Rounding keeps the test exact. It treats a difference and its opposite alike, so the rounded differences could as
-    well have had the other sign, too.
+    Rounding keeps the test exact. It treats a difference and its opposite alike, so each rounded difference might
+    equally have the other sign.
     """
     typical = math.sqrt(math.fsum(gap * gap for gap in differences) / len(differences))
     finest = max(_UNITS, _SPREAD / math.sqrt(len(differences)))
@@ -503,10 +504,10 @@ def _in_units(differences: Sequence[float]) -> list[int]:
 
 
 def _chance_within(units: Iterable[int], bound: int) -> float:
-    """The chance that a sum of whole numbers with random signs lies between -bound and bound, both excluded.
+    """Return the chance that a sum of whole numbers with random signs lies strictly between -bound and bound.
 
-    `bound` is odd or even as the sum is. The distribution is the Fourier sum of its characteristic function, a product
-    of cosines, over so many points that sums which share a point are impossible, or rarer than `LEAST_P`.
+    `bound` has the parity of the sum. The distribution is the Fourier sum of its characteristic function, a product
+    of cosines, over enough points that sums which share a point are impossible, or rarer than `LEAST_P`.
     """
     sizes = Counter(abs(unit) for unit in units if unit)
     largest = sum(size * times for size, times in sizes.items())
@@ -531,12 +532,12 @@ def _chance_within(units: Iterable[int], bound: int) -> float:
 
 
 def p_text(p_value: float, adjusted: float) -> str:
-    """Format a p-value after its correction; one that is as small as they come as a bound."""
+    """Format a corrected p-value; the smallest possible one is shown as a bound."""
     return f"{'< ' if p_value <= LEAST_P else ''}{adjusted:.3g}"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction for tests of which each can only find a loss."""
+    """Correct p-values by Holm's method."""
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):

@@ -50,7 +50,7 @@ _MARK: Final = "*"
 
 @dataclass(frozen=True)
 class Against:
-    """A run beside the best run of its eval."""
+    """A run compared with the best run of its eval."""
 
     best: str
     """name of the best target"""
@@ -67,14 +67,14 @@ class Against:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The runs of a table beside the best run of each eval."""
+    """The runs of a table, compared with the best run of each eval."""
 
     tested: dict[Place, Against]
     not_compared: dict[Place, str]
     """reasons why a run cannot be compared with the best one"""
 
     def differs(self, place: Place) -> bool:
-        """Tell whether a run is marked."""
+        """Return True if a run is marked as different."""
         return place in self.tested and self.tested[place].differs
 
 
@@ -105,7 +105,7 @@ def compare_with_best(runs: Mapping[Place, ScoredRun]) -> Comparisons:
 
 
 def _incomparable(first: ScoredRun, second: ScoredRun) -> str | None:
-    """Say why the scores of two runs do not mean the same, if they do not."""
+    """Return why the scores of two runs cannot be compared; None if they can."""
     changed = changed_graders(first, second)
     if first.metrics.graders.keys() != second.metrics.graders.keys():
         return "they have different graders"
@@ -154,7 +154,7 @@ def _number(block: AverageBlock, metrics: Metrics | None) -> GraderMetrics | Non
 def print_suite(
     name: str, places: Sequence[Place], outcomes: Mapping[Place, Outcome], average: AverageBlock | None
 ) -> None:
-    """Print the table of a suite, with what is below it. Places without an outcome did not start."""
+    """Print the table of a suite and the lines below it. Runs without an outcome did not start."""
     console = make_console()
     runs = {
         place: read_scores(RunView(outcome.rundir))
@@ -187,7 +187,7 @@ def print_suite(
 
 
 def _cell(outcome: Outcome | None, *, mark: bool) -> tuple[str, str]:
-    """Return score and interval of a finished run; of another one, how far it is."""
+    """Return score and interval of a finished run, or the progress of an unfinished one."""
     if outcome is None:
         return "not started", "–"
     if outcome.metrics is None:
@@ -278,7 +278,7 @@ def print_ending(unfinished: int, reason: BudgetReached | Interrupted | None, co
 
 
 def print_side_by_side(first: Outcome, second: Outcome) -> None:
-    """Two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
+    """Print two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
     assert first.metrics is not None and second.metrics is not None
     ours, theirs = (read_scores(RunView(outcome.rundir)) for outcome in (first, second))
     compared = {row.metric: row for row in compare_metrics(ours, theirs)}
@@ -345,7 +345,7 @@ def print_plan(name: str, planned: Sequence[tuple[Cell, RunIdentity, RunDir, Pla
 
 
 _MOST_TRIALS: Final = 100_000
-"""trials of all runs together up to which they are tested against each other"""
+"""trials of all runs up to which their scores are compared"""
 
 
 class GridCell(Struct, frozen=True, kw_only=True):
@@ -362,11 +362,11 @@ class GridCell(Struct, frozen=True, kw_only=True):
     best: bool = False
     """the best score of its eval"""
     differs: bool = False
-    """from the best one, by more than chance"""
+    """differs from the best one by more than chance"""
     adjusted: float | None = None
     """p-value against the best one, after Holm's correction over the grid"""
     p_text: str = ""
-    """the same as text"""
+    """the p-value as text"""
 
 
 class GridRow(Struct, frozen=True, kw_only=True):
@@ -374,7 +374,7 @@ class GridRow(Struct, frozen=True, kw_only=True):
 
     eval: str
     cells: list[GridCell | None]
-    """by target; None where there is no run"""
+    """by target; None if there is no run"""
 
 
 class SuiteGrid(Struct, frozen=True, kw_only=True):
@@ -391,11 +391,11 @@ class SuiteGrid(Struct, frozen=True, kw_only=True):
     hidden: list[str]
     """ids of older runs with the same eval and target as one that is shown"""
     tested: bool
-    """False: there are too many trials to compare scores"""
+    """False if there are too many trials to compare scores"""
 
 
 def suite_grid(rundirs: Iterable[RunDir]) -> SuiteGrid:
-    """Arrange runs by eval and target; of several runs of both, the newest one is shown."""
+    """Arrange runs by eval and target; of several runs with the same ones, the newest is shown."""
     listed = [(summary, rundir) for rundir in rundirs if (summary := summarize_run(rundir)) is not None]
     listed.sort(key=lambda each: -each[0].written)
     places: dict[Place, tuple[RunSummary, RunDir]] = {}
@@ -445,7 +445,7 @@ def _compare_finished(places: Mapping[Place, tuple[RunSummary, RunDir]]) -> Comp
 
 
 def _best_places(places: Mapping[Place, tuple[RunSummary, RunDir]]) -> set[Place]:
-    """Return the best runs of each eval, unless all its runs are as good."""
+    """Return the best runs of each eval, unless all its runs are equally good."""
     best: set[Place] = set()
     for name in {name for name, _ in places}:
         scores = {

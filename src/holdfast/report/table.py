@@ -50,7 +50,7 @@ def print_outcome(
 ) -> None:
     """Print the numbers of a finished run, or how to resume an unfinished one.
 
-    `run` is how commands name the run; with it, the end says how to look at failures.
+    `run` is the name of the run in commands; if given, the last lines show how to look at failures.
     """
     console = make_console()
     if outcome.metrics is not None:
@@ -130,7 +130,7 @@ def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = Fals
 
 
 def failure_lines(outcome: Outcome, run: str) -> Iterator[str]:
-    """Say how many trials failed, with an example, and how to look at what failed; nothing where nothing did."""
+    """Say how many trials failed, with an example and the command that shows them; nothing if none failed."""
     metrics = outcome.metrics or outcome.so_far
     failed = 0 if metrics is None or metrics.overall is None else metrics.overall.failed
     errors = outcome.failures is not None and bool(outcome.failures.pending)
@@ -143,7 +143,7 @@ def failure_lines(outcome: Outcome, run: str) -> Iterator[str]:
 
 
 def batch_lines(rundir: RunDir, states: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """Describe the batches of a run whose results are still to come; `states` says how far they are, by intent."""
+    """Describe the batches of a run that have no results yet; `states` has their progress, by intent."""
     for batch in waiting_batches(rundir):
         count = len(batch.intent.requests)
         requests = "1 request" if count == 1 else f"{count:,} requests"
@@ -158,7 +158,7 @@ def batch_lines(rundir: RunDir, states: Mapping[str, str] = MappingProxyType({})
 
 
 def with_raised_limit(command: str, reason: BudgetReached) -> str:
-    """Return the command with a limit that lets the run get further."""
+    """Return the command with a limit that is high enough to continue."""
     if not reason.option or not command:
         return command
     words = shlex.split(command)
@@ -197,7 +197,7 @@ def draw_metrics(
 
 
 def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
-    """Make the table of graders. Those that look at no row are named below it."""
+    """Make the table of graders. Graders that apply to no row are named below it."""
     rows = {name: values for name, values in metrics.graders.items() if values.rows != 0}
     skipped = any(values.left_out for values in rows.values())
     extra = [key for key in ("not_reached", lacking) if any(getattr(values, key) for values in rows.values())]
@@ -239,7 +239,7 @@ def _with_count(value: float | None, samples: int | None) -> str:
 
 
 def _colour(values: GraderMetrics) -> str:
-    """Choose green where all passed, red where none did."""
+    """Return green if all passed, red if none did."""
     if not values.n:
         return ""
     return "green" if not values.failed else "red" if not values.passed else "yellow"
@@ -248,7 +248,7 @@ def _colour(values: GraderMetrics) -> str:
 def breakdown_tables(metrics: Metrics, width: int) -> Iterator[tuple[Table, int]]:
     """Yield a table of the benchmark, then one for each field of `by`, each with the number of rows left out.
 
-    A benchmark of one task has no table where the graders' scores are its numbers already.
+    A benchmark of one task has no table if its numbers are the graders' scores.
     """
     rows = [] if metrics.benchmark is None else _benchmark_rows(metrics, metrics.benchmark)
     if len({row.name for row in rows}) > 1 or any(not _is_score(row, metrics.graders) for row in rows):
@@ -375,7 +375,7 @@ def _metric_rows(name: str, depth: int, metrics: Metrics, benchmark: BenchmarkMe
 def _interval(
     name: str, value: float, metric: str, filter_name: str, metrics: Metrics, benchmark: BenchmarkMetrics
 ) -> tuple[float | None, float | None]:
-    """Return our interval for a metric: that of the task's grader; for a group that of all its rows together."""
+    """Return our interval for a metric: of a task, its grader's; of a group, the interval over all its rows."""
     tasks = [task for task in _leaves(name, benchmark.group_subtasks) if task in benchmark.results]
     by_task = metrics.by.get(TASK_FIELD)
     parts: list[GraderMetrics] = []
@@ -425,7 +425,7 @@ def _usage(usage: Usage) -> str:
 
 
 def _took(all_of_it: float, wall: float | None) -> str:
-    """Format the time of this process, and that of the whole run where earlier processes had a part in it."""
+    """Format how long this process took, and how long the whole run took if earlier processes worked on it."""
     if wall is None:
         return duration(all_of_it)
     if all_of_it > wall + max(1.0, wall / 10):
@@ -434,7 +434,7 @@ def _took(all_of_it: float, wall: float | None) -> str:
 
 
 def _paid(usage: Usage, judges: Usage, spent: Spent | None) -> str | None:
-    """Say what this run paid itself, where that is not what its outputs and grades cost."""
+    """Say what this run paid itself, unless that equals the cost of its outputs and grades."""
     if spent is None:
         return None
     if usage.cost is not None and judges.cost is not None:
@@ -482,7 +482,7 @@ def missing(so_far: Metrics) -> str:
 
 
 def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
-    """Print the compiled eval and the plan of its run, and of its baseline's if it has one."""
+    """Print the compiled eval and the plan of its run, and of the baseline's run if it has a baseline."""
     if as_json:
         target, *baseline = [plan_as_json(*each) for each in planned]
         data = {**target, **({"baseline": baseline[0]} if baseline else {})}
@@ -503,7 +503,7 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
 
 
 def _shortened(data: dict[str, Any]) -> dict[str, Any]:
-    """Return an eval for the eye: of a benchmark with many tasks, only how many there are."""
+    """Return an eval to print: of a benchmark with many tasks, only their number."""
     about = (data.get("metadata") or {}).get("benchmark")
     if not isinstance(about, dict) or len(about.get("tasks") or ()) < 2:
         return data

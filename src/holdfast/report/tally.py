@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ENDS: Final = frozenset((0.0, 1.0))
 """the only scores of a proportion"""
 _MOST_MEANS: Final = 1 << 12
-"""different means that are counted instead of listed"""
+"""different means up to which they are counted instead of listed"""
 
 
 class Tally:
@@ -41,9 +41,9 @@ class Tally:
 
     def __init__(self, trials: int) -> None:
         self._samples: dict[float, int] = {}
-        """how many samples have a mean score, while few of these are different"""
+        """samples by mean score, while there are few different means"""
         self._sums, self._counts = array("d"), array("I")
-        """mean score of each further sample with 1, or sum and number of the means of each cluster"""
+        """for each further sample its mean score and 1, or for each cluster the sum and the number of its means"""
         self._proportion = True
         self._pass_at = [0.0] * trials
         self._pass_all = [0.0] * trials
@@ -104,13 +104,13 @@ class Tally:
 
     @property
     def decided(self) -> int:
-        """Number of trials with a verdict or a reason to have none; an error is not a verdict."""
+        """Number of trials with a verdict or a reason for its absence; an error is not a verdict."""
         return self.statuses.total() - self.statuses["error"]
 
     def summary(self, *, not_asked: int = 0, missing: int = 0) -> GraderMetrics:
-        """Return the verdicts counted so far in numbers.
+        """Return the verdicts in numbers.
 
-        The grader is not to look at `not_asked` more trials, and has no verdict on `missing` trials because of errors.
+        The grader does not apply to `not_asked` further trials, and errors left `missing` trials without a verdict.
         """
         mean, low, high, stderr, method = self._estimate() if self.scored else (None, None, None, None, "none")
         shares = [(k, samples) for k, samples in enumerate(self._pass_samples, start=1) if samples]
@@ -195,17 +195,17 @@ class RowsTally:
         self._places = places
         self._tallies = [Tally(trials) for _ in places]
         self._counts: dict[int, list[int]] = {}
-        """sums over the rows, by grader, of graders with metrics that are not the mean of their parts"""
+        """sums over rows, for graders whose metrics are not means over rows"""
         self.set_scores: dict[int, float] = {}
-        """by grader, its own number for all outputs together, of graders that look at all of them at once"""
+        """the score of the whole set, for graders that judge all outputs at once"""
         self.overall = Tally(trials)
         self.samples = self.trials = 0
         self.covered = 0
-        """trials on which every grader that was asked gave a verdict"""
+        """trials with a verdict of every grader that applies"""
         self.looked_at = [0] * len(places)
-        """outputs that each grader is to look at"""
+        """outputs that each grader applies to"""
         self._asked = [0] * len(places)
-        """trials of the rows that each grader is to look at"""
+        """trials of the rows that each grader applies to"""
         self._measures = {number for number, place in enumerate(places) if getattr(place.block, "measure", False)}
         self._may_measure = {number for number, place in enumerate(places) if grader_class(place.block).one_scale}
         """graders whose skips are measurements"""
@@ -241,11 +241,11 @@ class RowsTally:
         )
 
     def decided(self, grader: int) -> int:
-        """Return the number of trials with a verdict of a grader."""
+        """Return the number of trials on which a grader gave a verdict."""
         return self._tallies[grader].decided
 
     def grader_metrics(self, grader: int, *, so_far: bool) -> GraderMetrics:
-        """Return the statistics of a grader, without its rule; while a run goes on, missing verdicts are no errors."""
+        """Return the statistics of a grader, without its rule. `so_far`: missing verdicts are not errors."""
         block, totals = self._places[grader].block, {}
         if grader in self._counts:
             totals = grader_class(block).totals(block, self._counts[grader])
@@ -262,7 +262,7 @@ class RowsTally:
         return self.overall.summary(missing=0 if so_far else self.trials - self.overall.statuses.total())
 
     def value_metrics(self, *, so_far: bool) -> ValueMetrics:
-        """Return the statistics as those of the rows with one value."""
+        """Return the statistics of the rows, which all have one value of a field."""
         return ValueMetrics(
             samples=self.samples,
             graders={
@@ -282,7 +282,7 @@ class AgreementTally:
         self._sum = self._squares = self._observed = 0.0
 
     def add(self, votes: Sequence[Judged | None]) -> None:
-        """Add the votes on one output. Outputs with fewer than two scores say nothing."""
+        """Add the votes on one output. Outputs with fewer than two scores do not count."""
         scored = [(vote.status, vote.score) for vote in votes if vote is not None and vote.score is not None]
         if len(scored) < 2:
             return
@@ -296,7 +296,7 @@ class AgreementTally:
         self._observed += sum((x - y) ** 2 for x in scores for y in scores) / (count - 1)
 
     def summary(self) -> Agreement | None:
-        """Return the agreement; None where no output has two scores."""
+        """Return the agreement; None if no output has two scores."""
         if not self._outputs:
             return None
         expected = 2 * (self._values * self._squares - self._sum**2) / (self._values - 1)

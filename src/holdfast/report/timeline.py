@@ -1,8 +1,8 @@
 """A trial as a timeline: messages, tool calls and checkpoints turn by turn, for browser, terminal and files.
 
-Tool calls have their results beside them. Each checkpoint stands after the turn that it graded, also where the
-conversation did not get so far, and failed attempts stand where they happened. A trial without an output is shown from
-its recorded calls, in the same form.
+Each tool call has its result. Each checkpoint follows the turn that it graded, even if the conversation ended before
+that turn, and failed attempts are shown at the turn in which they happened. A trial without an output is replayed from
+its recorded calls, and shown in the same form.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class GraderVerdict(Struct, frozen=True, kw_only=True):
     """of a judge"""
     seconds: float | None = None
     source: str = ""
-    """the run in which the verdict was made, where it was copied"""
+    """the run in which the verdict was made, if it was copied"""
     attempts: list[FailedAttempt] = []
 
 
@@ -140,18 +140,18 @@ class FileChange(Struct, frozen=True, kw_only=True):
     link: str = ""
     """target of a symbolic link"""
     difference: str = ""
-    """lines that were added and removed, where both contents are short texts"""
+    """lines that were added and removed, if both contents are short texts"""
 
 
 class TimelineTurn(Struct, frozen=True, kw_only=True):
-    """A user message, the reply to it, and what was looked at afterwards."""
+    """A user message, the reply to it, and the checkpoint after it."""
 
     number: int
     state: Literal["answered", "running", "not_asked"]
     """`running`: the turn has no reply yet; `not_asked`: the conversation ended before it"""
     messages: list[ChatMessage] = []
     listed: list[ToolUse] = []
-    """all tool calls of the turn, where the messages do not hold them"""
+    """all tool calls of the turn, if the messages do not hold them"""
     unlisted_calls: bool = False
     """the target does not report its tool calls"""
     attempts: list[FailedAttempt] = []
@@ -160,7 +160,7 @@ class TimelineTurn(Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     cost: float | None = None
     files: list[FileChange] = []
-    """the workspace after the turn, each file with what became of it since the turn before"""
+    """the workspace after the turn, with the change of each file since the previous turn"""
     checkpoint: CheckpointBand | None = None
     hidden_after: int = 0
     """messages at its end that were left out"""
@@ -176,13 +176,13 @@ class TimelineFacts(Struct, frozen=True, kw_only=True):
     status: TrialStatus
     score: float | None = None
     answer: str = ""
-    """class of the answer; empty without one"""
+    """class of the answer; empty without an output"""
     stop: str = ""
     """why the conversation ended"""
     detail: str = ""
-    """which limit, or what a program printed, where that is why"""
+    """which limit ended it, or what the program printed"""
     partial: str = ""
-    """what is missing of the workspace, where it was too large"""
+    """what is missing of the workspace, if it was too large"""
     turns: int = 0
     attempt: int = 1
     input_tokens: int | None = None
@@ -195,9 +195,9 @@ class TimelineFacts(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     first_token: float | None = None
     source: str = ""
-    """the run in which the output was generated, where it was copied"""
+    """the run in which the output was generated, if it was copied"""
     error: str = ""
-    """why there is no output, as far as is known"""
+    """why there is no output"""
 
 
 class StoredLine(Struct, frozen=True, kw_only=True):
@@ -227,9 +227,9 @@ class Timeline(Struct, frozen=True, kw_only=True):
     """at the end of the conversation"""
     steps: list[CallStep] = []
     fields: dict[str, Any] = {}
-    """the row; empty where the dataset no longer has it"""
+    """the row; empty if the dataset no longer has it"""
     state: Any = None
-    """that the target returned"""
+    """the state that the target returned"""
     line: StoredLine | None = None
 
     @property
@@ -241,7 +241,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
 
 def trial_timeline(view: RunView, trial: GradedTrial | Pending, *, contents: bool = True) -> Timeline:
-    """Return the timeline of a trial. `contents`: with the differences between its files, which have to be read."""
+    """Return the timeline of a trial. `contents`: read its files, and show the lines that changed."""
     if isinstance(trial, GradedTrial):
         steps, errors = view.steps(trial.output.key), view.failed_attempts(trial.output.key)
         facts = _facts(trial.output, trial_status(trial, errors), trial.score)
@@ -260,7 +260,7 @@ def trial_timeline(view: RunView, trial: GradedTrial | Pending, *, contents: boo
 
 
 def trial_status(trial: GradedTrial | Pending, errors: Sequence[ErrorRecord]) -> TrialStatus:
-    """Return the status of a trial; one that was not run, or whose graders were not asked yet, is pending.
+    """Return the status of a trial; a trial that was not run, or whose graders were not asked yet, is pending.
 
     `errors` are its failed attempts.
     """
@@ -292,12 +292,12 @@ def _facts(output: Output, status: TrialStatus, score: float | None) -> Timeline
 
 
 def _describe_settled(calls: int) -> str:
-    """Say that a person has given the results of tool calls, if that is so."""
+    """Describe tool calls whose results a person has given."""
     return f"the result of {format_count(calls, 'tool call')} was given by hand (--settle)" if calls else ""
 
 
 def _replayed(view: RunView, trial: Pending, steps: Sequence[Step], errors: Sequence[ErrorRecord]) -> GradedTrial:
-    """Replay the recorded calls of a trial that has no output, and return it with as much of one as there is.
+    """Replay the recorded calls of a trial that has no output, and return it with the part of an output that it has.
 
     A turn without a reply is the last mark, which has no digest.
     """
@@ -343,7 +343,7 @@ def _replayed(view: RunView, trial: Pending, steps: Sequence[Step], errors: Sequ
 
 
 def _prompts(view: RunView, sample: str, fields: dict[str, Any]) -> Prompts:
-    """Return the user's messages as the eval has them; nothing where the row does not fit, or is gone."""
+    """Return the user's messages in the eval; none if the row does not fit the templates, or is gone."""
     try:
         return view.script.render(Sample(sample, fields, "", sample))
     except AttemptError:
@@ -401,7 +401,7 @@ class _Maker:
         )
 
     def _verdicts(self) -> list[GraderVerdict]:
-        """Return the verdicts of all graders that look at the row, also those that were never asked."""
+        """Return the verdicts of all graders that apply to the row, including graders that were never asked."""
         places = [self._view.places[number] for number in self._trial.panel.graders]
         grades = {grade.grader: grade for grade in self._trial.grades}
         verdicts = [self._verdict(place, grades.pop(place.name, None)) for place in places]
@@ -453,7 +453,7 @@ class _Maker:
         return _compare_files(self._view.rundir.files, before, after, contents=self._contents)
 
     def _not_asked(self, verdicts: list[GraderVerdict]) -> Iterator[TimelineTurn]:
-        """Yield the turns after the last one, as far as the eval says what they would have been."""
+        """Yield the turns that the eval has after the last one that was asked."""
         output, places = self._output, self._view.places
         texts: list[str] = []
         if output.stopped_by:
@@ -539,7 +539,7 @@ def _recorded_verdict(grade: Grade, place: GraderPlace | None, attempts: list[Fa
 
 
 def _missing_verdict(place: GraderPlace, status: TrialStatus, attempts: list[FailedAttempt]) -> GraderVerdict:
-    """Return the place of a verdict that a grader did not give."""
+    """Return a verdict that a grader has not given."""
     return GraderVerdict(
         name=place.name,
         grader=str(place.block.name),
@@ -553,7 +553,7 @@ def _missing_verdict(place: GraderPlace, status: TrialStatus, attempts: list[Fai
 
 
 def _failed_attempt(error: ErrorRecord) -> FailedAttempt:
-    """Return a failed attempt for readers."""
+    """Return a failed attempt without the fields that identify its trial."""
     return FailedAttempt(
         attempt=error.attempt,
         kind=error.kind,
@@ -571,8 +571,8 @@ def _grader_attempts(
 ) -> dict[str, list[FailedAttempt]]:
     """Return the failed attempts of graders by place.
 
-    They are recorded by the grader's own name, which several checkpoints may share; then the time decides: a grader
-    after a turn is asked before the next turn begins.
+    They are recorded by the grader's own name, which several checkpoints may share. Then the time decides: a checkpoint
+    is graded before the next turn begins.
     """
     attempts: dict[str, list[FailedAttempt]] = {}
     for error in errors:
@@ -587,7 +587,7 @@ def _grader_attempts(
 
 
 def _initial_files(manifest: Manifest) -> dict[str, str]:
-    """Return the files that every workspace of a run began with; those that a row brings are not among them."""
+    """Return the files that every workspace of a run began with, without files of single rows."""
     workspace: Any = manifest.identity.conversation.get("workspace")
     files = workspace.get("folder") if isinstance(workspace, dict) else None
     return dict(files) if isinstance(files, dict) else {}
@@ -596,7 +596,7 @@ def _initial_files(manifest: Manifest) -> dict[str, str]:
 def _compare_files(
     folder: Path, before: Mapping[str, str], after: Mapping[str, str], *, contents: bool
 ) -> list[FileChange]:
-    """List the files after a turn and those it removed, those that changed first. `contents`: compare their lines."""
+    """List the files after a turn and the files it removed, changed files first. `contents`: compare their lines."""
     blobs, compared = Blobs(folder), 0
     changes = []
     for path in sorted({*before, *after}):
@@ -624,7 +624,7 @@ def _compare_files(
 
 
 def _text(blobs: Blobs, entry: str | None) -> str | None:
-    """Return the text of an entry: empty for no file, None for what is no short text or is not there any more."""
+    """Return the text of an entry: empty without a file, None if it is no short text or no longer exists."""
     if not entry:
         return ""
     if entry.startswith(LINK):
@@ -644,7 +644,7 @@ def _line_difference(old: str | None, new: str | None) -> str:
 
 
 def _strip(steps: Sequence[Step], trace: Sequence[TraceStep]) -> Iterator[CallStep]:
-    """Yield the recorded calls with their times, else those that the target's own trace has."""
+    """Yield the recorded calls with their times, else the calls in the target's own trace."""
     shown = [step for step in steps if step.kind not in ("intent", "restart")]
     begun = min((step.time - step.seconds for step in shown), default=0.0)
     for step in shown:

@@ -1,7 +1,6 @@
 """A trial in the terminal: the conversation turn by turn, with the checkpoints between the turns.
 
-Nothing that a model, a tool or a dataset said reaches the terminal as anything but text: control characters are
-spelt out.
+Text of models, tools and datasets stays text in the terminal: control characters are spelled out.
 """
 
 from __future__ import annotations
@@ -57,19 +56,19 @@ _MOST_TEXT: Final = 20_000
 _MOST_LINES: Final = 12
 """lines of the difference between two versions of a file"""
 _LONG_LINE: Final = 300
-"""characters of a line of a question or an answer, in short"""
+"""characters of a line of a question or an answer in the short form"""
 _ONE_LINE: Final = 60
-"""characters up to which arguments, results and values stand beside their name"""
+"""characters up to which arguments, results and values are on the same line as their name"""
 
 
 class Writer:
-    """Draws pieces of a trial. Without a width, as into a pipe, long lines stay whole."""
+    """Draws pieces of a trial. Without a width, as in a pipe, long lines stay whole."""
 
     def __init__(self, *, terminal: bool) -> None:
         self._terminal = terminal
 
     def block(self, text: str, margin: int, style: str = "") -> RenderableType:
-        """Draw a text of somebody else's behind a margin."""
+        """Draw somebody else's text with a margin."""
         shown = printable(text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT]).expandtabs(4)  # rich would drop some
         if hidden := len(text) - _MOST_TEXT:
             shown += f"\n… {hidden:,} characters more; --json has all of it" if hidden > 0 else ""
@@ -78,7 +77,7 @@ class Writer:
         return Padding(Text(shown, style), (0, 0, 0, margin))
 
     def labelled(self, label: str, text: str, style: str = "") -> RenderableType:
-        """Draw a text behind a mark, so that the lines after the first begin where the first one does."""
+        """Draw a text after a mark, with all its lines aligned."""
         if not self._terminal:
             return Text(f"  {label} " + printable(text).replace("\n", "\n    "), style)
         grid = Table.grid(padding=(0, 1, 0, 0))
@@ -100,7 +99,7 @@ class Writer:
 
 
 def mark(status: str) -> tuple[str, str]:
-    """Return the status as shape and word, and its colour."""
+    """Return the shape and word of a status, and its colour."""
     shape, colour = _MARKS[status]
     return f"{shape} {status.replace('_', ' ')}", colour
 
@@ -157,7 +156,7 @@ def _heading(timeline: Timeline) -> Iterator[RenderableType]:
 
 
 def _turn(turn: TimelineTurn, write: Writer, *, alone: bool) -> Iterator[RenderableType]:
-    """Draw a turn; the only one of a trial has no title of its own."""
+    """Draw a turn; the only turn of a trial has no title."""
     asked = turn.state != "not_asked"
     title = {"answered": "", "running": " · no reply yet", "not_asked": " · never asked"}[turn.state]
     facts = [
@@ -221,7 +220,7 @@ def _tool_use(use: ToolUse, write: Writer) -> Iterator[RenderableType]:
 
 
 def _beside(label: str, style: str, text: str, write: Writer) -> Iterator[RenderableType]:
-    """Draw a text beside its label where it is short, else below it."""
+    """Draw a short text on the line of its label, and a long one below it."""
     flat = _flat(text)
     if len(flat) <= _ONE_LINE:
         yield Text.assemble((label, style), " ", printable(flat, ""))
@@ -278,7 +277,7 @@ def _band(band: CheckpointBand, write: Writer) -> Iterator[RenderableType]:
 
 
 def draw_verdict(verdict: GraderVerdict, write: Writer) -> Iterator[RenderableType]:
-    """Draw what a grader said, and how it came to say so."""
+    """Draw a grader's verdict with its feedback, details and failed attempts."""
     word, colour = mark(verdict.status)
     score = "" if verdict.score is None else f"  {share(verdict.score)}"
     facts = [
@@ -317,7 +316,7 @@ def _hidden(count: int) -> RenderableType:
 
 
 def draw_run(view: RunView, chosen: Chosen, width: int) -> Iterator[RenderableType]:
-    """Draw a run as a whole: its numbers, else how far it is."""
+    """Draw a run as a whole: its numbers, or its progress."""
     manifest = view.manifest
     if view.metrics is not None:
         yield from draw_metrics(view.metrics, width)
@@ -338,7 +337,7 @@ def draw_run(view: RunView, chosen: Chosen, width: int) -> Iterator[RenderableTy
 
 
 def _gate(view: RunView) -> Iterator[RenderableType]:
-    """Draw what came of the gate of a finished run."""
+    """Draw the outcome of a finished run's gate."""
     gate = view.rundir.read_gate()
     if gate is None:
         return
@@ -368,7 +367,7 @@ def draw_failure(timeline: Timeline, write: Writer, lines: int) -> Iterator[Rend
 
 
 def _complaints(timeline: Timeline, write: Writer, lines: int) -> Iterator[RenderableType]:
-    """Draw the verdicts that did not pass, each in so many lines."""
+    """Draw the verdicts that did not pass, each in at most this many lines."""
     verdicts = [verdict for turn in timeline.turns if turn.checkpoint for verdict in turn.checkpoint.verdicts]
     for verdict in (*verdicts, *timeline.graders):
         if verdict.status in ("failed", "error") or (verdict.status == "pending" and verdict.attempts):
@@ -383,13 +382,13 @@ def _question(timeline: Timeline) -> str:
 
 
 def _answer(timeline: Timeline) -> str:
-    """Return the text of the last reply; of a likelihood or the like, nothing."""
+    """Return the text of the last reply; empty if there is no reply, as with likelihoods."""
     replies = [message.text for turn in timeline.turns for message in turn.messages if message.role == "assistant"]
     return replies[-1] if replies else ""
 
 
 def _first_lines(text: str, most: int) -> str:
-    """Return the first lines of a text that are not blank, with how many more there are."""
+    """Return the first lines of a text that are not blank, with the number of the others."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     shown = [line if len(line) <= _LONG_LINE else f"{line[: _LONG_LINE - 1]}…" for line in lines[:most]]
     rest = len(lines) - most
