@@ -162,7 +162,7 @@ class TestListing:
 
 
 class TestRemoving:
-    def test_it_shows_what_will_go_and_asks(self, copied: Path) -> None:
+    def test_rm_shows_what_it_will_remove_and_asks(self, copied: Path) -> None:
         before = tree(copied)
         run = next(run for run in listed(copied) if run["target"] == "llama-2")
         asked = answering("n\n", "cache", "rm", run["id"], cwd=copied)
@@ -194,7 +194,7 @@ class TestRemoving:
         holdfast("cache", "rm", "-y", "--status", "damaged", cwd=copied)
         assert targets(copied) == ["Qwen/Small-1"]
 
-    def test_all_means_all(self, copied: Path) -> None:
+    def test_rm_all_removes_every_run(self, copied: Path) -> None:
         holdfast("cache", "rm", "-y", "--all", cwd=copied)
         assert listed(copied) == []
         assert [path for path in (copied / "runs").rglob("*") if not path.is_dir()] == []
@@ -232,7 +232,7 @@ class TestRemoving:
         ("arguments", "message"),
         [([], "name the runs to remove"), (["ffffffff"], "'ffffffff' is not a run"), ([""], "is not a run")],
     )
-    def test_what_names_no_run_removes_none(self, copied: Path, arguments: list[str], message: str) -> None:
+    def test_arguments_that_name_no_run_remove_nothing(self, copied: Path, arguments: list[str], message: str) -> None:
         before = tree(copied)
         assert message in holdfast("cache", "rm", "-y", *arguments, cwd=copied, check=2).stderr
         assert tree(copied) == before

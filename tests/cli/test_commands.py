@@ -95,7 +95,7 @@ class TestManyRuns:
         assert [path for path in again["listed"] if path.startswith("runs")] == ["runs", "runs/e"]
         assert "pydantic" not in again["imported"]
 
-    def test_what_changes_in_a_run_without_a_new_name_is_noticed(self, tmp_path: Path, many_runs: Path) -> None:
+    def test_a_change_inside_a_run_is_noticed(self, tmp_path: Path, many_runs: Path) -> None:
         holdfast("ls", cwd=tmp_path)
         run = many_runs / "copy-00000003"
         (run / "workers" / "w").mkdir(parents=True)
@@ -139,7 +139,7 @@ class TestManyRuns:
 
 
 class TestItself:
-    def test_its_version(self, tmp_path: Path) -> None:
+    def test_version_is_printed(self, tmp_path: Path) -> None:
         assert holdfast("--version", cwd=tmp_path).stdout == f"holdfast {__version__}\n"
 
     @pytest.mark.parametrize("words", [["--version"], ["--help"]])
@@ -421,7 +421,7 @@ class TestEval:
 
 
 class TestDryRun:
-    def test_it_shows_the_eval_and_the_plan_and_writes_and_asks_nothing(
+    def test_dry_run_shows_the_eval_and_the_plan_and_writes_and_asks_nothing(
         self, type_in: Any, tmp_path: Path, mock: Any
     ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4, trials=2)
@@ -452,14 +452,14 @@ class TestDryRun:
         assert (plan["total"], plan["to_run"], plan["finished"], plan["to_grade"]) == (4, 4, 0, 0)
         assert plan["eval"]["prompt"] == "{{ question }}"
 
-    def test_it_says_what_is_wrong_too(self, type_in: Any, tmp_path: Path) -> None:
+    def test_dry_run_reports_mistakes(self, type_in: Any, tmp_path: Path) -> None:
         ended = type_in("eval", write_spec(tmp_path, prompt="{{ nothing }}"), "--dry-run")
         assert ended.code == 2 and "no sample has a field 'nothing'" in ended.err
 
 
 class TestInit:
     @pytest.mark.parametrize("folder", [None, "new", "deep/er"])
-    def test_it_writes_an_eval_that_can_be_read(self, type_in: Any, tmp_path: Path, folder: str | None) -> None:
+    def test_init_writes_an_eval_that_can_be_read(self, type_in: Any, tmp_path: Path, folder: str | None) -> None:
         ended = type_in("init", *([folder] if folder else []))
         assert ended.code == 0
         path = tmp_path / (folder or ".") / "eval.yaml"
@@ -510,7 +510,7 @@ class TestRepair:
         assert type_in("eval", "e.yaml").code == 0 and mock.requests == asked + 1
 
     @pytest.mark.parametrize("place", [".", "nowhere", "e.yaml"])
-    def test_what_is_no_run_is_refused(self, type_in: Any, tmp_path: Path, place: str) -> None:
+    def test_a_folder_that_is_no_run_is_refused(self, type_in: Any, tmp_path: Path, place: str) -> None:
         (tmp_path / "e.yaml").touch()
         ended = type_in("repair", place)
         assert ended.code == 2 and "Traceback" not in ended.err
@@ -518,7 +518,7 @@ class TestRepair:
 
 class TestDisplays:
     @pytest.mark.parametrize("display", ["plain", "json", "none", "rich", None])
-    def test_what_is_no_terminal_gets_no_escape_codes(self, tmp_path: Path, mock: Any, display: str | None) -> None:
+    def test_escape_codes_go_only_to_terminals(self, tmp_path: Path, mock: Any, display: str | None) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=5, gate={"exact": 1})
         words = ["--display", display] if display else []
         done = holdfast("eval", path, *words, cwd=tmp_path, check=1, env={"TERM": "xterm-256color"})

@@ -157,7 +157,7 @@ class TestConversation:
         both, one = (json.loads(show(sums.run, name, "--json")) for name in ("s1", "s1/2"))
         assert [trial["trial"] for trial in both] == [1, 2] and one == both[1:]
 
-    def test_one_of_several_trials_can_be_chosen(self, sums: Lab) -> None:
+    def test_show_can_choose_one_of_several_trials(self, sums: Lab) -> None:
         assert show(sums.run, "s1").count("correct  0.000") == 2
         assert show(sums.run, "s1/2").startswith("s1 #2 of 2  ✗ failed")
 
@@ -231,7 +231,7 @@ class TestTerminal:
             assert rules and all(len(line) == columns for line in rules)
 
     @pytest.mark.parametrize("where", ["terminal", "pipe"])
-    def test_what_models_and_datasets_say_cannot_command_the_terminal(
+    def test_texts_of_models_and_datasets_cannot_command_the_terminal(
         self, tmp_path: Path, provider: Server, where: str
     ) -> None:
         row: dict[str, Any] = {"id": "a\x1b[31m", "question": HOSTILE, "expected": HOSTILE + "!", HOSTILE: HOSTILE}

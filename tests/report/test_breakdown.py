@@ -178,7 +178,7 @@ class TestTable:
         ]
 
     @pytest.mark.parametrize("width", [60, 80])
-    def test_it_fits_narrow_terminals(self, width: int) -> None:
+    def test_breakdown_tables_fit_narrow_terminals(self, width: int) -> None:
         from rich.console import Console
 
         from holdfast.report.table import breakdown_tables

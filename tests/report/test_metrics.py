@@ -192,7 +192,7 @@ class TestTheFiles:
         assert list(before)[-1] == "timing"
         assert {**before, "timing": 0} == {**after, "timing": 0}
 
-    def test_both_files_can_be_rebuilt_from_the_journals(self, evaluate: Any) -> None:
+    def test_results_and_metrics_can_be_rebuilt_from_the_journals(self, evaluate: Any) -> None:
         keys: dict[str, Any] = {"graders": ["half"]}
         run = evaluate("a", "b", **keys)
         before = metrics(run.path), (run.path / "results.json").read_bytes()
@@ -210,7 +210,7 @@ class TestTheFiles:
         (run.path / "metrics.json").write_text(content)
         assert metrics(evaluate("a", graders=["half"]).path) == before
 
-    def test_they_are_json_for_anyone(self, evaluate: Any) -> None:
+    def test_results_and_metrics_are_standard_json(self, evaluate: Any) -> None:
         run = evaluate("a", graders=["half"])
         results = json.loads((run.path / "results.json").read_text())
         assert results["schemaVersion"] == "1.1" and results["eval"] == "e" and len(results["trials"]) == 1

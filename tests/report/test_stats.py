@@ -180,7 +180,7 @@ class TestTally:
 
 
 class TestUsageTally:
-    def test_one_unknown_makes_the_sum_unknown_and_nought_does_not(self) -> None:
+    def test_an_unknown_usage_makes_the_sum_unknown_and_zero_does_not(self) -> None:
         tally = UsageTally()
         tally.add(Usage(10, 5, 1, 0.0))
         tally.add(Usage(1, 1, 1, 0.25))

@@ -1,4 +1,4 @@
-"""Sums and quantiles of many numbers are those of a sorted list, in less memory."""
+"""Sums and quantiles of many numbers equal those from a sorted list, in less memory."""
 
 from __future__ import annotations
 

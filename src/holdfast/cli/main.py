@@ -45,7 +45,7 @@ _VARIABLES: Final = {
     "HOLDFAST_UMASK": "holdfast.store.home:apply_umask",
     "HOLDFAST_PROCESS_ISOLATION": "holdfast.containment.program:requested_kind",
 }
-"""variables that are applied, or refused, before a command does anything"""
+"""variables that are checked and applied before the command"""
 _UNREADABLE: Final = "holdfast.store.run_files:UNREADABLE"
 _SYNONYMS: Final = {"evaluate": "eval"}
 """names of verbs in other launchers, which help does not list"""
@@ -54,7 +54,7 @@ _REPAIR: Final = "`holdfast repair --dry-run RUN` names it, and `holdfast repair
 
 
 class _Verbs(click.Group):
-    """Imports a verb's module only when it is used, so that starting stays fast."""
+    """Imports a verb's module only when it is used, to start fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -95,7 +95,7 @@ def holdfast() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM where a run does not handle it: while it waits for another process, or reads and writes its files."""
+    """Handle SIGTERM while no run does: while it waits for another process, or reads and writes its files."""
 
 
 def _stop(number: int) -> None:
@@ -103,12 +103,12 @@ def _stop(number: int) -> None:
 
 
 def _is_resumable() -> bool:
-    """True for a command that asks models, and goes on where it was interrupted; others just begin again."""
+    """Return True for a command that asks models, and resumes after an interruption; others start over."""
     return any(word in _RESUMABLE for word in sys.argv[1:2]) or "--judge" in sys.argv
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, so that a file or a connection would get its number
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib is not imported here

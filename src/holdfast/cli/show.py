@@ -104,7 +104,7 @@ def command(
 
 
 def _timelines(view: RunView, name: str) -> Iterator[Timeline]:
-    """Yield the trials of a sample, or the one that is named."""
+    """Yield all trials of a sample, or the named one."""
     sample, number = find_sample(view, name)
     for each in range(1, view.manifest.trials + 1) if number is None else (number,):
         if (trial := view.trial(sample, each)) is not None:
@@ -125,7 +125,7 @@ def _print_timelines(timelines: Iterable[Timeline]) -> int:
 
 
 def _draw_run(view: RunView, chosen: Chosen, most: int | None, *, whole: bool) -> Iterator[RenderableType]:
-    """Draw the wanted trials; the `whole` run begins with its numbers, and has only the first few of them."""
+    """Draw the wanted trials; for the `whole` run, draw its numbers and only the first few trials."""
     from rich.text import Text
 
     write = Writer(terminal=sys.stdout.isatty())

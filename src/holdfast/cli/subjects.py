@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def find_subject(name: str, runs_dir: Path) -> Subject | Path:
-    """An invocation or a task of it, by id or path; else a run on this machine, by path or id."""
+    """Find an invocation or one of its tasks, by id or path, or a run on this machine, by path or id."""
     try:
         return find(name)
     except NotKnown as error:
@@ -31,12 +31,12 @@ def find_subject(name: str, runs_dir: Path) -> Subject | Path:
 
 
 def fetch_run(name: str, runs_dir: Path) -> Path:
-    """A run to read: one on this machine, as `find_run` finds it, or a copy of the one of a task or `HOST:PATH`."""
+    """Find a run to read: one on this machine, as with `find_run`, or a copy of a task's run or of `HOST:PATH`."""
     return fetch_runs(name, runs_dir, most=1)[0]
 
 
 def fetch_runs(name: str, runs_dir: Path, most: int | None = None) -> list[Path]:
-    """Runs to read, as for `fetch_run`; an invocation has one for each task, of which at most `most` are accepted."""
+    """Find runs to read, as with `fetch_run`; an invocation has one for each task, and may have at most `most`."""
     try:
         path = find_run(name, runs_dir)
     except NoSuchRun as error:

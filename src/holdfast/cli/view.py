@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PORT = 4653
 _FOLLOW_SECONDS = 10.0
-"""between two looks at an unfinished run on a cluster"""
+"""seconds between two looks at an unfinished run on a cluster"""
 
 
 @click.command("view")
@@ -70,8 +70,8 @@ def command(
     RUN may also be an invocation or HOST:PATH: its runs are copied from the cluster, and followed until they are
     finished.
 
-    The server only reads, and follows runs that are being written. It answers only on this machine and only to those
-    who have the key in the address that it prints. Ctrl-C ends it.
+    The server only reads, and follows runs that are being written. It answers only on this machine, and only with
+    the key in the address that it prints. Ctrl-C ends it.
     """
     if not is_loopback(host) and not allow_network:
         raise UsageError(
@@ -174,7 +174,7 @@ def _forwarding(rules: AccessRules, socket_path: Path | None, variables: Mapping
 
 
 def _can_open(variables: Mapping[str, str]) -> bool:
-    """True if a browser would open on the user's own screen, and not as text in this terminal."""
+    """Return True if a browser opens on the user's own screen, and not as text in this terminal."""
     if variables.get("SSH_CONNECTION"):
         return False
     return sys.platform == "darwin" or any(variables.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
