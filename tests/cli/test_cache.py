@@ -142,10 +142,6 @@ class TestListing:
             assert f"{option} is empty" in stderr
         assert len(listed(gallery)) == 4
 
-    def test_the_newest_run_is_listed_first(self, gallery: Path) -> None:
-        written = [run["written"] for run in listed(gallery)]
-        assert written == sorted(written, reverse=True)
-
     def test_a_missing_runs_directory_is_reported(self, gallery: Path) -> None:
         stderr = holdfast("cache", "ls", "--runs-dir", "nowhere", cwd=gallery, check=2).stderr
         assert "nowhere is not a directory" in stderr

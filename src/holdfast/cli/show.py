@@ -17,9 +17,18 @@ from holdfast.display.terminal import echo_json, printable
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.plan.changes import format_count
 from holdfast.report.run_view import RunView
-from holdfast.report.selection import Chosen, Criteria, find_graders, find_sample, sample_ids
 from holdfast.report.timeline import trial_timeline
-from holdfast.report.transcript import Writer, draw_failure, draw_run, draw_timeline
+from holdfast.report.transcript import (
+    Chosen,
+    Criteria,
+    Writer,
+    draw_failure,
+    draw_run,
+    draw_timeline,
+    find_graders,
+    find_sample,
+    sample_ids,
+)
 from holdfast.store.catalog import summarize_run
 from holdfast.store.rundir import RunDir
 

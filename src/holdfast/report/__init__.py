@@ -16,8 +16,7 @@ What a command prints:
 `failures` what failed and why it is missing, what was retried
 `table`    tables of scores, the lines below them, and the plan of `--dry-run`
 `suite`    runs of a suite side by side, and which differ from the best
-`transcript` a run and a trial in the terminal
-`selection` trials by status and grader, samples by id
+`transcript` a run and its trials in the terminal, chosen by status, grader or sample
 
 Reading a run back:
 `line_places` where the lines of each trial are in its journals

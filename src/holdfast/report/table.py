@@ -72,49 +72,58 @@ def print_outcome(
 
 
 def _print_unfinished(console: Console, outcome: Outcome, command: str, run: str) -> None:
-    plan, reason = outcome.plan, outcome.reason
+    """Print the numbers so far, why the command stopped, what is left, and the command that continues."""
     if outcome.so_far is not None:
         _print_metrics(console, outcome, outcome.so_far, so_far=True)
         console.print(Text(missing(outcome.so_far), style="bold yellow"))
     _print_failures(console, outcome)
-    if isinstance(reason, Fault):
-        console.print(Text(f"stopped: {reason}", style="bold red"))
-    elif isinstance(reason, BudgetReached):
-        console.print(Text(with_hint(reason.message, reason.remedy), style="bold yellow"), soft_wrap=True)
-        command = with_raised_limit(command, reason)
-    elif isinstance(reason, Interrupted):
+    if isinstance(outcome.reason, Fault):
+        console.print(Text(f"stopped: {outcome.reason}", style="bold red"))
+    elif isinstance(outcome.reason, BudgetReached):
+        console.print(
+            Text(with_hint(outcome.reason.message, outcome.reason.remedy), style="bold yellow"), soft_wrap=True
+        )
+        command = with_raised_limit(command, outcome.reason)
+    elif isinstance(outcome.reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
     for line in batch_lines(outcome.rundir):
         console.print(line, soft_wrap=True)
     for line in uncertain_lines(outcome.failures, run or shlex.quote(str(outcome.rundir.path))):
         console.print(Text(line, style="bold yellow"), soft_wrap=True)
-    done = plan.total - plan.to_run
+    plan = outcome.plan
     ungraded = f", {plan.to_grade:,} of them without all their grades" if plan.to_grade else ""
-    console.print(f"{done:,} of {plan.total:,} trials have an output{ungraded}")
+    console.print(f"{plan.total - plan.to_run:,} of {plan.total:,} trials have an output{ungraded}")
+    for line in _continuation_lines(outcome, command):
+        console.print(line, soft_wrap=True)
+
+
+def _continuation_lines(outcome: Outcome, command: str) -> Iterator[str]:
+    """Say which command continues, and what it will do; nothing if only a person can continue."""
+    plan, reason = outcome.plan, outcome.reason
     if outcome.skipped_graders and plan.to_run == 0:
-        console.print("Graders were skipped: the same command without --skip-graders grades these outputs.")
+        yield "Graders were skipped: the same command without --skip-graders grades these outputs."
         return
     if outcome.grade_only and plan.to_run:
         lack = "trial has" if plan.to_run == 1 else "trials have"
-        console.print(f"{plan.to_run:,} {lack} no output yet; `holdfast eval` runs them. Grading never does.")
+        yield f"{plan.to_run:,} {lack} no output yet; `holdfast eval` runs them. Grading never does."
         if reason is None and not plan.to_grade:
             return
     if isinstance(reason, Waiting):
-        console.print("Collect the results with:")
+        yield "Collect the results with:"
     elif reason is None:
         main, *workers = outcome.rundir.journals("errors")
         errors = main if main.exists() or not workers else outcome.rundir.workers / "*" / main.name
-        uncertain_trials = 0 if outcome.failures is None else len(outcome.failures.uncertain)
-        to_run = 0 if outcome.grade_only else plan.to_run - uncertain_trials
+        uncertain = 0 if outcome.failures is None else len(outcome.failures.uncertain)
+        to_run = 0 if outcome.grade_only else plan.to_run - uncertain
         pending = (0 if outcome.skipped_graders else plan.to_grade) + to_run
         if not pending:
             return
         state = "trial has errors and stays pending" if pending == 1 else "trials have errors and stay pending"
-        console.print(f"{pending:,} {state}; every attempt is in {errors}", soft_wrap=True)
-        console.print("Run the command again to retry only these, or add --accept-errors to finish without them:")
+        yield f"{pending:,} {state}; every attempt is in {errors}"
+        yield "Run the command again to retry only these, or add --accept-errors to finish without them:"
     else:
-        console.print("Resume with:")
-    console.print(f"  {command}", soft_wrap=True)
+        yield "Resume with:"
+    yield f"  {command}"
 
 
 def _print_metrics(console: Console, outcome: Outcome, metrics: Metrics, *, so_far: bool = False) -> None:
