@@ -76,7 +76,7 @@ class _Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            import difflib  # not at the top: it would be a tenth of `holdfast --version`
+            import difflib  # here, because it would be a tenth of `holdfast --version`
 
             close = difflib.get_close_matches(args[0], list(_VERBS), n=1)
             if close:
@@ -147,5 +147,5 @@ def main() -> None:
             echo(traceback.format_exc(), err=True, nl=False)
             show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
         code = 3
-    gc.freeze()  # the end frees everything anyhow; searching it for garbage first takes as long as starting
+    gc.freeze()  # the process ends anyway, and a last garbage collection would take as long as the start
     sys.exit(code)

@@ -144,7 +144,7 @@ def _follow_copies(names: tuple[str, ...], root: Path, named: Mapping[str, RunDi
             for name in names:
                 fetch_runs(name, root)
             last = ""
-        except HoldfastError as error:  # the cluster is away; its jobs go on, and so does this
+        except HoldfastError as error:  # the cluster cannot be reached; its jobs go on, and so does the viewer
             if error.message != last:
                 show_warning(error.message)
             last = error.message
@@ -192,5 +192,5 @@ def _open_browser(address: str, home: Path) -> None:
         '<!doctype html><meta charset="utf-8"><title>Holdfast</title>'
         f'<meta http-equiv="refresh" content="0;url={link}"><p><a href="{link}">Open Holdfast</a></p>\n',
     )
-    # Some browsers are waited for until they are closed.
+    # Some browsers return only when they are closed.
     threading.Thread(target=webbrowser.open, args=(path.absolute().as_uri(),), daemon=True).start()

@@ -84,7 +84,7 @@ def _spelled(text: Text) -> Text:
 def make_console(piped_width: int = 120) -> Console:
     """Return the console of standard output; in a pipe it is as wide as a table may need."""
     piped = not sys.stdout.isatty()
-    # Names and paths are the users': square brackets and colons in them mean themselves.
+    # Square brackets and colons in users' names and paths are no markup.
     return SafeConsole(
         markup=False, emoji=False, highlight=False, soft_wrap=piped, width=piped_width if piped else None
     )

@@ -60,16 +60,16 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
         counts[status] += 1
         count_trial(tally, view.places, trial)
         if (full and status == "passed") or (space <= 0 and not passed):
-            continue  # rendering it would be wasted, and takes long for a long conversation
+            continue  # it would not be shown, and rendering a long conversation takes long
         timeline = trial_timeline(view, trial, contents=False)
         text = card.render(_card(trial, timeline, prompt), timeline=timeline, status=status)
         cards[number] = Markup(text)  # noqa: S704 - made by a template that escapes
         space -= len(text)
         if status == "passed":
             passed.append(number)
-        while space < 0 and passed:  # what did not pass is what people look for
+        while space < 0 and passed:  # people look for what did not pass
             space += len(cards.pop(passed.pop()))
-            full = True  # from here on, only what did not pass is added
+            full = True  # from now on, add only what did not pass
     style, script = read_asset("style.css"), read_asset("report.js")
     page = generate(
         "report.html",

@@ -56,7 +56,7 @@ def export_mlflow(view: RunView, block: MlflowExport) -> Exported:
             f"{bare_url(uri)} is a database, which the installed mlflow cannot open by itself",
             remedy="Give the address of an MLflow server, or install the whole package: pip install mlflow",
         )
-    # By default a server that is not there is asked for minutes.
+    # By default the client retries an unreachable server for minutes.
     with environment(
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",
         MLFLOW_HTTP_REQUEST_TIMEOUT="60",

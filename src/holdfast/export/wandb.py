@@ -161,7 +161,7 @@ def export_wandb(view: RunView, block: WandbExport) -> Exported:
         run = wandb.init(
             id=stable_id(manifest),
             resume="allow",
-            reinit="create_new",  # whoever evaluates from Python may have a run of their own open
+            reinit="create_new",  # a Python program may have a W&B run of its own open
             mode="offline" if why_offline else "online",
             dir=folder,
             project=block.project or settings.project or "holdfast",
@@ -201,7 +201,7 @@ def _why_offline(block: WandbExport, settings: Login) -> tuple[str | None, list[
     try:
         urllib.request.urlopen(settings.base_url, timeout=_PATIENCE).close()  # noqa: S310 - the user's own server
     except urllib.error.HTTPError as answer:
-        answer.close()  # whatever it says, it is there
+        answer.close()  # any answer means that the server is there
     except (OSError, ValueError) as error:
         if block.mode == "online":
             raise

@@ -143,7 +143,7 @@ def _content_text(content: Any) -> str:
     if not isinstance(content, list):
         return "" if content is None else as_text(content)
     texts = []
-    for part in content:  # parts, as the chat API has them; what is neither text nor image is shown as it is
+    for part in content:  # parts of the chat API; a part that is neither text nor image is shown as JSON
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif _image(part) is None:

@@ -259,7 +259,7 @@ def _against(current: ScoredRun, baseline: ScoredRun, rules: Rules) -> list[Chec
             checks.append(_check(name, False, f"{name} is in the baseline and not in this run", metric=name))
     if not checks:
         checks.append(_check("metrics", False, "the two runs have no metric in common: there is nothing to compare"))
-    if current.metrics.coverage < 1:  # verdicts that are missing could hide what has become worse
+    if current.metrics.coverage < 1:  # missing verdicts could hide a loss
         if allowed is None:
             checks.append(_coverage(current, baseline, rules.max_drop))
         else:

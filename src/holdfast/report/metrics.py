@@ -55,7 +55,7 @@ def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metri
     except OSError:
         if not columns.discard():
             raise
-        metrics = _write_report(identified, rundir, index, columns)  # they may have taken the last room on the disk
+        metrics = _write_report(identified, rundir, index, columns)  # the columns may have filled the disk
     except BaseException:
         columns.discard()
         raise
@@ -219,6 +219,8 @@ class _Report:
             for judged in batch.judged:
                 tally.add([judged.verdicts.get(vote) for vote in self._places[grader].votes])
         if trials == 1 and self._clusters is None and self._benchmark is None:
+            # Most rows of a large run are equal in all that counts. Adding each kind of row once, with its number,
+            # is much faster than adding row by row.
             rows = slice(batch.positions.start, batch.positions.stop)
             values = [each.grouping.packed()[rows] for each in self._by]
             self._equal.update(zip(panels.packed()[1][rows], batch.judged, *values, strict=True))
@@ -348,7 +350,7 @@ class _BenchmarkScores:
                 values = [judged.score_of(grader) for judged in row.trials]
             present = [value for value in values if value is not None]
             if present:
-                # A sample counts once. Values that are not scores cannot be averaged: the first stands for the sample.
+                # A sample counts once. Values that are not scores cannot be averaged: the first one counts.
                 value = present[0] if uses_values(metric) or len(present) == 1 else math.fsum(present) / len(present)
                 self._values.setdefault((name, metric.key), []).append(value)
 

@@ -120,7 +120,7 @@ def estimate_run(identity: RunIdentity, plan: Plan, rundir: RunDir) -> RunEstima
     """Estimate what the rest of a run takes, from the first rows of its dataset."""
     script, prompts = Script(identity.spec), []
     for sample in islice(identity.dataset, LOOKED_AT):
-        with suppress(AttemptError):  # of a row that does not fit, which the run reports
+        with suppress(AttemptError):  # the run reports rows that do not fit
             prompts.append(script.render(sample))
     return estimate(identity.spec, prompts, plan, rundir)
 

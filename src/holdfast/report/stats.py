@@ -59,7 +59,7 @@ def normal_quantile(inside: float) -> float:
 
 def t_quantile(freedom: int, inside: float) -> float:
     """Return Student's quantile of a two-sided interval with this coverage, for a number of degrees of freedom."""
-    if freedom > 200:  # Cornish and Fisher's expansion, good to nine digits from here on
+    if freedom > 200:  # Cornish and Fisher's expansion, which has nine correct digits here
         z, n = normal_quantile(inside), freedom
         return (
             z
@@ -155,7 +155,7 @@ def estimate(
     if stderr is None:
         return Estimate(mean, None, None, None, "none")
     if stderr < 1e-12:
-        # No spread was seen, which is not the same as certainty: a proportion would be allowed this much.
+        # No spread is not certainty: use the interval that a proportion would have.
         return Estimate(mean, *wilson(mean, clusters), stderr, "wilson")
     half = t95(clusters - 1) * stderr
     method = "t" if most == clusters else "t-clustered"
@@ -399,9 +399,9 @@ def paired_difference(
     mean, stderr = mean_and_error(parts)
     freedom = len(parts) - 1
     if not freedom or not stderr:
-        return Difference(len(by_sample), mean, None, None, None)  # no spread was seen, which is not certainty
+        return Difference(len(by_sample), mean, None, None, None)  # no spread is not certainty
     half = t95(freedom) * stderr
-    # Scores are from 0 to 1. With few samples, Student's interval would promise differences that cannot be.
+    # Scores are from 0 to 1. With few samples, Student's interval would include impossible differences.
     return Difference(len(by_sample), mean, max(-1.0, mean - half), min(1.0, mean + half), stderr, freedom)
 
 
@@ -517,7 +517,7 @@ def _chance_within(units: Iterable[int], bound: int) -> float:
     if bound <= 0:
         return 0.0
     points = min((largest + bound) // 2, math.ceil((bound + far) / 2)) + 1 | 1
-    factors = sorted(sizes.items(), key=lambda factor: -factor[1])  # those that are soon close to 0 first
+    factors = sorted(sizes.items(), key=lambda factor: -factor[1])  # the factors that approach 0 fastest come first
     total = float(bound - 1)
     for point in range(1, points // 2 + 1):
         angle = math.pi * point / points

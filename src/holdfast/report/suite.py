@@ -439,7 +439,7 @@ def _compare_finished(places: Mapping[Place, tuple[RunSummary, RunDir]]) -> Comp
         if summary.finished:
             try:
                 runs[place] = read_scores(RunView(rundir))
-            except HoldfastError:  # damaged since it was listed; its score is shown, and tested with nothing
+            except HoldfastError:  # damaged since it was listed: its score is shown without a test
                 continue
     return compare_with_best(runs)
 

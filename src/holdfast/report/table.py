@@ -161,7 +161,7 @@ def batch_lines(rundir: RunDir, states: Mapping[str, str] = MappingProxyType({})
         verb = "submitted"
         if batch.intent.account == ACCOUNT:
             verb = "written"
-            with suppress(FileNotFoundError):  # it was removed, which cancels it
+            with suppress(FileNotFoundError):  # removing the file cancels the batch
                 state += f"; answer it with: {answer_command(rundir.batches, batch.intent.intent)}"
         yield f"batch {batch.name}: {requests} of {batch.intent.where}, {verb} {age} ago, {state}"
 
@@ -221,7 +221,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
         Column("graded"),
         *([Column("skipped")] if skipped else []),
         *(Column(key.replace("_", " "), spare=2) for key in extra),
-        # Of all columns pass@1 says the least: it is `passed` by `graded`.
+        # pass@1 is the first to go: it is `passed` divided by `graded`.
         *(Column(f"pass@{k}", spare=5 if k == 1 else 3 if k == ks[-1] else 4) for k in ks),
         *(Column(f"pass^{k}", spare=3) for k in ks[-1:]),
     ]
@@ -278,7 +278,7 @@ def _field_table(metrics: Metrics, field: str, width: int) -> Table:
     ]
     rows = []
     for value, block in list(metrics.by[field].items())[:MOST_ROWS]:
-        # With a single grader the trials as a whole are what it says of them.
+        # With a single grader, its verdict is the trial's.
         overall = block.overall
         assert overall is not None
         scores = [block.graders[name].score if name in block.graders else None for name in graders]
@@ -390,7 +390,7 @@ def _interval(
     parts: list[GraderMetrics] = []
     for task in tasks:
         graders = metrics.graders if by_task is None else by_task[task].graders if task in by_task else {}
-        # A grader that some tasks have in a form of their own is called METRIC@TASK.
+        # If tasks have a grader in different forms, it is called METRIC@TASK.
         names = [name for name in graders if name.partition("@")[0] in _grader_names(metric, filter_name)]
         if len(names) != 1:
             return None, None
@@ -448,7 +448,7 @@ def _paid(usage: Usage, judges: Usage, spent: Spent | None) -> str | None:
         return None
     if usage.cost is not None and judges.cost is not None:
         worth = usage.cost + judges.cost
-        if spent.unpriced:  # attempts that failed, and were paid for
+        if spent.unpriced:  # failed attempts may cost something as well
             return (
                 f"this run paid at least {dollars(spent.cost)}: what {spent.unpriced:,} of its requests cost is unknown"
             )

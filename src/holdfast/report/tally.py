@@ -158,7 +158,7 @@ class UsageTally:
     ) -> None:
         """Add the usage of many trials or grades, as the index packs it."""
         if UNKNOWN in incoming or UNKNOWN in outgoing:
-            self._tokens_known = False  # so that the sums, which are wrong now, are not used
+            self._tokens_known = False  # the sums below are wrong then, and never used
         self._input += sum(incoming)
         self._output += sum(outgoing)
         self._requests += sum(requests)
@@ -300,7 +300,7 @@ class AgreementTally:
         if not self._outputs:
             return None
         expected = 2 * (self._values * self._squares - self._sum**2) / (self._values - 1)
-        # Where all scores are the same, chance would agree as well: alpha is not defined.
+        # If all scores are the same, chance would agree as well: alpha is not defined.
         alpha = None if expected <= 1e-12 else 1 - self._observed / expected
         return Agreement(alpha=alpha, equal=self._equal / self._outputs, outputs=self._outputs)
 
