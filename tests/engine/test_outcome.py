@@ -13,7 +13,7 @@ from holdfast.errors import BudgetReached
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import Progress
 from holdfast.report.failures import Alike
-from holdfast.report.summary import facts, with_raised_limit
+from holdfast.report.table import facts, with_raised_limit
 from holdfast.spec.eval_schema import Limits
 from holdfast.store.answers import Answers
 from holdfast.store.index import Spent

@@ -144,7 +144,7 @@ class TestJunit:
         values = {item.get("name"): item.get("value") for item in suite.iter("property")}
         assert float(str(values["even.low"])) == metrics(run)["metrics"]["even"]["low"]
 
-    def test_what_is_pending_is_an_error_with_its_cause(self, tmp_path: Path, provider: Server) -> None:
+    def test_a_pending_trial_is_an_error_with_its_cause(self, tmp_path: Path, provider: Server) -> None:
         lab = Lab(tmp_path, provider, spec={"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}})
         (tmp_path / "agent.py").write_text(
             "def reply(prompt):\n    if '3' in prompt: raise ValueError('no idea')\n    return prompt\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.errors import ConfigError
 from holdfast.plan.votes import combine_scores, combine_votes
-from holdfast.report.agreement import AgreementTally
+from holdfast.report.tally import AgreementTally
 from holdfast.report.verdicts import Judged
 from holdfast.store.refs import VerdictRef
 from tests.support.judges import Judges, Refuse, judges

@@ -17,8 +17,8 @@ from holdfast.errors import ConfigError, Problem
 from holdfast.spec.redact import looks_secret
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Mapping
+    from pathlib import Path
 
 NAME: Final = ".env"
 _PROJECT: Final = (".git", "pyproject.toml")

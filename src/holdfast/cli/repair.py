@@ -54,7 +54,7 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
 
 
 def _directory(run: str, runs_dir: Path | None) -> Path:
-    """The run's directory; unlike other commands, also where its manifest is missing."""
+    """Return the run's directory, even if its manifest is missing, unlike other commands."""
     path = Path(run)
     if path.is_dir():
         if any((path / name).exists() for name in ("manifest.json", "outputs.jsonl", "metrics.json")):
@@ -78,7 +78,7 @@ def _broken_manifest(rundir: RunDir) -> str | None:
 
 
 def _missing(rundir: RunDir, index: Index) -> list[str]:
-    """Describe what a finished run should have and does not."""
+    """Describe what a finished run lacks."""
     problems = []
     if not rundir.manifest.exists():
         problems.append("manifest.json is missing; the `holdfast eval` command that made the run writes it again")
@@ -101,7 +101,7 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
 
 
 def _repair(rundir: RunDir) -> tuple[list[str], Index]:
-    """Set aside what is damaged, reopen the run where something is missing, and describe what was wrong."""
+    """Set damaged lines aside, reopen the run if something is missing, and describe the damage."""
     lease = hold(rundir)
     try:
         broken = _broken_manifest(rundir)  # first: what a later version wrote is not ours to repair

@@ -20,7 +20,7 @@ from holdfast.display.terminal import echo, echo_json
 from holdfast.engine.collecting import collect_batches
 from holdfast.errors import Exit, HoldfastError, RunHeld, UsageError
 from holdfast.export.registry import unfinished_exports
-from holdfast.report.waiting import batch_lines
+from holdfast.report.table import batch_lines
 from holdfast.store.batches import waiting_batches
 from holdfast.store.catalog import summarize_run
 from holdfast.store.index import uncertain_trials

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Target
 
 _ELSEWHERE: Final = {
-    "estimate": "holdfast.report.estimate:estimate_run",
+    "estimate": "holdfast.report.preview:estimate_run",
     "settle": "holdfast.engine.settlement:settle",
     "write_done": "holdfast.plan.done:write_done",
 }

@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping
 
     from holdfast.data.dataset import Sample
-    from holdfast.report.checkpoints import TrialStatus
-    from holdfast.report.verdicts import JudgedOutput
+    from holdfast.report.verdicts import JudgedOutput, TrialStatus
     from holdfast.spec.eval import Eval
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics, Rule, TrialResult

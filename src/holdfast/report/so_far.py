@@ -15,7 +15,7 @@ from holdfast.report.tally import Tally
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.report.checkpoints import TrialStatus
+    from holdfast.report.verdicts import TrialStatus
     from holdfast.store.index import Index
     from holdfast.store.metrics import GraderMetrics
 
