@@ -30,15 +30,15 @@ ROOMS = {"watch": {"remote", "config"}, "job": {"remote", "config"}, "remote": {
 REGISTRIES = {
     "cluster/config/executor.py",
     "graders/lm_eval.py",
-    "spec/load_exports.py",
+    "spec/exports.py",
     "spec/load_graders.py",
-    "spec/load_targets.py",
+    "spec/target_schema.py",
     "targets/http.py",
 }
 """the modules that name later ones as `module:attribute`, which are imported when an eval or a profile uses them"""
 _GRADE_TOOLS = {"set_waza_grade_pass", "set_waza_grade_fail"}
 FOREIGN = {
-    "spec/schema.py": {"nat"},
+    "spec/eval_schema.py": {"nat"},
     "spec/grader_schema.py": _GRADE_TOOLS,
     "graders/judge.py": _GRADE_TOOLS,
     "graders/sandbox.py": {"WAZA_WORKSPACE_DIR"},

@@ -20,12 +20,12 @@ from holdfast.display.choice import make_display
 from holdfast.display.terminal import echo
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
-from holdfast.spec.learning import running_nothing
+from holdfast.spec.fingerprint import running_nothing
 
 if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
     from holdfast.spec.document import Document
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.suite import Suite
 
 

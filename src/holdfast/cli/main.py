@@ -31,7 +31,6 @@ _VERBS: Final = {
     "export": "Export a run in the format of another tool.",
     "cache": "List and remove stored runs.",
     "init": "Write a small working eval to start from.",
-    "migrate": "Update eval files and runs of earlier versions.",
     "repair": "Verify a run directory and repair it.",
     "status": "Show the status of an invocation (a cluster launch) or a run.",
     "logs": "Show or follow the logs of an invocation or a run.",
@@ -105,7 +104,7 @@ def main() -> None:
     """The entry point."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, so that a file or a connection would get its number
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib is not imported here
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

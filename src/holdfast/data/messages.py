@@ -24,8 +24,8 @@ from holdfast.spec.template import RENDER_ERRORS, Template, expression
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from holdfast.spec.conversation_schema import PartBlock
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
+    from holdfast.spec.eval_schema import PartBlock
 
     Message = dict[str, Any]
 
@@ -75,7 +75,7 @@ class RowMessages:
         self._folder = spec.folder
         self._target = spec.target
         self._named = [
-            spec.folder / os.path.dirname(part.source.partition("{{")[0])  # noqa: PTH120 - a text with a template in it
+            spec.folder / os.path.dirname(part.source.partition("{{")[0])
             for _, content in self._messages
             for kind, part in (content if isinstance(content, list) else ())
             if kind != "text"

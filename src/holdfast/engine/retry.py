@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.engine.time_limits import TimeLimit
     from holdfast.plan.plan import PendingTrial
     from holdfast.plan.progress import Progress
-    from holdfast.spec.schema import Limits
+    from holdfast.spec.eval_schema import Limits
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ _STRAY_HASTE: Final = 4.0
 _ALIKE: Final = 20
 """after so many refusals before the first success, or trials given up in a row, the run stops"""
 
-_jitter: Final = random.Random()  # noqa: S311 - spreads retries, decides nothing
+_jitter: Final = random.Random()
 
 
 def delay_before(retry: int, error: AttemptError) -> float:

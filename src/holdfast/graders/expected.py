@@ -193,7 +193,7 @@ def patterns(source: str, fields: Mapping[str, Any]) -> list[str]:
     if isinstance(value, str):
         sources = [value]
     else:
-        from holdfast.spec.jinja import escape_value  # after Jinja2, which such templates need
+        from holdfast.spec.template import escape_value  # after Jinja2, which such templates need
 
         try:
             sources = [escape_value(element) for element in (_elements(value) if _is_several(value) else [value])]

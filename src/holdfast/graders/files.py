@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from holdfast.graders.types import Case, Verdict
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.store.blobs import Blobs
 
 

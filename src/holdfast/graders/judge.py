@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.errors import Problem
     from holdfast.graders.types import Case
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.store.records import Usage
     from holdfast.targets.batches import Batches
     from holdfast.targets.types import Message, Reply

@@ -21,7 +21,7 @@ from holdfast.spec.schema import Seconds
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 class LmEvalGrader(GraderBlock):

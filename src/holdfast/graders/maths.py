@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from holdfast.graders.types import Case
     from holdfast.graders.worker import Answer
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 class MathGrader(TextBlock):

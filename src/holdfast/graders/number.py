@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from re import Match
 
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 class NumberGrader(PatternBlock, TextBlock):

@@ -29,7 +29,7 @@ from holdfast.targets.trace import as_listed, read_calls
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.spec.regex import Dialect, Regex
     from holdfast.store.records import Output
 

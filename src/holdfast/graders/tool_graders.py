@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from holdfast.graders.tool_calls import Call
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 _NAMES: Final = ("b", "read_file", "server-tool", "Z9")

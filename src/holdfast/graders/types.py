@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.errors import Problem
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.eval import Origin
     from holdfast.spec.grader_schema import GraderBlock
-    from holdfast.spec.origin import Origin
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
     from holdfast.targets.batches import Batches

@@ -12,8 +12,8 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Union, cast, get_args, get_origin
 
 from holdfast.errors import ConfigError, Problem
+from holdfast.spec.document import file_inside
 from holdfast.spec.grader_schema import TAKEN_NAMES, GraderBlock
-from holdfast.spec.origin import file_inside
 from holdfast.spec.plugins import Registry
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import Block, is_embedded
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
     from pathlib import Path
 
-    from holdfast.spec.conversation_schema import ResponderBlock
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.spec.grader_schema import PromptGrader
 
 GRADERS = Registry(
@@ -72,7 +72,7 @@ def grader_schema(kind: str) -> type[GraderBlock]:
     schema = getattr(GRADERS.load(kind), "schema", None)
     if not (isinstance(schema, type) and issubclass(schema, GraderBlock)):
         message = f"the class of the grader type {kind!r} has no `schema` that is a holdfast.GraderBlock"
-        raise ValueError(message)  # noqa: TRY004 - users see it as a wrong value in their file
+        raise ValueError(message)
     return schema
 
 

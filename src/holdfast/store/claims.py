@@ -196,7 +196,7 @@ class Claims:
     def _states(self) -> dict[str, str]:
         """Return the state of each chunk by its number, in order."""
         try:
-            names = sorted(os.listdir(self._folder))  # noqa: PTH208 - pathlib is slow for thousands of chunks
+            names = sorted(os.listdir(self._folder))
         except FileNotFoundError:
             raise Fault(
                 "lease_lost", f"{self._folder} is gone", remedy="The run was finished or divided again."

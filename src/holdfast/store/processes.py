@@ -72,7 +72,7 @@ def _status(pid: int) -> _Status | None:
 
     try:
         process = subprocess.run(
-            ["ps", "-o", "stat=,lstart=", "-p", str(pid)],  # noqa: S607 - where it is differs
+            ["ps", "-o", "stat=,lstart=", "-p", str(pid)],
             env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
             capture_output=True,
             text=True,

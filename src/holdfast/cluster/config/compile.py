@@ -62,11 +62,10 @@ from holdfast.errors import Problem
 from holdfast.formats import is_eval
 from holdfast.formats.suite import find_evals
 from holdfast.spec.document import format_location
-from holdfast.spec.findings import Findings
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
 from holdfast.spec.suite import Suite
-from holdfast.spec.validation import suggest, validate_block
+from holdfast.spec.validation import Findings, suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -112,7 +112,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the jobs of a task need to know. Contains no secrets."""
 
-    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - as in all our files
+    schemaVersion: str = SCHEMA_VERSION
     invocation: str = "<id>"
     number: int = 0
     name: str = ""

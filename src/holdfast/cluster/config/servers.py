@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.provenance import Tree
     from holdfast.cluster.config.schema import ExecutionBlock
     from holdfast.spec.document import Location
-    from holdfast.spec.findings import Findings
+    from holdfast.spec.validation import Findings
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _vllm(block: DeploymentBlock) -> list[str]:
         "vllm serve",
         _model(block),
         *_options(
-            ("--host", "0.0.0.0"),  # noqa: S104 - the evaluation may run on another node of the job
+            ("--host", "0.0.0.0"),
             ("--port", block.port),
             ("--served-model-name", block.served_model_name),
             ("--tensor-parallel-size", block.tensor_parallel_size),
@@ -233,7 +233,7 @@ def _sglang(block: DeploymentBlock) -> list[str]:
         "python3 -m sglang.launch_server",
         *_options(
             ("--model-path", _model(block)),
-            ("--host", "0.0.0.0"),  # noqa: S104 - as above
+            ("--host", "0.0.0.0"),
             ("--port", block.port),
             ("--served-model-name", block.served_model_name),
             ("--tp-size", block.tensor_parallel_size),
@@ -249,7 +249,7 @@ def _trtllm(block: DeploymentBlock) -> list[str]:
         "mpirun --allow-run-as-root --oversubscribe trtllm-serve serve",
         _model(block),
         *_options(
-            ("--host", "0.0.0.0"),  # noqa: S104 - as above
+            ("--host", "0.0.0.0"),
             ("--port", block.port),
             ("--tp_size", block.tensor_parallel_size),
             ("--pp_size", block.pipeline_parallel_size),

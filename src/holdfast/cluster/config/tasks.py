@@ -22,8 +22,8 @@ from holdfast.errors import ConfigError, HoldfastError, UsageError
 from holdfast.formats import find_format, load_any
 from holdfast.formats.providers import find_file, installed_providers, unknown_task
 from holdfast.spec.document import read_document
-from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.providers import OPENAI, has_provider
+from holdfast.spec.target_schema import TARGETS
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.launch import Container, TaskFile
     from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.findings import Findings
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.overrides import Override
+    from holdfast.spec.validation import Findings
 
 OLDER = ("config.", "target.api_endpoint.")
 """how overrides of a task begin that are meant for nemo_evaluator_config"""

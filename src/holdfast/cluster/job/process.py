@@ -125,5 +125,5 @@ class EvaluationProcess:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
         if self._job.task.container is not None:  # it outlives the program that started it
-            subprocess.run(["sh", "-c", removal(self._job.task.container.engine, self._container)], check=False)  # noqa: S607
+            subprocess.run(["sh", "-c", removal(self._job.task.container.engine, self._container)], check=False)
         return self._process.wait()

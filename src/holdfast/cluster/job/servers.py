@@ -318,7 +318,7 @@ class ServerProcess:
         guard = f"(trap '' TERM; cat <&{reader} >/dev/null; {ending}) & exec {reader}<&-; "
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                ["bash", "-c", guard + line],  # noqa: S607 - as the cluster has it
+                ["bash", "-c", guard + line],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -406,7 +406,7 @@ class ServerProcess:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         if (engine := self.spot.deployment.engine) is not None:  # its container is not in the group
-            subprocess.run(["sh", "-c", removal(engine, self._container)], check=False)  # noqa: S607
+            subprocess.run(["sh", "-c", removal(engine, self._container)], check=False)
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -495,7 +495,7 @@ def has_pmix() -> bool:
 def _ask_srun(*options: str) -> str | None:
     """Return what srun prints; None if it fails."""
     try:
-        done = subprocess.run(["srun", *options], capture_output=True, text=True, timeout=30, check=False)  # noqa: S607
+        done = subprocess.run(["srun", *options], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from holdfast.cluster.remote.transport import Transport
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.overrides import Override
 
 MAX_BYTES: Final = 512 << 20
@@ -189,7 +189,7 @@ def _ignored_by_git(folder: Path, paths: Sequence[Path]) -> set[Path]:
     names = b"\0".join(os.fsencode(path.relative_to(folder)) for path in paths)
     try:
         completed = subprocess.run(
-            ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "check-ignore", "-z", "--stdin"],  # noqa: S607 - the user's own git
+            ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "check-ignore", "-z", "--stdin"],
             input=names,
             capture_output=True,
             check=False,

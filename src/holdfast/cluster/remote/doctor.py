@@ -220,7 +220,7 @@ class _Doctor:
         where = self.profile.origins.get("remote_job_dir", self.profile.place)
         if folder is None:
             yield skipped("remote_job_dir", "none is named: ./.holdfast is used")
-            folder = os.path.abspath(".holdfast")  # noqa: PTH100 - it may be another machine's
+            folder = os.path.abspath(".holdfast")
         if problem := folder_problem(folder, self.executor):
             yield failed("remote_job_dir", problem, f"{where}: correct it.")
             return

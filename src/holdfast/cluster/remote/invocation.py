@@ -49,7 +49,7 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
     """The submission of one command. Contains no secrets."""
 
-    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - as in all our files
+    schemaVersion: str = SCHEMA_VERSION
     id: str
     created: float
     user: str
@@ -69,7 +69,7 @@ class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a task, as its main job saw it last."""
 
-    schemaVersion: str = SCHEMA_VERSION  # noqa: N815
+    schemaVersion: str = SCHEMA_VERSION
     phase: Phase = "waiting"
     done: int = 0
     """trials with an output and all verdicts"""

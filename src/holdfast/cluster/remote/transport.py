@@ -79,7 +79,7 @@ class Transport(ABC):
         self,
         argv: Sequence[str],
         *,
-        input: bytes | BinaryIO = b"",  # noqa: A002 - as in subprocess.run
+        input: bytes | BinaryIO = b"",
         timeout: float = TIMEOUT,
         once: bool = False,
     ) -> Completed:
@@ -102,7 +102,7 @@ class Transport(ABC):
         self,
         argv: Sequence[str],
         *,
-        input: bytes | BinaryIO = b"",  # noqa: A002
+        input: bytes | BinaryIO = b"",
         timeout: float = TIMEOUT,
         once: bool = False,
     ) -> Completed:
@@ -285,7 +285,7 @@ class Here(Transport):
 
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         """Return a file's bytes from `offset` on, at most `limit`. FileNotFoundError if there is no file."""
-        with self._refusals(f"cannot read {path}"), open(path, "rb") as file:  # noqa: PTH123 - often called
+        with self._refusals(f"cannot read {path}"), open(path, "rb") as file:
             file.seek(offset)
             return file.read(-1 if limit is None else limit)
 
@@ -507,7 +507,7 @@ def _defaults(config: str | Path | None) -> Path:
 
 def _private_folder() -> Path:
     """Return a private folder for the sockets of shared connections, with a path short enough for a socket."""
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - checked below
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if base is None or len(base) > 27:
             continue
         folder = Path(base) / f"holdfast-ssh-{os.getuid()}"

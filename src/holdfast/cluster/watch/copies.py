@@ -246,7 +246,7 @@ class _Fetch:
         self._copy.rename(doomed)
         shutil.rmtree(doomed)
 
-    def _ask(self, script: str, input: bytes = b"") -> Completed:  # noqa: A002 - as in `Transport.run`
+    def _ask(self, script: str, input: bytes = b"") -> Completed:
         """Run a script in the run directory."""
         place = self._place
         try:

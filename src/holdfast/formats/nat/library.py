@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.records import TraceStep
 
 PACKAGES: Final = "nvidia-nat-core nvidia-nat-eval nvidia-nat-profiler"
@@ -176,7 +176,7 @@ class Item(NamedTuple):
     expected_trace: list[Any]
     row: Any
     output: Any = None
-    trace: list[TraceStep] = []  # noqa: RUF012 - replaced, never changed
+    trace: list[TraceStep] = []
 
     def build(self) -> Any:
         """Return the item as NAT has it."""
@@ -200,7 +200,7 @@ class Evaluation(NamedTuple):
     score: Any
     reasoning: Any
     error: str | None
-    more: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    more: dict[str, Any] = {}
     """further fields of its own kind of result"""
 
 
