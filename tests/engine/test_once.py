@@ -35,7 +35,7 @@ pytestmark = pytest.mark.faults
 
 SHOP = '''
 import os, signal, time
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 
 here = Path(__file__).parent
 
@@ -323,7 +323,7 @@ def test_a_function_that_raises_leaves_the_call_uncertain_if_the_trial_has_to_ru
 
 SERVER = """
 import os, sys
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 from plain_mcp import MCPServer
 
 server = MCPServer("shop")
@@ -445,7 +445,7 @@ def test_a_call_that_is_held_does_not_end_a_trial_between_an_intent_and_its_call
 
 SIDE_BY_SIDE = """
 import asyncio, os, signal
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 
 here = Path(__file__).parent
 lines = here / "orders.txt"
@@ -514,7 +514,7 @@ def test_one_decision_makes_all_calls_of_a_trial_that_were_cut_off(lab: Lab) -> 
 
 OTHER_WAY = """
 import os, signal
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 import shop
 
 def look(text, context):
@@ -592,7 +592,7 @@ def test_a_settled_trial_has_its_state_and_the_files_of_its_finished_calls(lab: 
 
 LOST = """
 import os, signal
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 import shop
 
 def reply(prompt, context):

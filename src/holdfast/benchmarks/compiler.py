@@ -375,7 +375,7 @@ def _choices(task: Any, doc: Any, arguments: list[tuple[str, str]]) -> dict[str,
     if len(contexts) == 1:
         row: dict[str, Any] = {"context": contexts[0], "continuations": [text for _, text in arguments]}
     else:
-        shared = os.path.commonprefix(contexts)
+        shared = os.path.commonprefix(contexts)  # noqa: RUF071 - of texts, letter by letter
         pairs = [{"context": context, "text": text} for context, text in arguments]
         row = {"context": shared, "continuations": pairs}
     if task.OUTPUT_TYPE == "loglikelihood":

@@ -29,7 +29,7 @@ def command(what: str, dry_run: bool) -> int:
     and the secrets of finished invocations. With ID, the scripts, logs and secrets of that invocation are removed too,
     and its id is forgotten. Runs stay.
     """
-    from holdfast.cluster.watch.clean import find_unneeded, remove, remove_invocation
+    from holdfast.cluster.watch.cleanup import find_unneeded, remove, remove_invocation
     from holdfast.cluster.watch.find import Subject, find
     from holdfast.cluster.watch.status import read_files
 

@@ -18,7 +18,7 @@ from holdfast.display.terminal import echo, echo_json
 def command(profile: str, no_job: bool, as_json: bool) -> int:
     """Check that PROFILE of env.toml works, with one line per check and a hint where one fails.
 
-    The exit code is 0 if nothing failed, else 1. No files are left behind on the cluster.
+    The exit code is 0 if nothing failed, else 1. No files are left on the cluster.
     """
     from holdfast.cluster.remote.doctor import diagnose
 

@@ -37,7 +37,7 @@ def command(what: str, runs_dir: Path | None) -> int:
 
 
 def _kill_jobs(subject: Subject) -> int:
-    from holdfast.cluster.watch.kill import kill
+    from holdfast.cluster.watch.cleanup import kill
     from holdfast.cluster.watch.status import read_files
 
     ended, remain = kill(subject, f"{getpass.getuser()}@{os.uname().nodename}", say=echo)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def launch_command(config: str | Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     """Compile and show a configuration, submit it and, with --run, follow it."""
-    from holdfast.cluster.config.compile import compile_launch
+    from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 
     if flags.run and flags.batch:
         raise UsageError("use either --run PROFILE (follow the logs) or --batch PROFILE (return at once), not both")
@@ -38,16 +38,17 @@ def launch_command(config: str | Suite, overrides: tuple[str, ...], flags: EvalF
         _refuse_budgets(suite, flags)
     # `-t` selects tasks of a configuration; only for eval files by themselves it selects samples.
     inner = replace(flags, ids=())
-    launch = compile_launch(
-        suite or config,
-        flags.run or flags.batch,
-        [*_execution_overrides(flags), *overrides],
-        flags.ids,
-        detached=detached,
+    request = LaunchRequest(
+        config=suite or config,
+        profile=flags.run or flags.batch,
+        overrides=[*_execution_overrides(flags), *overrides],
+        tasks=flags.ids,
         eval_overrides=inner.overrides() if suite is None else inner.suite_overrides(),
-        options=_options(flags),
         exports=flags.export,
+        options=_options(flags),
+        detached=detached,
     )
+    launch = compile_launch(request)
     if flags.dry_run:
         return _preview(launch, flags)
     _refuse_without_profile(launch)
@@ -78,7 +79,7 @@ def _refuse_budgets(suite: Suite, flags: EvalFlags) -> None:
     """Refuse budgets of a suite: its jobs run at the same time and do not know of each other."""
     if suite.limits.model_fields_set or flags.max_cost or flags.token_budget or flags.max_time:
         raise UsageError(
-            "the budget of a suite does not work on a cluster, where its runs are jobs of their own",
+            "the budget of a suite does not work on a cluster: each of its runs is a job of its own",
             remedy="Give each run a budget with limits.max_cost=…, limits.token_budget=… or limits.max_time=….",
         )
 
@@ -133,11 +134,11 @@ def _options(flags: EvalFlags) -> RunOptions:
 
 
 def _show(launch: Launch) -> None:
-    from holdfast.cluster.config.render import TITLE, compiled_yaml
+    from holdfast.cluster.config.tree import TITLE, compiled_yaml
 
     echo(TITLE)
     echo("─" * len(TITLE))
-    echo(compiled_yaml(launch), nl=False)
+    echo(compiled_yaml(launch.tree), nl=False)
     echo()
     for notice in launch.notices:
         show_note(notice)
@@ -147,7 +148,7 @@ def _preview(launch: Launch, flags: EvalFlags) -> int:
     """Show what would be submitted and run, then check the variables. Nothing is sent, and nothing is written."""
     from holdfast.cluster.config.variables import check_environment
     from holdfast.cluster.remote.bundle import collect
-    from holdfast.cluster.remote.preview import RunPreviews, preview
+    from holdfast.cluster.remote.submit import RunPreviews, preview
 
     if not flags.json:
         _show(launch)

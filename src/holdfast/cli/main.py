@@ -104,7 +104,7 @@ def main() -> None:
     """The entry point."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, so that a file or a connection would get its number
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib is not imported here
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

@@ -141,38 +141,13 @@ def _lines(picture: Picture, name: str) -> Iterator[str]:
     if picture.unreachable:
         age = f"last known {_ago(picture.looked)}" if picture.looked else "nothing is known yet"
         yield f"unknown (cluster not reachable: {picture.unreachable}); {age}:"
-    rows = [
-        (
-            f".{task.id.rpartition('.')[2]}",
-            task.name,
-            task.status,
-            f"{task.done:,}/{'?' if task.total is None else format(task.total, ',')}",
-            f"{task.rate:.2g}/s" if task.rate else "–",
-            f"{task.errors:,}",
-            "–" if task.eta is None else duration(task.eta),
-        )
-        for task in picture.tasks
-    ]
-    yield from _table(("", "task", "status", "done", "rate", "errors", "ETA"), rows)
+    yield from _table(("", "task", "status", "done", "rate", "errors", "ETA"), list(map(_task_row, picture.tasks)))
     for task in picture.tasks:
         if task.reason and not picture.unreachable:
-            yield f".{task.id.rpartition('.')[2]}  {task.status}: {task.reason}"
+            yield f"{_number(task)}  {task.status}: {task.reason}"
         if task.run_dir:
-            yield f".{task.id.rpartition('.')[2]}  run: {task.run_dir}"
-    jobs = [
-        (
-            f".{task.id.rpartition('.')[2]}",
-            job.role,
-            job.id or "?",
-            job.state,
-            job.node or "–",
-            duration(job.elapsed) if job.elapsed else "–",
-            job.why,
-        )
-        for task in picture.tasks
-        for job in task.jobs
-        if job.active or job is _last(task)
-    ]
+            yield f"{_number(task)}  run: {task.run_dir}"
+    jobs = [_job_row(task, job) for task in picture.tasks for job in task.jobs if job.active or job is _last_job(task)]
     if jobs:
         yield ""
         yield from _table(("", "job", "id", "state", "node", "elapsed", ""), jobs)
@@ -180,7 +155,28 @@ def _lines(picture: Picture, name: str) -> Iterator[str]:
         yield f"Resume with: holdfast resume {name}"
 
 
-def _last(task: TaskPicture) -> JobPicture:
+def _number(task: TaskPicture) -> str:
+    return f".{task.id.rpartition('.')[2]}"
+
+
+def _task_row(task: TaskPicture) -> Sequence[str]:
+    return (
+        _number(task),
+        task.name,
+        task.status,
+        f"{task.done:,}/{'?' if task.total is None else format(task.total, ',')}",
+        f"{task.rate:.2g}/s" if task.rate else "–",
+        f"{task.errors:,}",
+        "–" if task.eta is None else duration(task.eta),
+    )
+
+
+def _job_row(task: TaskPicture, job: JobPicture) -> Sequence[str]:
+    elapsed = duration(job.elapsed) if job.elapsed else "–"
+    return _number(task), job.role, job.id or "?", job.state, job.node or "–", elapsed, job.why
+
+
+def _last_job(task: TaskPicture) -> JobPicture:
     """Return the last main job that began: a successor that was not needed was cancelled before."""
     began = [job for job in task.jobs if job.state != "cancelled" or job.elapsed]
     return ([job for job in began if job.role.startswith("main")] or began or task.jobs)[-1]

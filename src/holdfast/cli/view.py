@@ -95,7 +95,7 @@ def command(
         if (bound := listener.getsockname()[1]) != port:
             show_note(f"port {port} is in use; this is {bound}")
         names = frozenset() if is_loopback(host) else names_of(host)
-        rules = AccessRules(key, AccessRules.names | names, bound, any_address=host in ("0.0.0.0", "::"))
+        rules = AccessRules(key, AccessRules.names | names, bound, any_address=host in ("0.0.0.0", "::"))  # noqa: S104 - compared
     if any(_is_unfinished_copy(run, home) for run in named.values()):
         threading.Thread(target=_follow_copies, args=(runs, root, named, home), daemon=True).start()
     page = f"/compare/{'/'.join(named)}" if len(named) > 1 else f"/run/{next(iter(named))}" if named else "/"
@@ -161,7 +161,7 @@ def _has_something(root: Path) -> bool:
 
 
 def _address(rules: AccessRules, host: str, page: str) -> str:
-    name = "127.0.0.1" if host in ("0.0.0.0", "::", "localhost") else f"[{host}]" if ":" in host else host
+    name = "127.0.0.1" if host in ("0.0.0.0", "::", "localhost") else f"[{host}]" if ":" in host else host  # noqa: S104
     query = urlencode({"key": rules.key} | ({"to": page} if page != "/" else {}), safe="/")
     return f"http://{name}:{rules.port or _PORT}/open?{query}"
 

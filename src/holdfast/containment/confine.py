@@ -109,7 +109,7 @@ def enter_namespaces(*, network: bool = False, read_only: bool = False, processe
         if libc.unshare(_NEW_USER | kinds) != 0:
             raise NoNamespaces(f"no namespaces: {_reason()}")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
+            with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - pathlib takes longer to import
                 file.write(text)
     # As a slave, the namespace still receives later mounts of the system, such as home folders on demand.
     apart = _PRIVATE if read_only else _SLAVE

@@ -32,7 +32,7 @@ import sys
 import time
 from contextlib import suppress
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib takes longer to import
 import confine  # type: ignore[import-not-found]  # a file in this folder, without its package
 
 TYPE_CHECKING = False  # `typing` takes long to import
@@ -69,7 +69,7 @@ def _serve() -> NoReturn:
     with suppress(PermissionError):
         os.setsid()
     os.chdir("/")
-    for handle in map(int, os.listdir("/dev/fd")):
+    for handle in map(int, os.listdir("/dev/fd")):  # noqa: PTH208
         if handle > 2:
             with suppress(OSError):
                 os.close(handle)  # inherited from the process that started Holdfast
@@ -131,7 +131,7 @@ def _run(kind: str, arguments: list[str]) -> NoReturn:
         confine.libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     ours, theirs = socket.socketpair()
     children = _Children()
-    request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "kind": kind}
+    request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "kind": kind}  # noqa: PTH109
     auto = _kind_here() if kind == "auto" else kind
     os.chdir("/")  # the folder may be removed before the program ends
     guard = os.fork()
@@ -243,7 +243,7 @@ def _start(request: dict[str, Any], streams: list[int], auto: str, private: list
     os.close(failing)
     for handle in streams:
         os.close(handle)
-    with open(failure, "rb") as reading:
+    with open(failure, "rb") as reading:  # noqa: PTH123
         reason = reading.read()
     if reason:
         if init:
@@ -308,7 +308,7 @@ def _be_program(request: dict[str, Any], streams: list[int], restrictions: dict[
         signal.signal(number, signal.SIG_DFL)  # the program would inherit what Python or `nohup` ignores
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir(request["folder"])
-    os.execvpe(request["arguments"][0], request["arguments"], request["environment"])
+    os.execvpe(request["arguments"][0], request["arguments"], request["environment"])  # noqa: S606 - what it is for
 
 
 def _kind_here() -> str:
@@ -374,7 +374,7 @@ def _kill(pids: Iterable[int]) -> int:
 
 def _children() -> set[int]:
     """Return the children of this process; empty if the kernel does not list children."""
-    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:  # noqa: PTH123
         return {*map(int, file.read().split())}
     return set()
 
@@ -382,9 +382,9 @@ def _children() -> set[int]:
 def _families() -> dict[int, list[tuple[int, int]]]:
     """Return the children of each process, as pairs of process id and process group."""
     families: dict[int, list[tuple[int, int]]] = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 # The name, in parentheses, may contain anything.
                 parent, group = file.read().rpartition(b")")[2].split()[1:3]
                 families.setdefault(int(parent), []).append((int(name), int(group)))

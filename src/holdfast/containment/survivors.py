@@ -67,7 +67,7 @@ def _survivors(workspace: str) -> list[_Process]:
     # As the kernel names it: TMPDIR may be a link. The folder itself is not resolved: an agent may have replaced it by
     # a link to somebody's home.
     parent, name = os.path.split(workspace)
-    folder = os.path.join(os.path.realpath(parent), name)
+    folder = os.path.join(os.path.realpath(parent), name)  # noqa: PTH118
     marked = [
         process
         for process in processes.values()
@@ -98,7 +98,7 @@ def _is_seen(process: _Process, processes: dict[int, _Process]) -> bool:
     return process.terminal and (led or (parent is not None and parent.session == process.session))
 
 
-if os.path.isdir("/proc/self"):
+if os.path.isdir("/proc/self"):  # noqa: PTH112 - as below: pathlib would take as long as the rest of the search
 
     def _processes() -> Iterable[_Process]:
         mine = os.geteuid()
@@ -107,7 +107,7 @@ if os.path.isdir("/proc/self"):
                 pid = int(entry.name)
                 if mine not in (0, entry.stat().st_uid):
                     continue  # another user's, whose details are hidden
-                with open(f"/proc/{pid}/stat", "rb") as file:
+                with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
                     # The name, in parentheses, may contain anything.
                     start, _, rest = file.read().rpartition(b")")
                 state, parent, _, session, terminal, *_ = rest.split()
@@ -116,13 +116,13 @@ if os.path.isdir("/proc/self"):
                     yield _Process(pid, name, int(parent), int(session), terminal != b"0")
 
     def _names(pid: int, workspace: str) -> bool:
-        with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
             return b"\0HOLDFAST_WORKSPACE=" + os.fsencode(workspace) + b"\0" in b"\0" + file.read()
         return False
 
     def _is_in(pid: int, folder: str) -> bool:
         with suppress(OSError):
-            current = os.readlink(f"/proc/{pid}/cwd").removesuffix(" (deleted)")
+            current = os.readlink(f"/proc/{pid}/cwd").removesuffix(" (deleted)")  # noqa: PTH115
             return current == folder or current.startswith(folder + "/")
         return False
 
@@ -130,15 +130,15 @@ else:  # macOS, whose `ps` shows the environment of a user's own processes
 
     def _processes() -> Iterable[_Process]:
         for pid, parent, command in _ps("-axo", "pid=,ppid=,comm="):
-            yield _Process(int(pid), os.path.basename(command), int(parent), 0, terminal=False)
+            yield _Process(int(pid), os.path.basename(command), int(parent), 0, terminal=False)  # noqa: PTH119
 
     def _names(pid: int, workspace: str) -> bool:
         lines = _ps("-p", str(pid), "-Ewwo", "pid=,ppid=,command=")
         return any(f" HOLDFAST_WORKSPACE={workspace} " in f" {command} " for _, _, command in lines)
 
-    def _is_in(pid: int, folder: str) -> bool:
+    def _is_in(pid: int, folder: str) -> bool:  # noqa: ARG001 - `ps` does not show it
         return False
 
     def _ps(*options: str) -> list[list[str]]:
-        listing = subprocess.run(["ps", *options], capture_output=True, text=True, errors="replace", check=False)
+        listing = subprocess.run(["ps", *options], capture_output=True, text=True, errors="replace", check=False)  # noqa: S607
         return [fields for line in listing.stdout.splitlines() if len(fields := line.split(None, 2)) == 3]

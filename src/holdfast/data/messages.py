@@ -75,7 +75,7 @@ class RowMessages:
         self._folder = spec.folder
         self._target = spec.target
         self._named = [
-            spec.folder / os.path.dirname(part.source.partition("{{")[0])
+            spec.folder / os.path.dirname(part.source.partition("{{")[0])  # noqa: PTH120 - a text with a template in it
             for _, content in self._messages
             for kind, part in (content if isinstance(content, list) else ())
             if kind != "text"

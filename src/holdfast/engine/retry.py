@@ -40,7 +40,7 @@ _STRAY_HASTE: Final = 4.0
 _ALIKE: Final = 20
 """after so many refusals before the first success, or trials given up in a row, the run stops"""
 
-_jitter: Final = random.Random()
+_jitter: Final = random.Random()  # noqa: S311 - spreads retries, decides nothing
 
 
 def delay_before(retry: int, error: AttemptError) -> float:

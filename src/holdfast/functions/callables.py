@@ -322,7 +322,7 @@ def _keep(owner: Any, values: Mapping[str, Any]) -> None:
     try:
         alive = weakref.ref(owner, lambda _: _states.pop(number, None))
     except TypeError:  # it has only slots: kept alive, or another object could get its id
-        alive = lambda: owner
+        alive = lambda: owner  # noqa: E731
     _states[number] = alive, _State(deepcopy(dict(values)))
 
 

@@ -56,13 +56,13 @@ class Function:
             parameter = "parameter" if len(self.fields) == 1 else "parameters"
             message = f"unknown {parameter} {', '.join(self.fields)}; available: {', '.join(offered)}"
             raise ConfigError([Problem(where, message)])
-        call = function if inspect.isroutine(function) else getattr(function, "__call__", function)
+        call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
     def __str__(self) -> str:
         """Return `reply (agent.py:12)`, for messages."""
         plain = inspect.unwrap(self._function)
-        code = getattr(plain, "__code__", None) or getattr(getattr(plain, "__call__", None), "__code__", None)
+        code = getattr(plain, "__code__", None) or getattr(getattr(plain, "__call__", None), "__code__", None)  # noqa: B004
         name = getattr(plain, "__name__", type(plain).__name__)
         return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 

@@ -107,7 +107,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         _opened(*arguments)
     elif event == "os.rename":
-        _note_written(os.path.abspath(os.fsdecode(arguments[1])))
+        _note_written(os.path.abspath(os.fsdecode(arguments[1])))  # noqa: PTH100 - the hook is called very often
 
 
 def _opened(path: Any, mode: str | None, flags: int) -> None:
@@ -117,7 +117,7 @@ def _opened(path: Any, mode: str | None, flags: int) -> None:
         path = os.fsdecode(path)
     if path in _ignored:
         return
-    full = os.path.abspath(path)
+    full = os.path.abspath(path)  # noqa: PTH100
     if not _is_of_project(full):
         if path == full and len(_ignored) < _MOST:
             _ignored.add(path)
@@ -155,7 +155,7 @@ def _note_read(source: str, full: str) -> None:
 def stamp_of(path: str) -> Stamp | None:
     """Return the current stamp of a file; None if the file does not exist."""
     try:
-        status = os.stat(path)
+        status = os.stat(path)  # noqa: PTH116
     except (OSError, ValueError):
         return None
     return (status.st_size, status.st_mtime_ns, status.st_ino) if stat.S_ISREG(status.st_mode) else None

@@ -133,7 +133,7 @@ def _run_node(count: int) -> list[Result]:
     def become_node(reading: int, writing: int) -> None:
         for descriptor in (reading, writing):
             os.set_inheritable(descriptor, True)
-        os.execvp("node", ["node", "-e", _JAVASCRIPT, str(reading), str(writing)])
+        os.execvp("node", ["node", "-e", _JAVASCRIPT, str(reading), str(writing)])  # noqa: S606, S607
 
     child = _Child(become_node, keeps_stdin=True)
     if os.read(child.verdict, 1) != b"r":

@@ -95,7 +95,7 @@ def pretty(value: Any) -> str:
 def _spell_out(value: Any) -> Any:
     """Spell out control characters, which would be invisible or reorder a line; also those in joined texts."""
     if isinstance(value, Markup):
-        return Markup(printable(value))
+        return Markup(printable(value))  # noqa: S704 - what is spelled out is no markup
     return printable(value) if isinstance(value, str) else value
 
 

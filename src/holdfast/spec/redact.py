@@ -71,7 +71,7 @@ def _is_harmless(value: str) -> bool:
     """Return True for a word, a number or the path of a file; a secret may begin with `/` or `~`, too."""
     if _WORD_OR_NUMBER.fullmatch(value):
         return True
-    return value[0] in "/~" and os.path.exists(os.path.expanduser(value))
+    return value[0] in "/~" and os.path.exists(os.path.expanduser(value))  # noqa: PTH110, PTH111 - never raises
 
 
 class Secrets:
@@ -107,7 +107,7 @@ class Secrets:
 
     def found_in(self, data: bytes) -> bool:
         """Return True if a line of JSON has a secret in it."""
-        for needle in self._needles:
+        for needle in self._needles:  # noqa: SIM110 - a generator takes twice as long
             if needle in data:
                 return True
         return False

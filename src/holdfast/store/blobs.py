@@ -231,7 +231,7 @@ def describe_partial(partial: PartialFiles) -> str:
 
 def link_of(path: Path, folder: Path) -> str:
     """Return the entry of a link. A target inside the folder is made relative, since the folder may move."""
-    target = os.readlink(path)
+    target = os.readlink(path)  # noqa: PTH115 - the exact text: a Path drops `./` and a trailing `/`
     if Path(target).is_relative_to(folder):
         target = os.path.relpath(target, path.parent)
     return LINK + _utf8(target)

@@ -49,7 +49,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: str = msgspec.field(name="schemaVersion", default=SCHEMA_VERSION)
     chunks: list[tuple[int, int]]
-    """first trial and one past the last; trials are numbered in the dataset's order, those of one sample together"""
+    """first trial and one past the last; trials are numbered in the dataset's order, sample by sample"""
     starts: list[tuple[int, int, int]] = []
     """of each chunk: file of the dataset, line and offset of its first row; none where rows are not lines"""
     eval: dict[str, Any]
@@ -196,7 +196,7 @@ class Claims:
     def _states(self) -> dict[str, str]:
         """Return the state of each chunk by its number, in order."""
         try:
-            names = sorted(os.listdir(self._folder))
+            names = sorted(os.listdir(self._folder))  # noqa: PTH208 - pathlib is slow for thousands of chunks
         except FileNotFoundError:
             raise Fault(
                 "lease_lost", f"{self._folder} is gone", remedy="The run was finished or divided again."

@@ -1,4 +1,4 @@
-"""Start, watch and stop the servers of a job: that of the model, and others that the eval needs."""
+"""Start, watch and stop the servers of a job: the model's, and others that the eval needs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.cluster.config.launch import CACHE, CHECKPOINT, PORT, Container
-from holdfast.cluster.job.containers import container_name, container_words, removal
 from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
+from holdfast.cluster.job.process import container_name, container_words, removal
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, Unreachable
 
@@ -83,7 +83,7 @@ class Servers:
         return bool(self._processes)
 
     def start(self, show: Callable[[str], None]) -> None:
-        """Start all servers and wait until they answer; `show` learns why that takes time.
+        """Start all servers and wait until they answer; `show` is told why that takes time.
 
         Raises StopRequested or ServerFailed.
         """
@@ -117,9 +117,9 @@ class Servers:
             say(f"{spot} answers at {spot.url(spot.deployment.base_path)}")
 
     def addresses(self, this_node: str) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the URLs of the model, and the variables that hold those of other servers.
+        """Return the URLs of the model, and variables with the URLs of other servers.
 
-        `this_node` is the name of this node for those who get the URLs.
+        `this_node` is the name of this node for whoever gets the URLs.
         """
         urls: list[str] = []
         env: dict[str, str] = {}
@@ -170,7 +170,7 @@ class Spot:
     """True if the server answers on this node"""
 
     def url(self, path: str, near: str = "127.0.0.1") -> str:
-        """Return the URL of a path; `near` is the name of this node for those who use the URL."""
+        """Return the URL of a path; `near` is the name of this node for whoever uses the URL."""
         return f"http://{near if self.near else self.nodes[0].address}:{self.port}{path}"
 
     @property
@@ -202,7 +202,7 @@ def spots(deployments: Iterable[Server], nodes: Sequence[Node], here: str) -> li
     """
     rest, taken, assigned = list(nodes), set(), []
     for deployment in deployments:
-        size = (deployment.nodes or len(nodes)) // deployment.instances
+        size = deployment.nodes // deployment.instances
         for instance in range(deployment.instances):
             share, rest = tuple(rest[:size]), rest[size:]
             if nodes and len(share) < size:
@@ -289,8 +289,8 @@ class ServerProcess:
     ) -> bool:
         """Start the server; False if the job must stop before the port is free.
 
-        Another server on the port would be measured instead. So a port of this node is reserved first. Where it is
-        not free, a server that may have any port gets the next one that is free and not in `taken`. Others wait for the
+        Another server on the port would be measured instead, so a port of this node is reserved first. If the port is
+        taken, a server that may have any port gets the next free one that is not in `taken`. Otherwise it waits for the
         server of another job; a port that another program uses is an error.
         """
         if self.spot.deployment.any_port:
@@ -318,7 +318,7 @@ class ServerProcess:
         guard = f"(trap '' TERM; cat <&{reader} >/dev/null; {ending}) & exec {reader}<&-; "
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                ["bash", "-c", guard + line],
+                ["bash", "-c", guard + line],  # noqa: S607 - as the cluster has it
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -406,7 +406,7 @@ class ServerProcess:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         if (engine := self.spot.deployment.engine) is not None:  # its container is not in the group
-            subprocess.run(["sh", "-c", removal(engine, self._container)], check=False)
+            subprocess.run(["sh", "-c", removal(engine, self._container)], check=False)  # noqa: S607
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -432,7 +432,7 @@ def server_line(
 ) -> str:
     """Return the shell command of a server: as it is, or through srun for other nodes or a container.
 
-    `variables` are the names of those that must have their values in the container, where an image's own win otherwise.
+    `variables` are the names of variables that must keep their values in the container: otherwise the image's own win.
     """
     line = f"{deployment.pre_cmd}\n{deployment.command}" if deployment.pre_cmd else deployment.command
     if not pyxis and not names and nodes == 1:
@@ -495,7 +495,7 @@ def has_pmix() -> bool:
 def _ask_srun(*options: str) -> str | None:
     """Return what srun prints; None if it fails."""
     try:
-        done = subprocess.run(["srun", *options], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(["srun", *options], capture_output=True, text=True, timeout=30, check=False)  # noqa: S607
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -176,7 +176,7 @@ class Item(NamedTuple):
     expected_trace: list[Any]
     row: Any
     output: Any = None
-    trace: list[TraceStep] = []
+    trace: list[TraceStep] = []  # noqa: RUF012 - replaced, never changed
 
     def build(self) -> Any:
         """Return the item as NAT has it."""
@@ -200,7 +200,7 @@ class Evaluation(NamedTuple):
     score: Any
     reasoning: Any
     error: str | None
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {}  # noqa: RUF012 - never changed
     """further fields of its own kind of result"""
 
 

@@ -120,7 +120,7 @@ def _bootstrap(scores: tuple[float, ...]) -> dict[str, Any]:
     resamples = min(_RESAMPLES, max(200, _DRAWS // count))
     lower = upper = average
     if len(set(scores)) > 1:
-        draw = random.Random(repr(scores))
+        draw = random.Random(repr(scores))  # noqa: S311 - nothing here is a secret
         means = sorted(math.fsum(draw.choices(scores, k=count)) / count for _ in range(resamples))
         lower, upper = means[int(0.025 * resamples)], means[min(int(0.975 * resamples), resamples - 1)]
     interval = {"lower": lower, "upper": upper, "mean": average}
