@@ -326,7 +326,7 @@ def test_another_threshold_is_named_and_passing_is_not_compared(compare: Any, tm
 def test_runs_whose_only_grader_differs_are_refused(compare: Any, strong: Path, tmp_path: Path) -> None:
     other = finished_run(tmp_path / "other", answered(18, 2), graders=[{**CORRECT[0], "ignore_case": True}])
     ended = compare(strong, other)
-    assert ended.code == 2 and "`correct` differs: ignore_case False → True" in ended.err
+    assert ended.code == 2 and "`correct` differs: ignore_case (default) → True" in ended.err
     assert "holdfast grade RUN EVAL" in ended.err
 
 

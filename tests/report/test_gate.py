@@ -337,7 +337,7 @@ def test_a_changed_grader_fails_instead_of_being_measured_with_another_ruler(
     results = checks(gate, lenient, "--baseline", base)
     assert results["correct"] == (
         False,
-        "correct is not the same grader as in the baseline (ignore_case False → True): it cannot be compared",
+        "correct is not the same grader as in the baseline (ignore_case (default) → True): it cannot be compared",
     )
 
 
