@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from holdfast.graders.types import WaitingGrader as WaitingGrader
     from holdfast.report.run_view import RunView as RunView
     from holdfast.spec.document import Document as Document
+    from holdfast.spec.eval import Origin as Origin
     from holdfast.spec.grader_schema import GraderBlock as GraderBlock
-    from holdfast.spec.origin import Origin as Origin
     from holdfast.spec.overrides import Override as Override
     from holdfast.spec.target_schema import TargetBlock as TargetBlock
     from holdfast.spec.trial_limits import RowLimits as RowLimits
@@ -79,7 +79,7 @@ _HOMES = {
     "InstantGrader": "holdfast.graders.types",
     "LimitReached": "holdfast.errors",
     "Metrics": "holdfast.store.metrics",
-    "Origin": "holdfast.spec.origin",
+    "Origin": "holdfast.spec.eval",
     "Override": "holdfast.spec.overrides",
     "Reply": "holdfast.targets.types",
     "RowLimits": "holdfast.spec.trial_limits",

@@ -22,8 +22,8 @@ from holdfast.batches.ledger import (
     apply,
 )
 from holdfast.http.client import Client
-from holdfast.spec.model_schema import BatchBlock
 from holdfast.spec.providers import endpoint_of
+from holdfast.spec.target_schema import BatchBlock
 from holdfast.store.rundir import RunDir
 from holdfast.targets.batching import ASKER
 from tests.support.batches import BatchServer, batch_server

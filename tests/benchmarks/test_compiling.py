@@ -26,8 +26,8 @@ from holdfast.formats.benchmark import find_benchmark
 from holdfast.formats.providers import find_file, named_benchmark
 from holdfast.formats.suite import load_suite
 from holdfast.plan.identity import identify
-from holdfast.spec.benchmark_schema import BenchmarkBlock
 from holdfast.spec.document import read_document
+from holdfast.spec.eval_schema import BenchmarkBlock
 from tests.support.running import holdfast, metrics, run_dir, server
 from tests.support.specs import command
 
@@ -242,7 +242,7 @@ def test_an_eval_file_keeps_its_own_keys_and_adds_graders_of_lm_eval(
         for name in ("strict-match", "flexible-extract")
     ]
     file = tmp_path / "eval.yaml"
-    keys = {"schemaVersion": "1.3", "name": "mine", "benchmark": {"name": "gsm8k"}, "graders": graders}
+    keys = {"schemaVersion": "1.0", "name": "mine", "benchmark": {"name": "gsm8k"}, "graders": graders}
     with server(answer="They cost 2500. #### 2,500") as provider:
         file.write_text(json.dumps({**keys, "target": {"model": "m", "base_url": provider.base_url}}))
         holdfast("eval", file, cwd=tmp_path, env=shared_settings)

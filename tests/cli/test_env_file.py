@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.cli.env_file import find_env_file, read_env_file, take_env_file
 from holdfast.errors import ConfigError
-from holdfast.spec.env_file import find_env_file, read_env_file, take_env_file
 from tests.support.providers import Say, provider
 from tests.support.specs import command, write_spec
 
@@ -85,7 +85,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_decides_on_programs_and_connections_is_refused(tmp_path: Path, name: str) -> None:
+def test_variables_that_decide_on_programs_and_connections_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / ".env").write_text(f"A=1\n{name}=./evil\n")
     taken, refusals = take_env_file(tmp_path / ".env", {})
     assert taken == {"A": "1"}

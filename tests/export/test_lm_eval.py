@@ -141,7 +141,7 @@ def ours(place: Path, provider: Server) -> Files:
         "groups": {},
     }
     spec = {
-        "schemaVersion": "1.2",
+        "schemaVersion": "1.0",
         "name": "echoes",
         "metadata": {"benchmark": benchmark},
         "dataset": {"path": "rows.jsonl"},
@@ -199,7 +199,7 @@ class TestBenchmarks:
 
 def test_samples_of_lm_eval_can_be_evaluated(theirs: Files, place: Path, provider: Server) -> None:
     spec = {
-        "schemaVersion": "1.2",
+        "schemaVersion": "1.0",
         "name": "again",
         "dataset": {"path": "written/*/samples_echoes_*.jsonl", "where": 'filter == "whole"', "id": "doc_id"},
         "target": {"model": "test-model", "base_url": provider.base_url},
@@ -225,7 +225,7 @@ class TestAnyEval:
         holdfast("export", run, "--to", "lm-eval", cwd=lab.folder)
         return read_files(run / "export" / "lm-eval")
 
-    def test_it_is_one_task_whose_metrics_are_the_graders(self, lab: Lab) -> None:
+    def test_an_eval_is_one_task_whose_metrics_are_the_graders(self, lab: Lab) -> None:
         lab.spec |= {"name": "my/eval", "trials": 2, "metadata": {"version": 3}, "system": "Be brief."}
         lab.spec["target"]["params"] = {"max_tokens": 9, "temperature": 0}
         run = lab.eval().run

@@ -144,7 +144,7 @@ class TestJunit:
         values = {item.get("name"): item.get("value") for item in suite.iter("property")}
         assert float(str(values["even.low"])) == metrics(run)["metrics"]["even"]["low"]
 
-    def test_what_is_pending_is_an_error_with_its_cause(self, tmp_path: Path, provider: Server) -> None:
+    def test_a_pending_trial_is_an_error_with_its_cause(self, tmp_path: Path, provider: Server) -> None:
         lab = Lab(tmp_path, provider, spec={"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}})
         (tmp_path / "agent.py").write_text(
             "def reply(prompt):\n    if '3' in prompt: raise ValueError('no idea')\n    return prompt\n"
@@ -177,7 +177,10 @@ class TestPage:
         write_html(RunView(RunDir(run)), tmp_path)
         lines = summaries((tmp_path / "report.html").read_text())
         assert lines[0] == "passed s0 trial 1 1.000 question 0 question 0 again"
-        assert lines[2] == "failed s1 trial 1 0.000 question 1 question 1 again even : has none of '0 again', '4 again'"
+        assert (
+            lines[2]
+            == "failed s1 trial 1 0.000 question 1 question 1 again even : contains none of '0 again', '4 again'"
+        )
         assert lines[6].startswith("failed s3 trial 1 0.000 question 3 stop question 3 stop checkpoint@1/go : contains")
 
     def test_the_list_shows_the_question_of_trials_that_failed_and_what_passing_graders_say(

@@ -25,7 +25,7 @@ def reply(prompt):
     return {answer}
 """
 GRADER = """import json
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 {top}
 def grade(output):
     with Path(__file__).with_name("graded.log").open("a") as log:
@@ -57,7 +57,7 @@ class Project:
 
     def write(self) -> None:
         spec = {
-            "schemaVersion": "1.4",
+            "schemaVersion": "1.0",
             "name": "e",
             "samples": [{"id": f"s{number}", "q": f"{number}"} for number in range(ROWS)],
             "prompt": "{{ q }}",

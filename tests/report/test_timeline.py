@@ -60,7 +60,7 @@ def timeline(run: Path, sample: str) -> Timeline:
 
 
 class TestOneTrial:
-    def test_it_is_the_trial_that_reading_all_of_them_gives(self, run: Path) -> None:
+    def test_a_single_trial_equals_the_same_trial_of_a_full_read(self, run: Path) -> None:
         whole = RunView(RunDir(run))
         trials = list(whole.everything())
         assert [type(trial) for trial in trials] == [GradedTrial] * 3 + [Pending]
@@ -142,7 +142,7 @@ class TestOneTrial:
         trial = RunView(RunDir(large_run)).trial("s3", 1)
         assert isinstance(trial, GradedTrial) and trial.output.output == "later"
 
-    def test_there_is_none_for_other_names_and_numbers(self, run: Path) -> None:
+    def test_unknown_samples_and_trial_numbers_have_no_trial(self, run: Path) -> None:
         view = RunView(RunDir(run))
         assert [view.trial("te", 1), view.trial("tea", 2), view.trial("tea", 0), view.trial("", 1)] == [None] * 4
 
@@ -232,7 +232,7 @@ class TestConversation:
 
 
 class TestCheckpoints:
-    def test_each_stands_after_the_turn_that_it_graded(self, run: Path) -> None:
+    def test_a_checkpoint_follows_the_turn_that_it_graded(self, run: Path) -> None:
         shown = timeline(run, "milk")
         bands = [turn.checkpoint for turn in shown.turns]
         assert [band and (band.turn, band.state, band.ended_here) for band in bands] == [
@@ -266,7 +266,7 @@ class TestInProgress:
         assert turn.state == "running" and turn.messages[0].text == "What does broken cost?"
         assert [attempt.final for attempt in turn.attempts] == [False, True]
 
-    def test_its_turns_calls_and_checkpoints_are_shown_as_they_were_recorded(self, run: Path, tmp_path: Path) -> None:
+    def test_turns_calls_and_checkpoints_of_a_pending_trial_are_shown(self, run: Path, tmp_path: Path) -> None:
         shutil.copytree(run, tmp_path / "run")
         for name in ("outputs.jsonl", "steps.jsonl"):
             path = tmp_path / "run" / name
@@ -278,6 +278,8 @@ class TestInProgress:
         assert [turn.state for turn in shown.turns] == ["answered", "answered", "running"]
         assert [turn.messages for turn in shown.turns[:2]] == [turn.messages for turn in whole.turns[:2]]
         assert [turn.checkpoint for turn in shown.turns[:2]] == [turn.checkpoint for turn in whole.turns[:2]]
+        assert [turn.files for turn in shown.turns] == [*(turn.files for turn in whole.turns[:2]), []]
+        assert [turn.tokens for turn in shown.turns] == [*(turn.tokens for turn in whole.turns[:2]), None]
         assert [call.name for call in shown.turns[2].listed] == ["price"]
         assert shown.turns[2].messages[0].text == "Thank you. What was the price of tea again?"
         assert shown.facts.turns == 2 and len(shown.turns[1].attempts) == 1

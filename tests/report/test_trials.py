@@ -17,10 +17,9 @@ from holdfast.errors import Fault
 from holdfast.graders.build import grader_places
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.keys import generation_digests, generation_key, grade_digests, grade_key
-from holdfast.report.breakdown import Row, RowsTally
 from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.stats import quantile
-from holdfast.report.tally import UsageTally
+from holdfast.report.tally import Row, RowsTally, UsageTally
 from holdfast.report.verdicts import Judged, JudgedOutput, judge_output
 from holdfast.spec.load import load_eval
 from holdfast.store.answers import ANSWER_CLASSES

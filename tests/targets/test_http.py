@@ -14,7 +14,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.session import preview_run
 from holdfast.errors import AttemptError, Fault
 from holdfast.report.run_view import GradedTrial, RunView
-from holdfast.spec.http_target_schema import HttpTarget
+from holdfast.spec.target_schema import HttpTarget
 from holdfast.targets.http import HttpWorkflow
 from holdfast.targets.types import Reply, Turn
 from tests.support.running import lines, server
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 ROW = {
     "id": "a",

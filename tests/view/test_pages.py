@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.export.html import write_html
-from holdfast.pages.prose import render_markdown
+from holdfast.pages.environment import render_markdown
 from holdfast.report.overview import Overview
 from holdfast.report.run_view import RunView
 from holdfast.report.timeline import Timeline, trial_timeline

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from holdfast.batches.ledger import Batch
     from holdfast.batches.providers import BatchApi, Look
     from holdfast.http.client import Client
-    from holdfast.spec.model_schema import BatchBlock
     from holdfast.spec.providers import ModelEndpoint
+    from holdfast.spec.target_schema import BatchBlock
     from holdfast.store.lines import LineRef
     from holdfast.targets.batching import Asker
 

@@ -27,7 +27,7 @@ from holdfast.targets.prices import Prices
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
 
@@ -90,7 +90,7 @@ async def _look(hub: Batches, models: dict[str, Model]) -> dict[str, str]:
 
 
 def batch_lines(rundir: RunDir, states: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """Describe the batches of a run whose results are still to come; `states` says how far they are, by intent."""
+    """Describe the batches of a run that have no results yet; `states` has their progress, by intent."""
     for batch in waiting_batches(rundir):
         count = len(batch.intent.requests)
         requests = "1 request" if count == 1 else f"{count:,} requests"
@@ -99,6 +99,6 @@ def batch_lines(rundir: RunDir, states: Mapping[str, str] = MappingProxyType({})
         verb = "submitted"
         if batch.intent.account == FILES:
             verb = "written"
-            with suppress(FileNotFoundError):  # it was removed, which cancels it
+            with suppress(FileNotFoundError):  # removing the file cancels the batch
                 state += f"; answer it with: {answer_command(rundir.batches, batch.intent.intent)}"
         yield f"batch {batch.name}: {requests} of {batch.intent.where}, {verb} {age} ago, {state}"

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.http.client import Client
-    from holdfast.spec.model_schema import BatchBlock
     from holdfast.spec.providers import ModelEndpoint
+    from holdfast.spec.target_schema import BatchBlock
     from holdfast.store.lines import LineRef
     from holdfast.store.rundir import RunDir
 

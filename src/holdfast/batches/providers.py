@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from holdfast.batches.ledger import Batch
     from holdfast.http.client import Client
-    from holdfast.spec.model_schema import BatchBlock
     from holdfast.spec.providers import ModelEndpoint
     from holdfast.spec.schema import Api
+    from holdfast.spec.target_schema import BatchBlock
 
 FILES: Final = "files|"
 """stands for the account of batches that are files, in the ledger"""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from holdfast.benchmarks.names import Benchmark
-    from holdfast.spec.benchmark_schema import BenchmarkBlock
+    from holdfast.spec.eval_schema import BenchmarkBlock
 
 SEED: Final = 1234
 """of few-shot examples, as lm-eval's command has it"""

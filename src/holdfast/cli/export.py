@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_error, show_note
-from holdfast.cli.flags import ExporterName
-from holdfast.cli.runs import open_run, runs_dir_option, runs_directory
+from holdfast.cli.flags import ExporterName, complete_runs
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import open_run
 from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.spec.load_exports import EXPORTERS
+from holdfast.export.registry import describe, export, export_block, is_done, read_entries
+from holdfast.spec.exports import EXPORTERS
 
 
 @click.command("export")
@@ -47,11 +48,8 @@ def command(
     """Export RUN (path, id, invocation or HOST:PATH) in another format, or send it to W&B or MLflow.
 
     KEY=VALUE sets options of the destination, such as project=x entity=y for wandb, or tracking_uri=URL for mlflow.
-    Options that are not given are those of the last export there, else those of the eval file. Exporting again
-    updates the export.
+    Other options are the last export's, else the eval file's. Exporting again updates the export.
     """
-    from holdfast.export.registry import describe, export, export_block, is_done, read_entries
-
     if (exporter is None) == (not failed):
         raise UsageError(f"give --to {'|'.join(EXPORTERS)}, or --failed")
     if failed and (options or output):

@@ -10,8 +10,12 @@ import click
 
 from holdfast.cli.flags import Positive
 from holdfast.cli.runs import runs_dir_option, runs_directory
-from holdfast.display.terminal import echo, echo_json
+from holdfast.display.format import dollars, interval_text
+from holdfast.display.grid import Column, make_console, print_list
+from holdfast.display.terminal import echo, echo_json, printable
 from holdfast.errors import UsageError
+from holdfast.spec.quantities import parse_duration
+from holdfast.store.catalog import list_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +31,7 @@ _STATUS_COLOURS: Final = {
     "damaged": "red",
 }
 _SPARE: Final = {"size": 7, "dataset": 6, "cost": 5, "interval": 4, "progress": 3, "done": 3, "target": 2, "age": 1}
-"""columns that a narrow terminal does without, the highest first"""
+"""columns that a narrow terminal leaves out, the highest first"""
 
 
 def run_filters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +63,7 @@ def run_filters(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @run_filters
 def command(name: str | None, limit: int | None, as_json: bool, **options: Any) -> int:
-    """List the runs, the newest first; with EVAL, those of evals whose name contains this text.
+    """List the runs, the newest first; with EVAL, only runs of evals whose name contains this text.
 
     The list is tab-separated if the output is not a terminal.
     """
@@ -71,7 +75,7 @@ def command(name: str | None, limit: int | None, as_json: bool, **options: Any) 
 def show_runs(
     runs: Sequence[RunSummary], titles: Sequence[str], *, as_json: bool = False, empty: str = "no runs"
 ) -> int:
-    """Print runs: as a table that fits the terminal, tab-separated into a pipe, or as JSON."""
+    """Print runs: as a table that fits the terminal, tab-separated in a pipe, or as JSON."""
     if as_json:
         import msgspec
 
@@ -81,7 +85,6 @@ def show_runs(
     if not sys.stdout.isatty():
         echo("\n".join(["\t".join(row) for row in (titles, *cells)]))
         return 0
-    from holdfast.display.grid import Column, make_console, print_list
 
     words = ("status", "id")
     columns = [
@@ -97,9 +100,6 @@ def show_runs(
 
 def _cells(runs: Sequence[RunSummary], titles: Sequence[str]) -> list[list[str]]:
     """Return the cells of a table of runs, a list for each run."""
-    from holdfast.display.format import dollars, interval_text
-    from holdfast.display.terminal import printable
-
     special: dict[str, Callable[[RunSummary], str]] = {
         "done": lambda run: run.progress,
         "score": lambda run: run.score_text,
@@ -118,8 +118,6 @@ def _cells(runs: Sequence[RunSummary], titles: Sequence[str]) -> list[list[str]]
 
 def select_runs(options: dict[str, Any]) -> list[RunSummary]:
     """List the runs that the options of `run_filters` choose, the most recently written first."""
-    from holdfast.store.catalog import list_runs
-
     for name in ("model", "dataset", "older_than"):
         if options[name] is not None and not options[name].strip():
             option = "--" + name.replace("_", "-")
@@ -145,8 +143,6 @@ def _contains(text: str, part: str | None) -> bool:
 
 
 def _age(text: str) -> float:
-    from holdfast.spec.schema import parse_duration  # takes longer to import than a thousand runs to list
-
     try:
         days = text.strip().lower().removesuffix("d") if text.strip().lower().endswith("d") else None
         return float(days) * 86400 if days is not None else float(parse_duration(text))

@@ -10,13 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.benchmarks.cache import cache_folder
+from holdfast.benchmarks.compile import INSTALL
+from holdfast.benchmarks.index import installed_version
+from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names, table
 from holdfast.cli.errors import show_note
+from holdfast.data.dataset import Dataset
 from holdfast.display.terminal import echo, echo_json
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import Exit, HoldfastError, UsageError
+from holdfast.formats.benchmark import benchmark_document, compile_shown, find_benchmark, wants_chat
+from holdfast.formats.providers import installed_providers, task_names, unknown_task
+from holdfast.report.preview import continuation_lines
+from holdfast.spec.document import Document
+from holdfast.spec.eval_schema import BenchmarkBlock
+from holdfast.spec.load import build_eval
+from holdfast.spec.template import Template
+from holdfast.targets.types import Continuation
 
 if TYPE_CHECKING:
     from holdfast.benchmarks.names import Benchmark
-    from holdfast.spec.benchmark_schema import BenchmarkBlock
+    from holdfast.spec.eval_schema import BenchmarkBlock
 
 
 @click.group("tasks", context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,11 +48,6 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
     holdfast tasks ls 'mmlu*'
     holdfast tasks ls --all '*winogrande*'
     """
-    from holdfast.benchmarks.compile import INSTALL
-    from holdfast.benchmarks.index import installed_version
-    from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names
-    from holdfast.formats.providers import installed_providers, task_names
-
     provided = task_names(installed_providers())
     rows = []
     for name in sorted({*known_names(every=every), *provided}):
@@ -66,9 +74,7 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
 
 
 def _with_families(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with one instead of those of each family, such as the translations of MMLU."""
-    from holdfast.benchmarks.names import table
-
+    """Return the rows with one row for each family, such as the translations of MMLU."""
     families = Counter(table().family(row["name"]) for row in rows)
     shown: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -81,7 +87,7 @@ def _with_families(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the name, the metric and everything else of a benchmark for a line of the list."""
+    """Return the name, the metric and the other cells of a benchmark in the list."""
     details = [row["measures"]] if row.get("measures") else []
     if row.get("shots") is not None:
         details.append(f"{row['shots']} examples")
@@ -90,8 +96,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _summary(benchmark: Benchmark) -> dict[str, Any]:
-    from holdfast.benchmarks.names import table
-
     about = table().about_name(benchmark) if benchmark.listed else None
     return {
         "name": benchmark.name,
@@ -106,9 +110,7 @@ def _summary(benchmark: Benchmark) -> dict[str, Any]:
 
 
 def _find(name: str, data: str | None) -> tuple[Benchmark, BenchmarkBlock]:
-    from holdfast.formats.benchmark import find_benchmark
-    from holdfast.formats.providers import unknown_task
-    from holdfast.spec.benchmark_schema import BenchmarkBlock
+    from holdfast.spec.eval_schema import BenchmarkBlock
 
     if not name:
         raise unknown_task(name)
@@ -132,8 +134,6 @@ def show_task(name: str, data: str | None, as_json: bool) -> int:
 
     Without lm-eval, or without the data, it shows what is known and what is missing.
     """
-    from holdfast.formats.benchmark import benchmark_document
-
     benchmark, block = _find(name, data)
     described: dict[str, Any] = _summary(benchmark) | {"params": benchmark.params}
     try:
@@ -150,11 +150,6 @@ def show_task(name: str, data: str | None, as_json: bool) -> int:
 
 
 def _describe(document: dict[str, Any]) -> dict[str, Any]:
-    from holdfast.data.dataset import Dataset
-    from holdfast.spec.document import Document
-    from holdfast.spec.load import build_eval
-    from holdfast.spec.template import Template
-
     about = document["metadata"]["benchmark"]
     target = {**document["target"], "model": "any"}
     spec = build_eval(Document({**document, "target": target}), Path.cwd())
@@ -182,9 +177,6 @@ def _describe(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(described: dict[str, Any]) -> list[str]:
-    from holdfast.report.preview import continuation_lines
-    from holdfast.targets.types import Continuation
-
     lines = [f"{described['name']}: task {described['task']}, as in {described['from']}"]
     if "missing" in described:
         shots = described["shots"]
@@ -218,8 +210,6 @@ def _lines(described: dict[str, Any]) -> list[str]:
 
 def _matching(name: str) -> list[str]:
     """Return the benchmarks of the table that a glob matches, or the name that is not a glob."""
-    from holdfast.benchmarks.names import known_names
-
     if not any(character in name for character in "*?["):
         return [name]
     if not (matching := [each for each in known_names() if fnmatchcase(each, name)]):
@@ -236,9 +226,6 @@ def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
     NAME may be a glob over the names of `tasks ls`, such as 'arc*'.
     What is there already is compiled again only if its data has changed, also on the hub.
     """
-    from holdfast.benchmarks.cache import cache_folder
-    from holdfast.formats.benchmark import compile_shown, wants_chat
-
     failed = 0
     for name in dict.fromkeys(match for each in names for match in _matching(each)):
         try:
@@ -255,4 +242,4 @@ def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
         echo(f"{name}: {compiled.count:,} rows in {cache_folder() / compiled.rows}")
         for notice in compiled.notices:
             show_note(notice)
-    return 2 if failed else 0
+    return Exit.USAGE if failed else Exit.FINISHED

@@ -14,21 +14,26 @@ from urllib.parse import urlencode
 
 import click
 
-from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_note, show_warning
-from holdfast.cli.runs import fetch_runs, runs_dir_option, runs_directory
+from holdfast.cli.flags import complete_runs
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import fetch_runs
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.store.catalog import find_runs
+from holdfast.store.home import home_directory
+from holdfast.store.rundir import RunDir
+from holdfast.view.guard import AccessRules, read_key, write_private
+from holdfast.view.server import is_loopback, listen, listen_on_socket, names_of, serve
+from holdfast.view.site import Site, archive_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.store.rundir import RunDir
-    from holdfast.view.guard import AccessRules
-
 _PORT = 4653
 _FOLLOW_SECONDS = 10.0
-"""between two looks at an unfinished run on a cluster"""
+"""seconds between two looks at an unfinished run on a cluster"""
 
 
 @click.command("view")
@@ -65,14 +70,9 @@ def command(
     RUN may also be an invocation or HOST:PATH: its runs are copied from the cluster, and followed until they are
     finished.
 
-    The server only reads, and follows runs that are being written. It answers only on this machine and only to those
-    who have the key in the address that it prints. Ctrl-C ends it.
+    The server only reads, and follows runs that are being written. It answers only on this machine, and only with
+    the key in the address that it prints. Ctrl-C ends it.
     """
-    from holdfast.store.home import home_directory
-    from holdfast.view.guard import AccessRules, read_key
-    from holdfast.view.server import is_loopback, listen, listen_on_socket, names_of, serve
-    from holdfast.view.site import Site
-
     if not is_loopback(host) and not allow_network:
         raise UsageError(
             f"--host {host} would let other machines connect: whoever sees the traffic sees the key and all runs",
@@ -118,9 +118,6 @@ def command(
 
 
 def _named_runs(names: tuple[str, ...], root: Path) -> dict[str, RunDir]:
-    from holdfast.store.rundir import RunDir
-    from holdfast.view.site import archive_stamp
-
     named: dict[str, RunDir] = {}
     for name, path in [(each, path) for each in names for path in fetch_runs(each, root)]:
         rundir = RunDir(path)
@@ -147,16 +144,13 @@ def _follow_copies(names: tuple[str, ...], root: Path, named: Mapping[str, RunDi
             for name in names:
                 fetch_runs(name, root)
             last = ""
-        except HoldfastError as error:  # the cluster is away; its jobs go on, and so does this
+        except HoldfastError as error:  # the cluster cannot be reached; its jobs go on, and so does the viewer
             if error.message != last:
                 show_warning(error.message)
             last = error.message
 
 
 def _has_something(root: Path) -> bool:
-    from holdfast.cluster.remote.registry import InvocationRegistry
-    from holdfast.store.catalog import find_runs
-
     return any(True for _ in find_runs(root)) or bool(InvocationRegistry().all())
 
 
@@ -167,7 +161,7 @@ def _address(rules: AccessRules, host: str, page: str) -> str:
 
 
 def _forwarding(rules: AccessRules, socket_path: Path | None, variables: Mapping[str, str]) -> list[str]:
-    """Return the command that makes the address work on the user's own machine, where that is another one."""
+    """Return the command that makes the address work on the user's own machine, if that is another one."""
     connection = variables.get("SSH_CONNECTION", "").split()
     if not connection and socket_path is None:
         return []
@@ -180,7 +174,7 @@ def _forwarding(rules: AccessRules, socket_path: Path | None, variables: Mapping
 
 
 def _can_open(variables: Mapping[str, str]) -> bool:
-    """True if a browser would open on the user's own screen, and not as text in this terminal."""
+    """Return True if a browser opens on the user's own screen, and not as text in this terminal."""
     if variables.get("SSH_CONNECTION"):
         return False
     return sys.platform == "darwin" or any(variables.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
@@ -191,8 +185,6 @@ def _open_browser(address: str, home: Path) -> None:
     import webbrowser
     from html import escape
 
-    from holdfast.view.guard import write_private
-
     path = home / "view.html"
     link = escape(address, quote=True)
     write_private(
@@ -200,5 +192,5 @@ def _open_browser(address: str, home: Path) -> None:
         '<!doctype html><meta charset="utf-8"><title>Holdfast</title>'
         f'<meta http-equiv="refresh" content="0;url={link}"><p><a href="{link}">Open Holdfast</a></p>\n',
     )
-    # Some browsers are waited for until they are closed.
+    # Some browsers return only when they are closed.
     threading.Thread(target=webbrowser.open, args=(path.absolute().as_uri(),), daemon=True).start()

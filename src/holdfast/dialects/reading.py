@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from holdfast.dialects.types import Message
     from holdfast.errors import Fault
-    from holdfast.spec.model_schema import ThoughtsBlock
     from holdfast.spec.schema import ReasoningHistory
+    from holdfast.spec.target_schema import ThoughtsBlock
 
 _HIDDEN: Final = frozenset(("reasoning", "reasoning_content", "reasoning_details", "raw"))
 """keys of a message that neither graders nor simulated users see"""

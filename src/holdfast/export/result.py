@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.data.dataset import Dataset
-from holdfast.display.notebook import html_table, html_text
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.display.format import html_table, html_text
+from holdfast.errors import Exit, HoldfastError, UsageError
 from holdfast.export.tables import columns, rows
 from holdfast.report.compare import compare_scores, read_scores
 from holdfast.report.gate import Rules, gate_run, margin_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.report.compare import Comparison
     from holdfast.report.gate import GateResult, NewPolicy, RemovedPolicy
-    from holdfast.spec.gate_schema import Inconclusive
+    from holdfast.spec.eval_schema import Inconclusive
     from holdfast.store.metrics import Metrics
 
 
@@ -51,7 +51,7 @@ class Run:
         return None if self.metrics is None else self.metrics.score
 
     def results(self) -> list[dict[str, Any]]:
-        """One entry per trial, in the dataset's order: what `results.json` has, with row, prompt and feedback.
+        """Return an entry per trial in the dataset's order: what `results.json` has, with row, prompt and feedback.
 
         `row` holds the sample's fields and `prompt` the first message to the target after any `history`; each of
         `grades` has `status`, `score` and `feedback`. Raises FileNotFoundError while the run is not finished.
@@ -125,10 +125,10 @@ def load_run(path: str | Path) -> Run:
     metrics = view.metrics
     if metrics is None:
         reason = f"resume it with `{shlex.join(['holdfast', 'resume', str(path)])}`"
-        return Run(Path(path), finished=False, metrics=None, exit_code=3, reason=reason)
+        return Run(Path(path), finished=False, metrics=None, exit_code=Exit.UNFINISHED, reason=reason)
     gate = view.rundir.read_gate()
-    met = gate is None or gate.passed
-    return Run(Path(path), finished=True, metrics=metrics, exit_code=0 if met else 1, reason=None)
+    code = Exit.FINISHED if gate is None or gate.passed else Exit.GATE_FAILED
+    return Run(Path(path), finished=True, metrics=metrics, exit_code=code, reason=None)
 
 
 def compare(first: Run | str | Path, second: Run | str | Path) -> Comparison:
@@ -153,9 +153,9 @@ def gate(
     """Check a finished run against minimum values, a baseline and samples that must pass, as `holdfast gate` does.
 
     `max_drop` is how far a metric may fall below the baseline, as in `"2pt"`, the default, or 0.02.
-    `max_regression_pct` allows so much less than the baseline's value instead, and tests nothing.
+    `max_regression_pct` is the allowed loss in percent of the baseline's value instead, without a test.
     `minima` maps metrics, such as `score`, `passed`, a grader's name or `NAME/pass@3`, to values from 0 to 1.
-    `golden` are ids of samples that must pass; with `golden_rows` so must those whose row has `golden: true`.
+    `golden` are ids of samples that must pass, with `golden_rows` also samples whose row has `golden: true`.
     The result is true if all checks passed.
     """
     margin = margin_of(max_drop, max_regression_pct)

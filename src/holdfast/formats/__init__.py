@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import UsageError
-from holdfast.spec.load import apply_overrides, with_deprecation_notices
+from holdfast.spec.load import apply_overrides
 from holdfast.spec.plugins import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.spec.document import Document
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.overrides import Override
 
 FORMATS: Final = Registry(
@@ -116,4 +116,4 @@ def to_native(document: Document, overrides: Sequence[Override] = ()) -> tuple[D
     """Return an eval file of any format as a document of ours, and the overrides that are still to be applied."""
     if (foreign := find_format(document.data)) is not None:
         return foreign[1].translate(document, overrides)
-    return with_deprecation_notices(document), list(overrides)
+    return document, list(overrides)

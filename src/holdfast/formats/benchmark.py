@@ -18,7 +18,7 @@ from holdfast.benchmarks.progress import note, show_step
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import Format, folder_of
 from holdfast.formats.providers import unknown_task
-from holdfast.spec.benchmark_schema import BenchmarkBlock
+from holdfast.spec.eval_schema import BenchmarkBlock
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.providers import provider_of
 from holdfast.spec.schema import as_dataset

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.overrides import Override
     from holdfast.spec.suite import Suite, SuiteTarget
 

@@ -1,7 +1,7 @@
 """`results.json` and `metrics.json`, built from the journals.
 
 Everything is taken in the dataset's order, so a run that was interrupted a hundred times gives the same bytes as one
-that was not; what depends on the clock is kept apart under `timing`, last.
+that was not. Values that depend on the clock are kept apart in `timing`, at the end.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ import msgspec
 
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import check_rows
-from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
-from holdfast.report.breakdown import Row, RowsTally
-from holdfast.report.notices import account_notices, with_thoughts
 from holdfast.report.stats import pass_at_k, quantile_of
+from holdfast.report.tally import AgreementTally, Row, RowsTally, account_notices, with_thoughts
 from holdfast.report.trial_columns import TrialColumns
 from holdfast.report.trials import NO_OUTPUT, TrialReader
 from holdfast.report.verdicts import grading_rules, level_measurements
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metrics:
-    """Write results.json, then metrics.json, and return the latter; of a large run also its columns for the viewer."""
+    """Write results.json, then metrics.json, and return the metrics; a large run also gets columns for the viewer."""
     if identified.dataset.stamp() != identified.stamp:
         check_rows(identified.dataset, identified.survey)
     columns = TrialColumns(identified, rundir, index, grader_places(identified.spec))
@@ -57,7 +55,7 @@ def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metri
     except OSError:
         if not columns.discard():
             raise
-        metrics = _write_report(identified, rundir, index, columns)  # they may have taken the last room on the disk
+        metrics = _write_report(identified, rundir, index, columns)  # the columns may have filled the disk
     except BaseException:
         columns.discard()
         raise
@@ -141,7 +139,7 @@ class _Report:
         self._grades = lru_cache(_MOST_EQUAL)(self._result_grades)
 
     def lines(self, columns: TrialColumns) -> Iterator[bytes]:
-        """The entries of results.json, one on each line and many at a time, counting and filling columns on the way."""
+        """Yield the entries of results.json, one per line and many at a time; count them and fill the columns."""
         encode = msgspec.json.Encoder().encode_lines
         reader = TextReader(self._index.outputs)
         clusters = [] if self._clusters is None else self._clusters.values
@@ -152,14 +150,14 @@ class _Report:
                 self._with_thoughts += sum("</think>" in output.output for output in outputs)
                 entries = self._entries(batch, [output.output for output in outputs], clusters)
                 columns.add(batch, [entry.sample for entry in entries], outputs)
-                # Every newline ends an entry: those of texts are escaped.
+                # Every newline ends an entry: newlines in texts are escaped.
                 yield encode(entries)[:-1].replace(b"\n", b",\n")
         finally:
             reader.close()
         self._add_equal()
 
     def count(self) -> None:
-        """Count alone, for which no row and no transcript is read."""
+        """Count without writing entries, so that no row and no transcript is read."""
         for batch in self._trials.batches():
             self._add(batch)
         self._add_equal()
@@ -221,6 +219,8 @@ class _Report:
             for judged in batch.judged:
                 tally.add([judged.verdicts.get(vote) for vote in self._places[grader].votes])
         if trials == 1 and self._clusters is None and self._benchmark is None:
+            # Most rows of a large run are equal in all that counts. Adding each kind of row once, with its number,
+            # is much faster than adding row by row.
             rows = slice(batch.positions.start, batch.positions.stop)
             values = [each.grouping.packed()[rows] for each in self._by]
             self._equal.update(zip(panels.packed()[1][rows], batch.judged, *values, strict=True))
@@ -265,7 +265,7 @@ class _Report:
         }
 
     def metrics(self, sizes: Mapping[str, int] | None = None, *, so_far: bool = False) -> Metrics:
-        """Return the numbers, after all entries were taken. `sizes` are those of the journals."""
+        """Return the numbers, after all trials were counted. `sizes` are the sizes of the journals."""
         identified = self._identified
         spec, total = identified.spec, identified.survey.count * identified.spec.trials
         overall = self._whole.overall_metrics(so_far=so_far) if self._places else None
@@ -350,7 +350,7 @@ class _BenchmarkScores:
                 values = [judged.score_of(grader) for judged in row.trials]
             present = [value for value in values if value is not None]
             if present:
-                # A sample counts once. Values that are not scores cannot be averaged: the first stands for the sample.
+                # A sample counts once. Values that are not scores cannot be averaged: the first one counts.
                 value = present[0] if uses_values(metric) or len(present) == 1 else math.fsum(present) / len(present)
                 self._values.setdefault((name, metric.key), []).append(value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -11,14 +11,19 @@ from holdfast.store.metrics import Rule
 from holdfast.store.records import GradeStatus, apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.plan import Work
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.index import Index
     from holdfast.store.refs import OutputRef, VerdictRef
+
+TrialStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "uncertain"]
+"""`pending`: the trial has no output, or its graders have not been asked yet; `uncertain`: the trial has no output, and
+a person has to settle a call that may have happened"""
+BandState = Literal["passed", "failed", "error", "not_reached", "pending", "skipped"]
 
 
 class Judged(NamedTuple):
@@ -27,19 +32,19 @@ class Judged(NamedTuple):
     status: GradeStatus
     score: float | None
     recorded: VerdictRef | None = None
-    """None where the conversation did not get so far"""
+    """None if the conversation ended before this checkpoint"""
 
 
 class JudgedOutput(Struct, frozen=True, eq=False):
-    """An output with its verdicts. Equal ones are different keys of a mapping, which takes no time to find out."""
+    """An output with its verdicts. It is compared by identity, which makes it a fast key of mappings."""
 
     verdicts: dict[int, Judged | None]
-    """by the numbers of the graders that look at it; None is a verdict that is still to come"""
+    """by number of the graders that apply; None is a verdict that is still to come"""
     status: GradeStatus
     score: float | None
 
     def score_of(self, grader: int) -> float | None:
-        """Return the score that a grader gave; None where it gave none."""
+        """Return the score that a grader gave; None if it gave none."""
         verdict = self.verdicts.get(grader)
         return None if verdict is None else verdict.score
 
@@ -55,7 +60,7 @@ def judge_output(
     recorded: Mapping[str, VerdictRef],
     panel: Panel,
 ) -> JudgedOutput:
-    """Join an output with the recorded verdicts of the graders that look at its row."""
+    """Join an output with the recorded verdicts of the graders that apply to its row."""
     verdicts: dict[int, Judged | None] = dict.fromkeys(panel.graders, _NOT_REACHED)
     for number, verdict in work.verdicts(key, ref, recorded, panel):
         if verdict is None:
@@ -69,11 +74,11 @@ def judge_output(
 def combine_verdicts(
     places: Sequence[GraderPlace], verdicts: Sequence[Judged | None]
 ) -> tuple[GradeStatus, float | None]:
-    """Return status and score of a trial: passed when every grader passes, the weighted mean of those at the end.
+    """Return status and score of a trial: passed if every grader passes, and the final graders' weighted mean.
 
-    Graders of weight 0 are reported and decide nothing. A checkpoint that fails makes the trial fail, whatever the
-    graders at the end say; a checkpoint that ended the conversation leaves it a score of 0, also one of weight 0. A
-    verdict of None is still to come.
+    Graders of weight 0 are reported and decide nothing. A failed checkpoint makes the trial fail, whatever the final
+    graders say. A checkpoint that ended the conversation, even one of weight 0, leaves a score of 0. A verdict of None
+    is still to come.
     """
     passed, scored, cut_short, objected = True, False, False, False
     weights: list[float] = []
@@ -101,8 +106,15 @@ def combine_verdicts(
     return "passed" if passed else "failed", sum(weighted) / total if total else None
 
 
+def gravest(statuses: Iterable[TrialStatus]) -> BandState:
+    """Return the status of a checkpoint from the statuses of its graders."""
+    present = frozenset(statuses)
+    order: tuple[BandState, ...] = ("error", "failed", "pending", "passed", "not_reached")
+    return next((status for status in order if status in present), "skipped")
+
+
 def level_measurements(work: Work, places: Sequence[GraderPlace], index: Index) -> None:
-    """Make all verdicts of a grader measurements if some are: scores of a part of its scale would be a wrong mean."""
+    """Turn all verdicts of a grader into measurements if some are: a mean over only a part of its scale is wrong."""
     for number, place in enumerate(places):
         if place.votes or not grader_class(place.block).one_scale:
             continue
@@ -115,7 +127,7 @@ def level_measurements(work: Work, places: Sequence[GraderPlace], index: Index) 
 
 
 def as_measurement(verdict: VerdictRef) -> VerdictRef:
-    """Return a verdict without its score; an error is neither."""
+    """Return a verdict without its score; errors stay as they are."""
     return verdict if verdict.score is None else verdict._replace(status="skipped", score=None)
 
 

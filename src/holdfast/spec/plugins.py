@@ -1,12 +1,12 @@
-"""Extension points: the kinds that are built in, and those that installed packages add by entry points.
+"""Extension points: built-in kinds, and the kinds that installed packages add with entry points.
 
 A package adds a grader, for example, with an entry point in its `pyproject.toml`:
 
     [project.entry-points."holdfast.graders"]
     politeness = "some_package.graders:Politeness"
 
-Names that are built in are found without looking at installed packages. The module of a kind is imported only when an
-eval names the kind.
+Built-in names are found without looking at installed packages. The module of a kind is imported only when an eval names
+the kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_reference(reference: str) -> Any:
-    """Import what `module:attribute` names."""
+    """Import the object that `module:attribute` names."""
     module, _, attribute = reference.partition(":")
     return getattr(import_module(module), attribute)
 
@@ -50,13 +50,13 @@ class Registry:
         return {entry.name: entry for entry in entry_points(group=self._group) if entry.name not in self._builtin}
 
     def load(self, name: str) -> Any:
-        """Import a kind; raises ValueError, worded for users, where there is none or its package cannot be imported."""
+        """Import a kind; raises ValueError, worded for users, if it is unknown or its package cannot be imported."""
         if name not in self._loaded:
             self._loaded[name] = self._import(name)
         return self._loaded[name]
 
     def is_builtin(self, name: str) -> bool:
-        """Return True for a kind of Holdfast, and False for one of a plug-in."""
+        """Return True for a built-in kind, False for a plug-in's."""
         return name in self._builtin
 
     def _import(self, name: str) -> Any:
@@ -66,20 +66,20 @@ class Registry:
             raise ValueError(self.unknown(name))
         try:
             return entry.load()
-        except Exception as error:  # the package is somebody else's
+        except Exception as error:  # other people's packages may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"the {self._noun} {name!r} of {_distribution(entry)} cannot be imported from {entry.value}: {reason}"
             ) from error
 
     def unknown(self, name: str) -> str:
-        """Describe a name that is none of these kinds, with the nearest one and the list of all."""
-        from holdfast.spec.validation import suggest  # with pydantic, which jobs do without
+        """Describe an unknown kind, with the closest match and all known kinds."""
+        from holdfast.spec.validation import suggest  # imports pydantic, which jobs on a cluster do not load
 
         return f"unknown {self._noun} {name!r}{suggest(name, [*self, *self.plugins])}; {self.describe()}"
 
     def describe(self) -> str:
-        """List all names for a message: the built-in ones, and with their packages those of plug-ins."""
+        """List all names for a message: built-in kinds, then plug-ins with their packages."""
         listed = f"one of {', '.join(self)}"
         plugins = [f"{name} ({_distribution(entry)})" for name, entry in sorted(self.plugins.items())]
         return f"{listed}; from plug-ins: {', '.join(plugins)}" if plugins else f"{listed}; no plug-ins are installed"

@@ -1,7 +1,7 @@
 """Suites: several evals and several targets, from a suite file or from the command line.
 
-A suite file is a YAML file with the key `suite`. `read_suite` checks everything that can be checked without the eval
-files; loading those is up to `formats.suite`, which knows all formats.
+A suite file is a YAML file with the key `suite`. `read_suite` checks everything that does not need the eval files;
+`formats.suite`, which knows all formats, loads them.
 """
 
 from pathlib import Path
@@ -12,11 +12,11 @@ from pydantic import Field
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import Document, Location
-from holdfast.spec.legacy import eval_version
-from holdfast.spec.load import Eval
-from holdfast.spec.load_targets import TARGETS, target_kind
+from holdfast.spec.eval import Eval
+from holdfast.spec.load import eval_version
 from holdfast.spec.overrides import Override
 from holdfast.spec.schema import SCHEMA_VERSION, Block, Names, Seconds
+from holdfast.spec.target_schema import TARGETS, target_kind
 from holdfast.spec.validation import suggest, validate_block
 
 
@@ -56,7 +56,7 @@ class AverageBlock(Block):
 class SuiteFields(Block):
     """The top of a suite file."""
 
-    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - the key as users write it
+    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - as in all our files
     """Version of the file format, MAJOR.MINOR in quotes: see [versions](versions.md)."""
     suite: str = Field(min_length=1, max_length=120)
     """Name of the suite."""
@@ -80,12 +80,12 @@ class SuiteTarget(msgspec.Struct, frozen=True):
     label: str
     """its name in tables"""
     keys: dict[str, Any]
-    """of the target's block, over those of each eval file"""
+    """keys of the target's block, which override each eval file's"""
     location: Location | None = None
     """in the suite file"""
 
     def overrides(self, written: Any) -> list[Override]:
-        """Return the overrides for an eval file whose target is `written`: of another kind, it is replaced."""
+        """Return the overrides for an eval file whose target is `written`, and replaced if it is of another kind."""
         kind = target_kind(self.keys)
         if kind is not None and isinstance(written, dict) and target_kind(written) not in (kind, None):
             return [(("target",), self.keys)]
@@ -103,10 +103,10 @@ class Suite(msgspec.Struct, frozen=True):
     overrides: dict[str, Any] = {}
     average: AverageBlock | None = None
     document: Document | None = None
-    """None: the suite was given on the command line"""
+    """None: the suite comes from the command line"""
 
     def where(self, location: Location) -> str:
-        """Return `file:line: key`; nothing for a suite of the command line, whose arguments speak for themselves."""
+        """Return `file:line: key`; empty for a suite from the command line."""
         return "" if self.document is None else self.document.where(location)
 
     @property

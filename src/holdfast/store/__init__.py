@@ -25,13 +25,11 @@
 `lease`      the right to write a run, with a heartbeat
 `run_lock`   locks a run for one process or for several workers; lists and stops them
 `processes`  identifies processes on this machine
-`slurm_jobs` asks Slurm whether the jobs that hold leases have ended
 `claims`     assigns trials to workers
 `shared`     journals that a run shares with the run that it borrows from
 `inputs`     the files that users' code read
 `blobs`      stores the files of trials by content
 `rundir`     the directory as a whole
-`upgrade`    brings runs of earlier versions up to date
 `home`       Holdfast's own directory of this user, and the umask
 `catalog`    finds and summarizes the runs below a runs directory, and `catalog_cache`, what was read of them
 

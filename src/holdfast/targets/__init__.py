@@ -8,7 +8,6 @@
 `tokenizer` token ids, from the server or from a file
 `batching`  the interface to batches
 `embedded`  the small model that comes with the `local` extra, and its server
-`cores`     the number of cores that the process may use
 `python`    a Python function, or an object that is opened and closed
 `http`      a workflow with an HTTP interface
 `command`   a program

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.http.client import Client
-    from holdfast.spec.model_schema import BatchBlock
     from holdfast.spec.providers import ModelEndpoint
+    from holdfast.spec.target_schema import BatchBlock
     from holdfast.store.rundir import RunDir
 
 _PARTS: Final = {
@@ -100,6 +100,6 @@ def most_requests(endpoint: ModelEndpoint) -> int:
 
 
 def batch_lines(rundir: RunDir, states: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """Describe the batches of a run whose results are still to come; `states` says how far they are, by intent."""
+    """Describe the batches of a run that have no results yet; `states` has their progress, by intent."""
     if rundir.has_batches:
         yield from load_reference(_PARTS["lines"])(rundir, states)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from holdfast.containment.cores import EMBEDDED_SLOTS, usable_cores
 from holdfast.http.urls import is_public
-from holdfast.spec.load_targets import TARGETS
+from holdfast.spec.eval import Origin, code_sees_row
 from holdfast.spec.named_inputs import TARGET, named_inputs, with_named_inputs
-from holdfast.spec.origin import Origin
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import endpoint_of
-from holdfast.spec.row_fields import code_sees_row
 from holdfast.spec.schema import is_embedded
-from holdfast.spec.target_schema import ModelTarget
+from holdfast.spec.target_schema import TARGETS, ModelTarget
 from holdfast.spec.template import normal_expression, normal_form
 from holdfast.spec.trial_limits import is_agent
-from holdfast.targets.cores import EMBEDDED_SLOTS, usable_cores
 
 if TYPE_CHECKING:
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.targets.types import Target
 
 DEFAULT_CONCURRENCY: Final = 64

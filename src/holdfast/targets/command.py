@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.containment.program import running
 from holdfast.errors import AttemptError, Fault, ProgramExited
 from holdfast.http.response import REPLY_BYTES
-from holdfast.spec.code_target_schema import CommandTarget
 from holdfast.spec.fingerprint import check_program, command_files, is_file
 from holdfast.spec.plugins import load_reference
+from holdfast.spec.target_schema import CommandTarget
 from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import PROXY, Reply, Target
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.exchange import Volatile
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.types import Calls, Turn

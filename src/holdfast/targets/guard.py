@@ -15,7 +15,7 @@ from holdfast.targets.types import PROXY, Target
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.spec.trial_limits import RowLimits
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.types import Reply, Turn

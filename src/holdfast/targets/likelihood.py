@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
     from contextlib import AsyncExitStack
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.spec.target_schema import ModelTarget
     from holdfast.targets.likelihood_forms import Form, Score
     from holdfast.targets.prices import Prices

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from holdfast.dialects.types import Answer
     from holdfast.http.balancer import Balancer
-    from holdfast.spec.conversation_schema import ResponderBlock
-    from holdfast.spec.judge_schema import PromptGrader
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
+    from holdfast.spec.eval_schema import ResponderBlock
+    from holdfast.spec.grader_schema import PromptGrader
     from holdfast.targets.batching import BatchedClient, BatchHub
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn

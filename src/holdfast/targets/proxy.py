@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from holdfast.dialects.types import StreamReader
     from holdfast.http.balancer import Balancer
     from holdfast.http.client import Client
-    from holdfast.spec.model_schema import Price
+    from holdfast.spec.eval_schema import Price
     from holdfast.spec.schema import Api
     from holdfast.spec.target_schema import TargetBlock
     from holdfast.targets.exchange import Place

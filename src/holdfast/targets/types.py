@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.spec.target_schema import TargetBlock
     from holdfast.spec.trial_limits import RowLimits
     from holdfast.targets.batching import BatchHub
@@ -52,7 +52,6 @@ class PastCall(msgspec.Struct, frozen=True):
     turn: int
     name: str
     arguments: Any
-    """UNSET if they are not on record"""
     function: str | UnsetType | None = UNSET
     """of `context.tool(function)`: `module:name`, or None for a function that no other process can find"""
     call_id: str = ""

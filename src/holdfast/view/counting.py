@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.report.checkpoints import gravest
 from holdfast.report.overview import Overview, run_overview
 from holdfast.report.trial_counts import ManyTrials, TrialNumbers, TrialsTally
+from holdfast.report.verdicts import gravest
 from holdfast.store.cache_file import read_header, write_cache
 from holdfast.store.rundir import RunDir
 from holdfast.store.trial_table import STATUSES, score_column, status_column
@@ -32,8 +32,8 @@ from holdfast.view.columns import Columns
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.report.checkpoints import BandState, TrialStatus
     from holdfast.report.run_view import RunView
+    from holdfast.report.verdicts import BandState, TrialStatus
     from holdfast.store.trial_table import TrialTable
     from holdfast.view.site import Site
 

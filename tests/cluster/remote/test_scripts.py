@@ -19,10 +19,10 @@ import pytest
 from holdfast.cluster.config.launch import Server, TaskFile
 from holdfast.cluster.job.servers import server_line
 from holdfast.cluster.remote.bundle import collect, load_sent, send_bundles
+from holdfast.cluster.remote.chain import directive, main_script, worker_script
 from holdfast.cluster.remote.install import build_wheel, ensure_python, needed_extras
 from holdfast.cluster.remote.invocation import TaskFolder, read_secrets, write_secrets
-from holdfast.cluster.remote.preview import preview
-from holdfast.cluster.remote.scripts import directive, main_script, worker_script
+from holdfast.cluster.remote.submit import preview
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import ClusterError, UsageError
 from holdfast.spec.load import load_eval
@@ -217,7 +217,7 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path, dependencies:
     ).stdout
     assert stdout.startswith(str(ready.parent)), stdout
     assert ensure_python(transport, str(tmp_path), say=notes.append) == python
-    assert notes == []  # only where something is
+    assert notes == []  # only if there is something to remove
     assert ready.stat().st_mtime_ns == modified
 
 
@@ -238,10 +238,10 @@ def test_a_failed_installation_is_reported_with_a_remedy(tmp_path: Path) -> None
     assert not list(tmp_path.rglob(".ready"))
 
 
-def test_nothing_is_noted_of_a_copy_that_was_noted_of_the_file(tmp_path: Path) -> None:
+def test_the_copy_of_an_eval_file_repeats_no_notices(tmp_path: Path) -> None:
     path = tmp_path / "e.yaml"
-    path.write_text("name: e\nsamples: [{id: a}]\ntarget: {model: m}\nprompt: p\ngraders: []\n")
-    assert "has no schemaVersion" in "".join(load_eval(path).notices)
+    path.write_text('schemaVersion: "1.7"\nname: e\nsamples: [{id: a}]\ntarget: {model: m}\nprompt: p\ngraders: []\n')
+    assert "1.7 is newer" in "".join(load_eval(path).notices)
     assert load_sent(path, ()).notices == ()
 
 
@@ -353,10 +353,10 @@ def test_a_dry_run_lists_files_that_would_be_sent_and_left_out(tmp_path: Path) -
     assert files["left_out"] == {"env.toml": "looks like credentials"}
 
 
-def test_too_much_beside_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_in_the_folder_of_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
     monkeypatch.setattr("holdfast.cluster.remote.bundle.MAX_BYTES", 100)
-    with pytest.raises(UsageError, match=r"e\.yaml: 0 MB are beside it") as refused:
+    with pytest.raises(UsageError, match=r"e\.yaml: 0 MB are in its folder") as refused:
         collect(load_eval(path), path)
     assert "data.jsonl" in str(refused.value)
 

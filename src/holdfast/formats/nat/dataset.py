@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from holdfast.spec.document import Location
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 FORMATS: Final = ("json", "jsonl", "csv", "parquet")
 _REFUSED: Final = {

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.errors import ExportFailed, HoldfastError
-from holdfast.export.names import unique_names
+from holdfast.export.tables import unique_names
 from holdfast.formats.nat.config import without_secrets
 from holdfast.formats.nat.dataset import NatColumns
 from holdfast.formats.nat.library import effective_config, has_profiler, is_installed, profile
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.report.run_view import RunView
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.records import Grade, Output, Step, Together, TraceStep
 
 _WORKFLOW: Final = "workflow_output.json"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.formats.nat.library import Evaluation
     from holdfast.graders.types import Case
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 _FAILED = ("Error in evaluator", "Evaluator error")
 """beginnings of a reasoning by which NAT's evaluators report an error instead of a score"""

@@ -17,7 +17,7 @@ from holdfast.functions import describe_error
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.types import Turn
 
 

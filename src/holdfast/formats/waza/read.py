@@ -20,11 +20,11 @@ from holdfast.formats.waza.target import target_fields
 from holdfast.formats.waza.tasks import Tasks, WazaTask
 from holdfast.formats.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
 from holdfast.spec.document import Document
+from holdfast.spec.eval_schema import Selection
 from holdfast.spec.load import limit_of
-from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.spec.selection import Selection
+from holdfast.spec.target_schema import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
