@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Reply as Reply
     from holdfast.targets.types import Target as Target
     from holdfast.targets.types import Turn as Turn
-
-__version__ = "0.1.0"
+    from holdfast.versions import __version__ as __version__
 
 _HOMES = {
     "AttemptError": "holdfast.errors",
@@ -93,6 +92,7 @@ _HOMES = {
     "Usage": "holdfast.store.records",
     "Verdict": "holdfast.graders.types",
     "WaitingGrader": "holdfast.graders.types",
+    "__version__": "holdfast.versions",
     "compare": "holdfast.export.result",
     "evaluate": "holdfast.api",
     "evaluate_async": "holdfast.api",

@@ -22,7 +22,6 @@ import msgspec
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
-from holdfast import __version__
 from holdfast.canonical import digest
 from holdfast.data.dataset import LONGEST_IDS, Ids, Survey
 from holdfast.data.grouping import Grouping
@@ -35,6 +34,7 @@ from holdfast.spec.eval import fields_of_target
 from holdfast.spec.load_graders import GRADERS
 from holdfast.store.cache_file import peek_header, read_header, write_cache
 from holdfast.store.home import home_directory
+from holdfast.versions import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path

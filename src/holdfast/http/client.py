@@ -14,12 +14,12 @@ from urllib.parse import parse_qsl, urljoin, urlsplit
 import msgspec
 from msgspec import UNSET
 
-from holdfast import __version__
 from holdfast.errors import Fault
 from holdfast.http.connections import Connections
 from holdfast.http.events import EventParser, parse, split_lines
 from holdfast.http.failures import NO_HINTS, Refusals, is_error
 from holdfast.http.urls import bare_url, origin_of, proxy_of
+from holdfast.versions import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast import __version__
 from holdfast.canonical import digest_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError
@@ -33,6 +32,7 @@ from holdfast.store.run_files import UNREADABLE, open_binary
 from holdfast.store.rundir import INDEX
 from holdfast.store.trial_notes import TableNotes, journals_of, stamp_journals, stamp_report
 from holdfast.store.trial_table import STATUSES, TABLE, RowStatus, TrialTable, field_column, score_column, status_column
+from holdfast.versions import __version__
 from holdfast.view.building import BuildOrder
 from holdfast.view.fields import read_field
 from holdfast.view.recorded import JournalReader, RecordedNotes, StaleColumnsError, read_everything
