@@ -218,8 +218,8 @@ def look_at_run(path: Path) -> RunPicture:
     from holdfast.export.registry import unfinished_exports
     from holdfast.report.waiting import batch_lines
     from holdfast.store.batches import waiting_batches
+    from holdfast.store.calls import uncertain_trials
     from holdfast.store.catalog import summarize_run
-    from holdfast.store.index import uncertain_trials
     from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
 
@@ -236,7 +236,7 @@ def look_at_run(path: Path) -> RunPicture:
     if listed.status in ("running", "unfinished"):
         index = rundir.load(repair=False)
         uncertain = uncertain_trials(index, running=listed.status == "running")
-        errors = sum(key not in index.outputs and key not in uncertain for key in index.attempts)
+        errors = sum(key not in uncertain and index.output(key) is None for key in index.attempts)
     return RunPicture(
         id=listed.id,
         name=listed.name,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.failures import Failures
     from holdfast.spec.load import Eval
-    from holdfast.store.index import Index
+    from holdfast.store.index import RunIndex
     from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
 
@@ -43,14 +43,14 @@ def conclude(run: Session, remaining: Plan, reason: Reason | None, started: floa
     options = run.options
     failures = gather_failures(run.rundir, run.identity, run.index, reason)
     # Errors can be accepted. A call that may have happened has to be settled.
-    settled = all(key in run.index.outputs for key in run.index.uncertain)
+    settled = all(run.index.output(key) is not None for key in run.index.uncertain)
     finished = remaining.complete or (options.accept_errors and reason is None and settled)
     if not finished or (options.skip_graders and run.identity.work.slots and remaining.to_grade):
         return Outcome(
             run.rundir,
             remaining,
             None,
-            run.index.spent,
+            run.spent,
             reason,
             skipped_graders=options.skip_graders,
             grade_only=options.grade_only,
@@ -64,13 +64,13 @@ def conclude(run: Session, remaining: Plan, reason: Reason | None, started: floa
         end_rounds(run.rundir)
         forget_results(run.rundir)
     except (Fault, DataError, OSError) as error:
-        return Outcome(run.rundir, remaining, None, run.index.spent, _report_fault(error))
+        return Outcome(run.rundir, remaining, None, run.spent, _report_fault(error))
     run.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
     return Outcome(
         run.rundir,
         remaining,
         metrics,
-        run.index.spent,
+        run.spent,
         gate=gate,
         failures=failures,
         wall=time.monotonic() - started,
@@ -135,7 +135,7 @@ def _is_current(metrics: Metrics, spec: Eval) -> bool:
     )
 
 
-def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason: Reason | None) -> Failures | None:
+def gather_failures(rundir: RunDir, identity: RunIdentity, index: RunIndex, reason: Reason | None) -> Failures | None:
     """Read what failed from the run's records; after an interruption only if that is quick."""
     limit = {"most_bytes": _QUICK_BYTES} if isinstance(reason, Interrupted) else {}
     try:
@@ -144,9 +144,9 @@ def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason:
         return None  # a summary of records that stay on disk
 
 
-def count_so_far(identity: RunIdentity, index: Index, reason: Reason | None) -> Metrics | None:
+def count_so_far(identity: RunIdentity, index: RunIndex, reason: Reason | None) -> Metrics | None:
     """Compute the numbers of an unfinished run that has grades; after an interruption only if that is quick."""
     verdicts = identity.survey.count * identity.spec.trials * max(1, len(identity.work.slots))
-    if not index.verdicts or (isinstance(reason, Interrupted) and verdicts > _QUICK_VERDICTS):
+    if not index.has_verdicts or (isinstance(reason, Interrupted) and verdicts > _QUICK_VERDICTS):
         return None
     return report_so_far(identity, index)

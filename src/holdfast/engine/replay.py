@@ -43,7 +43,7 @@ from msgspec.structs import replace
 from holdfast.canonical import digest
 from holdfast.engine.replay_again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault, RestartTrial, Uncertain
-from holdfast.store.index import cut_off_calls, describe_cut_off, why_uncertain
+from holdfast.store.calls import cut_off_calls, describe_cut_off, why_uncertain
 from holdfast.store.records import (
     NO_USAGE,
     CallIntent,

@@ -27,7 +27,7 @@ from holdfast.engine.log import RunLog
 from holdfast.engine.loop import run_loop
 from holdfast.engine.parameters import check_parameters
 from holdfast.engine.unseen import unseen_code
-from holdfast.errors import Fault, HoldfastError, Interrupted, ResultsError, VersionError
+from holdfast.errors import Fault, HoldfastError, ResultsError, VersionError
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
@@ -37,9 +37,10 @@ from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.durable import advice_for, make_directory
-from holdfast.store.index import Index
+from holdfast.store.index import RunIndex
 from holdfast.store.lease import RunLease
 from holdfast.store.run_lock import hold
+from holdfast.store.spent import Spent
 from holdfast.targets.build import build_target
 from holdfast.targets.prices import Prices
 
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
-    from holdfast.store.tail import Follower
     from holdfast.targets.types import Target
 
 
@@ -92,12 +92,10 @@ class Parts(msgspec.Struct, frozen=True):
 class Loaded(msgspec.Struct, frozen=True):
     """The records of a run, and what is left to do."""
 
-    index: Index
+    index: RunIndex
     plan: Plan
     new: bool = False
     """this process has created the run directory"""
-    follower: Follower | None = None
-    """reads what other workers record, where there are any"""
 
 
 class Session(msgspec.Struct):
@@ -110,7 +108,7 @@ class Session(msgspec.Struct):
     log: RunLog
     parts: Parts
     lease: RunLease
-    index: Index
+    index: RunIndex
     plan: Plan
     lost: threading.Event = msgspec.field(default_factory=threading.Event)
     """set when another process has taken over the lease"""
@@ -118,8 +116,8 @@ class Session(msgspec.Struct):
     """the outcome of a run that is finished and needs nothing more"""
     worker: str | None = None
     """the id of this worker; None: this process has the run to itself"""
-    follower: Follower | None = None
-    """reads what the other workers record"""
+    spent: Spent = msgspec.field(default_factory=Spent)
+    """what the run has spent so far, with what this process spends"""
 
     @property
     def spec(self) -> Eval:
@@ -201,27 +199,12 @@ class Session(msgspec.Struct):
         if self.rundir.finished:
             self.rundir.reopen()
         remaining, reason = self.work()
+        if self.plan is not remaining:  # else nothing was recorded
+            self.index = self.rundir.refresh(self.index)
 
         from holdfast.engine.outcome import conclude  # after the work: starting it needs no reports
 
-        outcome = conclude(self, remaining, reason, started)
-        self._cache_index(remaining, reason, finished=outcome.metrics is not None)
-        return outcome
-
-    def _cache_index(self, remaining: Plan, reason: Reason | None, *, finished: bool) -> None:
-        """Cache the index of a large run, so that neither its next start nor a run that reuses it is late."""
-        with suppress(OSError):
-            if self.rundir.keep_index(self.index):
-                if remaining.complete and self.index.origin:
-                    from holdfast.plan.done import write_done  # of large runs
-
-                    write_done(self.identity, self.rundir, self.index, b"\x01" * remaining.total)
-                return
-            if finished or isinstance(reason, Interrupted):
-                return  # reading everything would take too long
-            self.index = Index()  # two indexes of a large run take too much memory
-            for damage in self.rundir.cache_index():
-                self.notice(str(damage))
+        return conclude(self, remaining, reason, started)
 
 
 def show_notice(display: Display, log: RunLog, message: str) -> None:
@@ -302,12 +285,12 @@ def open_session(
             lost=lost,
             finished=finished,
             worker=worker,
-            follower=loaded.follower,
+            spent=loaded.index.spent(),
         )
 
     outcome = _finished_outcome(identity, rundir, options)
     if outcome is not None:
-        yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
+        yield session(Parts(), RunLease(rundir.lease), Loaded(_no_records(), outcome.plan), outcome)
         return
     parts = parts or Parts.build(identity, options)
     try:
@@ -317,7 +300,7 @@ def open_session(
     new = forgotten = False
     try:
         if (outcome := _finished_outcome(identity, rundir, options)) is not None:
-            yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
+            yield session(Parts(), RunLease(rundir.lease), Loaded(_no_records(), outcome.plan), outcome)
             return
         try:
             loaded = load(identity, options, notice)
@@ -380,7 +363,7 @@ def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan
     if not options.fresh:
         _check_journals(rundir)
     others = [] if options.fresh else other_runs(identity, rundir, options.runs_dir)
-    index = Index() if options.fresh else rundir.load(repair=False)
+    index = _no_records() if options.fresh else rundir.load(repair=False)
     _, plan = plan_with_reuse(identity, index, options.runs_dir, others)
     return identity, rundir, plan
 
@@ -421,26 +404,23 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     for damage in index.damage:
         notice(str(damage))
     if options.again:
-        index.verdicts.clear()
+        index.ignore_verdicts()
     others = [] if manifest.fresh else other_runs(identity, rundir, options.runs_dir)
     if options.outputs_of is not None:
         others.insert(0, options.outputs_of)
-    known_done = b""
-    if index.origin and not options.again:
-        from holdfast.plan.done import read_done  # of large runs
-
-        known_done = read_done(identity, rundir, index)
-    borrowed, plan = plan_with_reuse(
-        identity, index, options.runs_dir, others, grades=not options.again, known_done=known_done
-    )
-    index.reserve(plan.total, len(identity.work.slots))
+    borrowed, plan = plan_with_reuse(identity, index, options.runs_dir, others, grades=not options.again)
     if borrowed:
-        adopt(borrowed, rundir, index)
-    if index.origin and not options.again and plan.done != known_done:
-        from holdfast.plan.done import write_done
-
-        write_done(identity, rundir, index, plan.done)
+        adopt(borrowed, rundir)
+        if borrowed.shared is None:
+            index.read()
+        else:
+            index = rundir.load(repair=True)
     return Loaded(index, plan, new)
+
+
+def _no_records() -> RunIndex:
+    """Return the index of a run that has no journals."""
+    return RunIndex(lambda _: ())
 
 
 def _check_journals(rundir: RunDir) -> None:

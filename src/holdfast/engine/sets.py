@@ -20,7 +20,7 @@ from holdfast.plan.changes import format_count
 from holdfast.plan.keys import set_digest
 from holdfast.plan.plan import PendingTrial, check_sample
 from holdfast.store.blobs import Blobs
-from holdfast.store.index import read_output
+from holdfast.store.heads import read_output
 from holdfast.store.records import Together
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Sets:
 
     async def grade(self) -> None:
         """Grade what the set graders have not graded yet, unless outputs are still missing."""
-        trials, index = list(self._trials()), self._session.index
+        index = self._session.index = self._session.rundir.refresh(self._session.index)
+        trials = list(self._trials())
         lacking = sum(trial.output is None for trial in trials)
         digest: str | None = None
         for number in self._grading.set_graders:
@@ -60,7 +61,7 @@ class Sets:
                     "--accept-errors"
                 )
                 continue
-            digest = digest or set_digest((key, ref.digest) for key, ref in index.outputs.items())
+            digest = digest or set_digest((key, ref.digest) for key, ref in index.all_outputs())
             await self._grade(number, members, digest)
 
     def _trials(self) -> Iterator[PendingTrial]:
@@ -71,12 +72,12 @@ class Sets:
             panel = survey.panels.panel_at(position)
             for trial in range(1, work.trials + 1):
                 key = work.key(sample.asked, trial)
-                yield PendingTrial(sample, trial, key, index.outputs.get(key), (), panel)
+                yield PendingTrial(sample, trial, key, index.output(key), (), panel)
 
     def _lacks(self, trial: PendingTrial, number: int) -> bool:
         assert trial.output is not None
-        work, verdicts = self._session.identity.work, self._session.index.verdicts
-        return number in work.missing(trial.key, trial.output, verdicts, trial.panel)
+        verdicts = self._session.index.verdicts(trial.key)
+        return number in self._session.identity.work.missing(trial.output, verdicts, trial.panel)
 
     async def _grade(self, number: int, members: Sequence[PendingTrial], digest: str) -> None:
         """Ask a grader about the outputs, and record its verdict on each."""

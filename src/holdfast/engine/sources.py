@@ -75,8 +75,6 @@ class Chunks(Supply):
         self._session = session
         self._round = claim_round
         self._claims = claims
-        assert session.follower is not None
-        self._follower = session.follower
         self._rows = _Rows(session, claim_round)
         self._ready: deque[PendingTrial] = deque()
         self._chunk_of: dict[str, int] = {}
@@ -191,8 +189,8 @@ class Chunks(Supply):
     async def _catch_up(self) -> None:
         """Read what the other workers have done and spent."""
         async with self._one_at_a_time:
-            while news := await asyncio.to_thread(self._follower.read):
-                self._follower.apply(news)
+            await asyncio.to_thread(self._session.index.read)
+            self._session.spent.become(self._session.index.spent())
 
     async def _follow(self) -> None:
         while True:
@@ -221,15 +219,12 @@ class _Rows:
         """Return the unfinished trials of a chunk."""
         identity, (first, end) = self._session.identity, self._round.chunks[chunk]
         per_sample = identity.work.trials
-        unfinished = []
+        unfinished: list[PendingTrial] = []
         self._go_to(first // per_sample, chunk)
         for position, sample in self._between(first // per_sample, (end - 1) // per_sample):
             panel = identity.survey.panels.panel_at(position)
-            for trial in range(1, per_sample + 1):
-                if first <= position * per_sample + trial - 1 < end:
-                    pending = find_pending(sample, trial, panel, identity.work, self._session.index)
-                    if pending is not None:
-                        unfinished.append(pending)
+            numbers = range(max(first, position * per_sample), min(end, (position + 1) * per_sample))
+            unfinished += find_pending(sample, panel, identity.work, self._session.index, numbers)
         return unfinished
 
     def _go_to(self, first: int, chunk: int) -> None:

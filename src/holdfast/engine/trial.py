@@ -31,7 +31,8 @@ from holdfast.spec.row_fields import fields_of_target
 from holdfast.spec.trial_limits import trial_limits
 from holdfast.store.answers import EXIT
 from holdfast.store.blobs import Blobs
-from holdfast.store.index import read_output, read_steps
+from holdfast.store.calls import read_steps
+from holdfast.store.heads import read_output
 from holdfast.store.records import NO_USAGE, Output, Timing, to_microseconds, to_milliseconds
 from holdfast.targets.types import Reply
 
@@ -93,7 +94,7 @@ class Trials:
         self.sees_part = fields_of_target(self.spec) is not None
         """messages before the prompt are not what the target said"""
         self.checkpoints = grading.checkpoints
-        self._recorded_calls = session.index.steps
+        self._index = session.index
 
     async def run(self, pending: PendingTrial) -> None:
         """Generate the trial's output unless it has one, and grade it."""
@@ -117,7 +118,7 @@ class Trials:
         """Return the record of a trial's calls, with those of earlier processes."""
         from holdfast.engine.replay import Replay  # which trials of a single call do not need
 
-        recorded = read_steps(self._recorded_calls.pop(pending.key, []))
+        recorded = read_steps(self._index.steps(pending.key))
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         trial = asyncio.current_task()
         assert trial is not None

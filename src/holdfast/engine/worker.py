@@ -27,11 +27,11 @@ from holdfast.spec.load import eval_of_run
 from holdfast.spec.redact import without_secrets
 from holdfast.spec.schema import one_or_all
 from holdfast.store.claims import Claims, Round, begin_round, check_worker_id, cut, newest_round
+from holdfast.store.damage import cut_damage
 from holdfast.store.durable import slug
-from holdfast.store.index import load_index
+from holdfast.store.index import RunIndex
 from holdfast.store.lease import RunLease
 from holdfast.store.run_lock import await_workers, finish, join, stand_by
-from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.load import Eval
-    from holdfast.store.index import Index
     from holdfast.store.rundir import RunDir
 
 
@@ -181,7 +180,7 @@ def run_worker(
             remaining, reason = run.work(chunks)
             if reason is None and chunks.all_done:
                 return finish_run(identity, rundir, options, display, run.notice, run.lease)
-            spent = run.index.spent
+            spent = run.spent
             return Outcome(rundir, remaining, None, spent, reason, skipped_graders=options.skip_graders)
     except RunBeingFinished:  # that process may die over it
         return finish_run(identity, rundir, options, display, display.notice)
@@ -190,23 +189,22 @@ def run_worker(
 def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Callable[[str], None]) -> Loaded:
     """Read all records of a run. Only this worker's files are repaired: the others' owners may be writing them."""
     journals = rundir.workers / worker
-    own = load_index(
-        lambda name: [journals / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))],
-        repair=journals / "set-aside",
-        tails_only=True,  # others may know where our lines are
+    own = RunIndex(
+        lambda name: [journals / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))]
     )
+    own.read(durable=True)
+    cut_damage(own, journals / "set-aside", tails_only=True)  # others may know where our lines are
     for damage in own.damage:
         notice(f"{worker}: {damage}")
-    reader = rundir.read_index()
-    index, follower = reader.index, Follower(rundir, reader, skip_worker=worker)
+    index = rundir.load(repair=False)
     identity.work.drop_unfit(index)
-    return Loaded(index, _plan(identity, index), follower=follower)
+    return Loaded(index, _plan(identity, index))
 
 
-def _plan(identity: RunIdentity, index: Index) -> Plan:
+def _plan(identity: RunIdentity, index: RunIndex) -> Plan:
     """Return what is left of a run, without looking up each trial while surely one of them has no output."""
     survey, work = identity.survey, identity.work
-    total, outputs = survey.count * work.trials, len(index.outputs)
+    total, outputs = survey.count * work.trials, index.count_outputs()
     if outputs >= total:
         return make_plan(survey, work, index)
     graded = estimate_graded(index, survey.panels.mean)
@@ -234,7 +232,7 @@ def finish_run(
         plan, spent = Plan(identity.survey.count, identity.work.trials, 0, 0, 0), None
         if not rundir.finished:  # else nobody asks for more: a large run takes long to read, and all workers wait here
             index = rundir.load(repair=False)
-            plan, spent = make_plan(identity.survey, identity.work, index), index.spent
+            plan, spent = make_plan(identity.survey, identity.work, index), index.spent()
         return Outcome(rundir, plan, None, spent, skipped_graders=options.skip_graders, finisher=finisher)
     try:
         await_workers(rundir)

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.display.format import one_line
 from holdfast.display.terminal import printable
 from holdfast.plan.changes import format_count
-from holdfast.store.index import decode_line
+from holdfast.store.heads import decode_line
 from holdfast.store.lines import LineRef, search
 from holdfast.store.records import Grade
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from holdfast.errors import BudgetReached
     from holdfast.report.failures import Alike, Failures
-    from holdfast.store.index import Spent
     from holdfast.store.metrics import Metrics
     from holdfast.store.records import Usage
+    from holdfast.store.spent import Spent
 
 _SHOWN: Final = 5
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.report.outcome import Outcome
-    from holdfast.store.index import Spent
     from holdfast.store.metrics import GraderMetrics, Metrics
     from holdfast.store.rundir import RunDir
+    from holdfast.store.spent import Spent
 
 
 def print_outcome(

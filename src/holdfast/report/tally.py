@@ -8,7 +8,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from holdfast.report.stats import ExactSum, estimate, pass_all_k, pass_at_k
-from holdfast.store.index_table import UNKNOWN
 from holdfast.store.metrics import GraderMetrics
 from holdfast.store.records import Usage
 
@@ -140,20 +139,6 @@ class UsageTally:
             self._cost_known = False
         else:
             self._cost.add(usage.cost)
-
-    def add_packed(
-        self, incoming: Sequence[int], outgoing: Sequence[int], requests: Sequence[int], costs: Sequence[float]
-    ) -> None:
-        """Add the usage of many trials or grades, as the index packs it."""
-        if UNKNOWN in incoming or UNKNOWN in outgoing:
-            self._tokens_known = False  # so that the sums, which are wrong now, are not used
-        self._input += sum(incoming)
-        self._output += sum(outgoing)
-        self._requests += sum(requests)
-        known = [cost for cost in costs if cost == cost]
-        if len(known) < len(costs):
-            self._cost_known = False
-        self._cost.add(*known)
 
     def summary(self) -> Usage:
         """Return the sums."""

@@ -321,7 +321,8 @@ def trial_status(trial: GradedTrial | Pending, errors: Sequence[ErrorRecord]) ->
 
 def _whole(output: Output) -> Mark:
     """Return the mark of a conversation of one turn, which the output does not have."""
-    return Mark(end=len(output.messages), digest=output.digest, files=output.files)
+    usage, seconds = output.usage, output.timing.seconds
+    return Mark(len(output.messages), output.digest, usage, seconds, files=output.files)
 
 
 def _describe_settled(calls: int) -> str:

@@ -44,7 +44,6 @@ from holdfast.errors import HoldfastError, with_hint
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
 from holdfast.store.rundir import RunDir
-from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -539,19 +538,17 @@ class JobProgress:
     def __init__(self, prepared: Prepared) -> None:
         self._total = prepared.total
         self._slots = prepared.slots
-        rundir = RunDir(Path(prepared.run_dir))
-        reader = rundir.read_index()
-        self._index, self._follower = reader.index, Follower(rundir, reader)
+        self._index = RunDir(Path(prepared.run_dir)).load(repair=False)
         self._samples: list[tuple[float, int]] = []
         """times and numbers of outputs, for the rate"""
 
     def read(self) -> dict[str, object]:
         """Return the numbers of state.json."""
         with suppress(OSError):
-            self._follower.refresh()
-        outputs = min(self._total, len(self._index.outputs))
-        done = min(outputs, int(len(self._index.verdicts) / self._slots)) if self._slots else outputs
-        failed = sum(key not in self._index.outputs for key in self._index.attempts)
+            self._index.read()
+        outputs = min(self._total, self._index.rows["outputs"])
+        done = min(outputs, int(self._index.rows["verdicts"] / self._slots)) if self._slots else outputs
+        failed = sum(self._index.output(key) is None for key in self._index.attempts)
         now = time.monotonic()
         self._samples = [*self._samples[-30:], (now, outputs)]
         then, count = self._samples[0]
@@ -562,4 +559,4 @@ class JobProgress:
         """Count the trials that failed for another reason than that the job's server ended with the job."""
         failed = (record for record in records if record.where == "target")
         last = {record.key: record.kind for record in sorted(failed, key=lambda record: record.time)}
-        return sum(key not in self._index.outputs and kind not in _CUT_OFF for key, kind in last.items())
+        return sum(self._index.output(key) is None and kind not in _CUT_OFF for key, kind in last.items())
