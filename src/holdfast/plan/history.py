@@ -117,7 +117,7 @@ def plan_with_reuse(
         ],
         grades=grades,
     )
-    choose_set(identity.survey, identity.work, index, borrowed)
+    choose_set(index, borrowed)
     for name in borrowed.names:
         borrowed.inputs += stale[name].current
     plan = make_plan(identity.survey, identity.work, index, borrowed)

@@ -95,6 +95,10 @@ class Work(msgspec.Struct, frozen=True):
             return [*generation_digests(survey.asked_digests[rows], self.trials, self.digest)[: len(numbers)]]
         return [pack(self.key_at(survey, number)) for number in numbers]
 
+    def packed_keys_of(self, asked: str) -> list[Key]:
+        """Return the keys of all trials of a sample, as an index has them."""
+        return [pack(self.key(asked, trial)) for trial in range(1, self.trials + 1)]
+
     def key_at(self, survey: Survey, number: int) -> str:
         """Return the key of the trial with a number."""
         position, trial = divmod(number, self.trials)

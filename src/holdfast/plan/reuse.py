@@ -211,7 +211,7 @@ def _borrow_verdicts(
             del lacking[key]
 
 
-def choose_set(survey: Survey, work: Work, index: RunIndex, borrowed: Borrowed) -> None:
+def choose_set(index: RunIndex, borrowed: Borrowed) -> None:
     """Let verdicts on all outputs of a run together count only if they are on just the outputs of this run."""
     lent = [
         (key, verdict_key, verdict.together)
@@ -323,7 +323,7 @@ def _match_outputs(survey: Survey, work: Work, index: RunIndex) -> _Match:
     recorded = index.count_outputs()
     unwanted = {key: ref for key, (ref, _) in relabelled.items()}
     if usable + len(unwanted) < recorded:
-        own = {key for key in work.packed_keys(survey, work.numbers(survey))}
+        own = set(work.packed_keys(survey, work.numbers(survey)))
         unwanted |= {key: ref for key, ref in index.all_outputs() if pack(key) not in own}
     return _Match(recorded, usable, missing, relabelled, unwanted)
 

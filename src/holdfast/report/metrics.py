@@ -22,6 +22,7 @@ from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_v
 from holdfast.report.breakdown import Row, RowsTally
 from holdfast.report.notices import account_notices, with_thoughts
 from holdfast.report.stats import pass_at_k, quantile_of
+from holdfast.report.trial_table import ReportedTable
 from holdfast.report.trials import NO_OUTPUT, TrialReader
 from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
@@ -53,17 +54,19 @@ def write_report(identified: RunIdentity, rundir: RunDir, index: RunIndex) -> Me
     benchmark = benchmark_tasks(identified.spec.document.data)
     scores = None if benchmark is None else _BenchmarkScores(identified, index, benchmark)
     report = _Report(identified, index, scores)
+    table = ReportedTable(identified, index, [place.name for place in grader_places(identified.spec)])
     with replacing(rundir.results) as file:
         head = {"schemaVersion": SCHEMA_VERSION, "run": identified.id, "eval": identified.spec.name}
         file.write(msgspec.json.encode(head)[:-1] + b',"trials":[\n')
         separator = b""
-        for lines in report.lines():
+        for lines in report.lines(table):
             file.write(separator + lines)
             separator = b",\n"
         file.write(b"\n]}\n")
     metrics = report.metrics(rundir.journal_bytes())
     with replacing(rundir.metrics) as file:
         file.write(msgspec.json.format(msgspec.json.encode(metrics.to_dict()), indent=2) + b"\n")
+    table.publish(rundir, index)
     return metrics
 
 
@@ -119,8 +122,8 @@ class _Report:
         self._values = lru_cache(_MOST_EQUAL)(self._result_values)
         self._grades = lru_cache(_MOST_EQUAL)(self._result_grades)
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield the entries of results.json, one on each line and many at a time, counting on the way."""
+    def lines(self, table: ReportedTable) -> Iterator[bytes]:
+        """Yield the entries of results.json, one on each line and many at a time; count and fill a table on the way."""
         encode = msgspec.json.Encoder().encode_lines
         reader = TextReader()
         clusters = [] if self._clusters is None else self._clusters.values
@@ -130,6 +133,7 @@ class _Report:
                 texts = reader.read([output.line for output in batch.recorded])
                 self._with_thoughts += sum("</think>" in text for text in texts)
                 entries = self._entries(batch, texts, clusters)
+                table.add(batch, [entry.sample for entry in entries])
                 # Every newline ends an entry: those of texts are escaped.
                 yield encode(entries)[:-1].replace(b"\n", b",\n")
         finally:

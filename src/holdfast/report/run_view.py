@@ -160,7 +160,7 @@ class RunView:
         return Work.of_run(self.manifest, tuple(map(self._slot, self.places)))
 
     @cached_property
-    def _index(self) -> RunIndex:
+    def index(self) -> RunIndex:
         """Outputs, verdicts, calls and failed attempts of the run."""
         index = self.rundir.load(repair=False)
         self.work.drop_unfit(index)
@@ -173,8 +173,8 @@ class RunView:
         """
         row = self._row(sample, near) if 1 <= number <= self.manifest.trials else None
         key = "" if row is None else self.work.key(row.asked, number)
-        ref = self._index.output(key) if row is not None else None
-        if row is not None and ref is not None and _is_of(ref, row):
+        ref = self.index.output(key) if row is not None else None
+        if row is not None and ref is not None and self.is_of(ref, row):
             return self._trial(key, ref, dict(row.fields), Conditions(self.spec).panel_for(row.fields))
         if ref is None and (found := self._find_by_name(sample, number)) is not None:
             key, ref = found
@@ -193,8 +193,8 @@ class RunView:
 
     def _find_by_name(self, sample: str, number: int) -> tuple[str, OutputRef] | None:
         """Return the output of a trial whose row is gone or has changed, with its key."""
-        for key in self._index.keys_of(sample, number):
-            if (ref := self._index.output(key)) is not None:
+        for key in self.index.keys_of(sample, number):
+            if (ref := self.index.output(key)) is not None:
                 return key, ref
         return None
 
@@ -216,29 +216,34 @@ class RunView:
 
     def rows(self) -> Iterator[RowRef]:
         """Yield every trial unread: the dataset's, if it can be read, then outputs without a row."""
-        errors = self._errors(self._index.attempts)
+        errors = self._errors(self.index.attempts)
         with_row = changed = 0
-        for sample, number, key in self._keyed_rows():
-            ref = self._index.output(key)
-            if ref is not None and not _is_of(ref, sample):
+        for sample, number, key in self.keyed_rows():
+            ref = self.index.output(key)
+            if ref is not None and not self.is_of(ref, sample):
                 changed += 1
                 yield RowRef(None, 0, key, ref)
                 continue
             with_row += ref is not None
             yield RowRef(sample, number, key, ref, "" if ref else self._why_missing(key, errors.get(key, "")))
-        self.missing_rows = self._index.count_outputs() - with_row
+        self.missing_rows = self.index.count_outputs() - with_row
         if self.missing_rows > changed:  # which is rare, so that no keys are kept until then
-            keys = {key for _, _, key in self._keyed_rows()}
-            for key, ref in self._index.all_outputs():
+            keys = {key for _, _, key in self.keyed_rows()}
+            for key, ref in self.index.all_outputs():
                 if key not in keys:
                     yield RowRef(None, 0, key, ref)
 
-    def _keyed_rows(self) -> Iterator[tuple[Sample, int, str]]:
+    def keyed_rows(self) -> Iterator[tuple[Sample, int, str]]:
         """Yield the trials of the dataset, as far as it can be read, with their keys."""
         with suppress(HoldfastError):  # what needs no row is read nevertheless
             for sample in Dataset(self.spec):
                 for number in range(1, self.manifest.trials + 1):
                     yield sample, number, self.work.key(sample.asked, number)
+
+    @staticmethod
+    def is_of(ref: OutputRef, sample: Sample) -> bool:
+        """Return True if an output was graded by the row as it is now, and not only answers the same question."""
+        return ref.row is None or ref.row == sample.row
 
     def field_names(self) -> list[str]:
         """Return the names of all fields that some row has; none where the dataset cannot be read any more."""
@@ -250,11 +255,11 @@ class RunView:
 
     def steps(self, key: str) -> list[Step]:
         """Return the recorded calls of a trial, in the order in which they were made."""
-        return read_steps(self._index.steps(key))
+        return read_steps(self.index.steps(key))
 
     def failed_attempts(self, key: str) -> list[ErrorRecord]:
         """Return the failed attempts of a trial, of its target and its graders, by time."""
-        errors = (decode_line(ErrorRecord, line) for line in self._index.failures(key))
+        errors = (decode_line(ErrorRecord, line) for line in self.index.failures(key))
         return sorted(errors, key=lambda error: error.time)
 
     def checkpoint_grades(self, key: str) -> list[Grade]:
@@ -263,7 +268,7 @@ class RunView:
             (place.block.name, place.turn): place for place in self.places if place.turn is not None
         }
         grades: dict[str, Grade] = {}
-        verdicts = self._index.verdicts(key).values()
+        verdicts = self.index.verdicts(key).values()
         for line in (verdict.line for verdict in verdicts if verdict.line is not None):
             grade = _read_grade(line)
             if (place := places.get((grade.grader, grade.turn))) is None:
@@ -281,7 +286,7 @@ class RunView:
     def _visible(self) -> frozenset[str] | None:
         return fields_of_target(self.spec)
 
-    def _judge(self, ref: OutputRef, row_panel: Panel | None, verdicts: Verdicts) -> tuple[Panel, JudgedOutput]:
+    def judge(self, ref: OutputRef, row_panel: Panel | None, verdicts: Verdicts) -> tuple[Panel, JudgedOutput]:
         """Join an output with its verdicts. `row_panel` are the graders of its row; None if the row is gone."""
         panel = self._panel(ref, verdicts) if row_panel is None else row_panel
         recorded = self.work.verdicts(ref, verdicts, panel)
@@ -290,7 +295,7 @@ class RunView:
     @cached_property
     def _measured(self) -> frozenset[int]:
         """The numbers of the graders whose values are measurements."""
-        return measured_graders(self.work, self.places, self._index)
+        return measured_graders(self.work, self.places, self.index)
 
     def _panel(self, ref: OutputRef, verdicts: Verdicts) -> Panel:
         """Return the graders of an output whose row is gone: of graders with a `where`, those with a verdict."""
@@ -312,7 +317,7 @@ class RunView:
 
     @cached_property
     def _uncertain(self) -> dict[str, str]:
-        return uncertain_trials(self._index, running=is_running(self.rundir))
+        return uncertain_trials(self.index, running=is_running(self.rundir))
 
     def _why_missing(self, key: str, error: str) -> str:
         """Return why a trial has no output, from its last failure: also a call that was cut off."""
@@ -322,8 +327,8 @@ class RunView:
 
     def _trial(self, key: str, ref: OutputRef, fields: dict[str, Any], row_panel: Panel | None) -> GradedTrial:
         """Read an output and its verdicts."""
-        output, verdicts = read_output(ref), self._index.verdicts(key)
-        panel, judged = self._judge(ref, row_panel, verdicts)
+        output, verdicts = read_output(ref), self.index.verdicts(key)
+        panel, judged = self.judge(ref, row_panel, verdicts)
         grades: dict[int, Grade] = {}
         for number, verdict in judged.verdicts.items():
             if verdict is not None and verdict.recorded is not None:
@@ -337,11 +342,6 @@ class RunView:
                     grade, grader=place.name, status=verdict.status, score=verdict.score, weight=place.block.weight
                 )
         return GradedTrial(fields, output, [*grades.values()], judged.status, judged.score, panel, ref.line)
-
-
-def _is_of(ref: OutputRef, sample: Sample) -> bool:
-    """Return True if an output was graded by the row as it is now, and not only answers the same question."""
-    return ref.row is None or ref.row == sample.row
 
 
 def _combined(votes: list[Grade], score: float | None) -> Grade:

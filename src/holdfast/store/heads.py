@@ -49,6 +49,19 @@ class OutputRef(NamedTuple):
     """16 digits of the digest of the row, if the target sees only a part of it"""
     kind: str = "whole"
     """kind of the answer, one of `answers.KINDS`"""
+    sample: str = ""
+    trial: int = 1
+    turns: int = 1
+    attempt: int = 1
+    stop: str = ""
+    first_token: float | None = None
+    source: str | None = None
+    """the run that it was copied from or is shared with"""
+
+    @property
+    def stopped(self) -> int:
+        """The turn of the checkpoint that ended the conversation; 0 if none did."""
+        return 0 if self.stopped_by is None else len(self.marks) or 1
 
     def at(self, turn: int | None) -> Moment | None:
         """Return the state after a turn, or at the end; None if the conversation ended earlier."""
@@ -108,6 +121,13 @@ class OutputHead(msgspec.Struct):
             timing.started,
             self.row,
             self.kind,
+            self.sample,
+            self.trial,
+            self.turns,
+            self.attempt,
+            self.stop,
+            timing.first_token,
+            self.source,
         )
 
 

@@ -485,7 +485,25 @@ class RunIndex:
             usage = rest.usage or usage
             marks = tuple([Moment(unpack(each), tokens, after) for each, tokens, after in rest.marks])
         line = LineRef(self.files[file], at, length)
-        return OutputRef(line, unpack(digest), usage, seconds, marks, row[21], started, row[13], KINDS[row[12]])
+        kind, sample_row, sample, trial, turns, attempt, stop, first_token, source, stopped_by = row[12:22]
+        return OutputRef(
+            line,
+            unpack(digest),
+            usage,
+            seconds,
+            marks,
+            stopped_by,
+            started,
+            sample_row,
+            KINDS[kind],
+            sample,
+            trial,
+            turns,
+            attempt,
+            stop,
+            first_token,
+            source or self._lenders[file],
+        )
 
     def all_outputs(self) -> Iterator[tuple[str, OutputRef]]:
         """Yield the outputs of all trials with their keys, in no order."""
@@ -612,6 +630,21 @@ class RunIndex:
         found = set(chain.from_iterable(self.output_rows(some) for some in _chunks(keys)))
         return [unpack(key) for key in keys if key not in found]
 
+    def last_failures(self) -> dict[tuple[str, bool], tuple[float, int, int, LineRef, str]]:
+        """Return the last failed attempts, by trial and whether the target failed, else a grader.
+
+        Each is a time, two numbers that decide between equal times, the place of its line, and its kind.
+        """
+        last: dict[tuple[str, bool], tuple[float, int, int, LineRef, str]] = {}
+        for schema in self._schemas["errors"] if self.rows["errors"] else ():
+            sql = f"SELECT key, file, at, len, place, kind, time FROM {schema}.errors"
+            for key, file, at, length, place, kind, time in self.db.execute(sql):
+                name = unpack(key), place == "target"
+                failure = time, file, at, LineRef(self.files[file], at, length), kind
+                if name not in last or last[name][:3] < failure[:3]:
+                    last[name] = failure
+        return last
+
     def failures(self, key: str) -> list[LineRef]:
         """Return the places of the failed attempts at a trial, of its target and its graders."""
         return self._lines("errors", key)
@@ -678,5 +711,5 @@ def _numbers_of(usage: Usage) -> tuple[_Numbers, Usage | None]:
 
 
 def _check_size(*numbers: float | None) -> None:
-    if any([number is not None and abs(number) > _LARGEST for number in numbers]):
+    if any(number is not None and abs(number) > _LARGEST for number in numbers):
         raise OverflowError("a number that no record of Holdfast has")

@@ -1,13 +1,15 @@
-"""Published indexes: the rows of a large run's journals, in a file that never changes.
+"""Published indexes: what is derived from the journals of a large run, in files that never change.
 
-    .index/head          one sealed line: the file's name, size and digest, and how far each journal was read
-    .index/<digest>.db   tables of `store.index`, searchable by key
+    .index/journals.head, .index/journals-<digest>.db   rows of the journals' lines: `store.index`
+    .index/trials.head, .index/trials-<digest>.db       a row for each trial: `report.trial_table`
 
-**One rule of validity.** A published index fits if the head's line is sound and of this version, the file has the
-head's size and digest, and each journal that the head names exists, is at least as long as it was read, and has the
-same first bytes and the same last line. Whatever does not fit is ignored and made again from the journals. A journal
-that the head does not name is new, and lines after the last one that was read were appended: both are read when the
-index is opened. A line that is damaged after it was indexed is noticed when it is used.
+A head is one sealed line: the name, size and digest of its file, how far each journal was read, and more.
+
+**One rule of validity.** A published file fits if the head's line is sound and of this version, the file has the size
+and digest that the head names, and each journal that the head names exists, is at least as long as it was read, and has
+the same first bytes and the same last line. Whatever does not fit is ignored and made again from the journals. A
+journal that the head does not name is new, and lines after the last one that was read were appended: both are read when
+the index is opened. A line that is damaged after it was indexed is noticed when it is used.
 
 A file is made under a temporary name, synced, renamed, and named by the head at last, so a reader finds either the
 former index or the new one, whenever the writer is killed. No lock is taken and no journal of SQLite is needed, on
@@ -24,7 +26,7 @@ import secrets
 import shutil
 import sqlite3
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -46,16 +48,17 @@ if TYPE_CHECKING:
 INDEX: Final = ".index"
 """Folder of the published index in a run directory."""
 _VERSION: Final = 1
-_HEAD: Final = "head"
+_NAME: Final = "journals"
+T = TypeVar("T")
 _FIRST_BYTES: Final = 4096
 """bytes at the beginning of a journal that are compared"""
 _FEW: Final = 0.05
 """share of new rows up to which they are added to a searchable table one by one"""
-_UNUSABLE: Final = (OSError, sqlite3.Error, *UNREADABLE, ValueError, OverflowError)
+UNUSABLE: Final = (OSError, sqlite3.Error, *UNREADABLE, ValueError, OverflowError)
 """what makes an index useless, and nothing else"""
 
 
-class _JournalMark(msgspec.Struct):
+class JournalMark(msgspec.Struct):
     """How far a journal was read."""
 
     path: str
@@ -70,13 +73,22 @@ class _JournalMark(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
+    """The line that names a published file."""
+
     version: int
     file: str
     size: int
     digest: str
+    content: msgspec.Raw
+    """what the file is about"""
+
+
+class _Journals(msgspec.Struct):
+    """What an index of journals is about."""
+
     rows: dict[str, int]
     """number of rows by table"""
-    journals: list[_JournalMark | None]
+    journals: list[JournalMark | None]
     """by the number under which the tables have them; None for a journal of the lender that is not shared"""
     places: list[tuple[str, int | None]]
     """fingerprints and turns of graders, by the numbers under which the tables have them"""
@@ -85,7 +97,61 @@ class _Head(msgspec.Struct):
     periods: list[tuple[float, float]] = []
 
 
-_head: Final = msgspec.json.Decoder(_Head)
+def publish_file(folder: Path, name: str, temporary: Path, content: object) -> Path:
+    """Give a complete file in a folder its name, and let the head name it; return its path.
+
+    The file that was published before stays, since a reader may be about to open it.
+    """
+    digest, size = _digest(temporary), temporary.stat().st_size
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    path = folder / f"{name}-{digest[:16]}.db"
+    former = ""
+    with suppress(*UNUSABLE):
+        former = _read_head(folder, name).file
+    temporary.replace(path)
+    _write_head(folder, name, _Head(_VERSION, path.name, size, digest, msgspec.Raw(msgspec.json.encode(content))))
+    for other in folder.glob(f"{name}-*.db"):
+        if other.name not in (path.name, former):
+            other.unlink()
+    return path
+
+
+def find_published(folder: Path, name: str, kind: type[T], *, check: bool = True) -> tuple[Path, T]:
+    """Return a published file and what its head says of it; raise one of `UNUSABLE` if there is none, or damaged.
+
+    Without `check`, the content of the file is not looked at.
+    """
+    head = _read_head(folder, name)
+    path = folder / head.file
+    if check and (path.stat().st_size != head.size or _digest(path) != head.digest):
+        raise ValueError("damaged")
+    return path, msgspec.json.decode(head.content, type=kind)
+
+
+def _read_head(folder: Path, name: str) -> _Head:
+    line = read_file(folder / f"{name}.head")
+    if not is_sound(line[:-1]):
+        raise ValueError("damaged")
+    head = msgspec.json.decode(line, type=_Head)
+    if head.version != _VERSION or "/" in head.file:
+        raise ValueError("another version")
+    return head
+
+
+def _write_head(folder: Path, name: str, head: _Head) -> None:
+    """Name a file, which has to be durable before."""
+    sync_directory(folder)
+    with replacing(folder / f"{name}.head") as file:
+        file.write(seal(msgspec.json.encode(head)))
+
+
+def temporary_file(folder: Path) -> Path:
+    """Return a new name in a folder, which is made if need be, and remove what killed processes have left there."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o777 if folder.name == INDEX else 0o700)
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink()
+    return folder / f".{secrets.token_hex(6)}.tmp"
 
 
 def open_index(rundir: RunDir, folders: Sequence[Path], place: Path, *, durable: bool, limit: int) -> RunIndex:
@@ -113,42 +179,32 @@ def refresh_index(index: RunIndex, rundir: RunDir, folder: Path, *, durable: boo
     return index
 
 
-def _open_published(rundir: RunDir, folder: Path, head: _Head | None = None) -> RunIndex | None:
+def _open_published(rundir: RunDir, folder: Path, *, check: bool = True) -> RunIndex | None:
     """Return an index that begins with the published one in a folder; None if there is none that fits.
 
-    `head` is passed if the file was checked just now.
+    `check` is as for `find_published`.
     """
     index = RunIndex(rundir.journals)
-    with suppress(*_UNUSABLE):
-        checked = head is not None
-        head = head or _read_head(folder)
-        path, marks = folder / head.file, [mark for mark in head.journals if mark is not None]
+    with suppress(*UNUSABLE):
+        path, content = find_published(folder, _NAME, _Journals, check=check)
+        marks = [mark for mark in content.journals if mark is not None]
         for mark in marks:
-            _check_journal(rundir.path / mark.path, mark)
-        if not checked and (path.stat().st_size != head.size or _digest(path) != head.digest):
-            return None
-        index.attach(path, [None if mark is None else rundir.path / mark.path for mark in head.journals], head.places)
+            check_journal(rundir.path, mark)
+        files = [None if mark is None else rundir.path / mark.path for mark in content.journals]
+        index.attach(path, files, content.places)
         index.extents = {rundir.path / mark.path: Extent(mark.last, mark.end) for mark in marks}
         index.published_bytes = sum(mark.end for mark in marks)
-        index.rows = {table: head.rows[table] if index.counts(table) else 0 for table in TABLES}
-        index.totals = Spent(*head.spent)
-        for period in head.periods:
+        index.rows = {table: content.rows[table] if index.counts(table) else 0 for table in TABLES}
+        index.totals = Spent(*content.spent)
+        for period in content.periods:
             index.totals.add_time(*period)
         return index
     return None
 
 
-def _read_head(folder: Path) -> _Head:
-    line = read_file(folder / _HEAD)
-    if not is_sound(line[:-1]):
-        raise ValueError("damaged")
-    head = _head.decode(line)
-    if head.version != _VERSION or "/" in head.file:
-        raise ValueError("another version")
-    return head
-
-
-def _check_journal(path: Path, mark: _JournalMark) -> None:
+def check_journal(root: Path, mark: JournalMark) -> None:
+    """Raise ValueError if a journal of a run is not the one that was read."""
+    path = root / mark.path
     if journal_size(path) < mark.end or _digests(path, mark.last, mark.end) != (mark.head, mark.tail):
         raise ValueError("the journal is not the one that was read")
 
@@ -171,27 +227,18 @@ def _publish(index: RunIndex, rundir: RunDir, folder: Path, *, durable: bool) ->
 
     The published index that `index` begins with is copied, so that only what was appended is read.
     """
-    temporary = folder / f".{secrets.token_hex(6)}.tmp"
+    temporary = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(".*.tmp"):
-            leftover.unlink()
+        temporary = temporary_file(folder)
         builder = _build(index, rundir, temporary, durable=durable)
         if any(not spot.torn for spot in builder.damage):
             raise ValueError("a damaged line, which has to be cut out first")
-        head = _make_head(builder, rundir, temporary)
-        former = next((path.name for path in [index.published] if path is not None and path.parent == folder), "")
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(folder / head.file)
-        _write_head(folder, head)
-        for path in folder.glob("*.db"):
-            if path.name not in (head.file, former):  # which a reader may be about to open
-                path.unlink()
-        published = _open_published(rundir, folder, head)
-    except _UNUSABLE:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        publish_file(folder, _NAME, temporary, _describe(builder, rundir))
+        published = _open_published(rundir, folder, check=False)
+    except UNUSABLE:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
         return None
     if published is not None:
         published.damage = builder.damage
@@ -202,7 +249,7 @@ def _build(index: RunIndex, rundir: RunDir, path: Path, *, durable: bool) -> Run
     """Write the tables of all journals to a file; return what was read."""
     builder = None
     if index.published is not None:
-        builder = _open_published(rundir, index.published.parent, _read_head(index.published.parent))
+        builder = _open_published(rundir, index.published.parent, check=False)
     if builder is not None and builder.published is not None:
         shutil.copyfile(builder.published, path)
     else:
@@ -236,32 +283,20 @@ def journals_size(rundir: RunDir) -> int:
     return sum(journal_size(path) for kind in JOURNALS for path in rundir.journals(kind.name))
 
 
-def _make_head(builder: RunIndex, rundir: RunDir, path: Path) -> _Head:
-    digest, spent = _digest(path), builder.totals
-    return _Head(
-        version=_VERSION,
-        file=f"{digest[:16]}.db",
-        size=path.stat().st_size,
-        digest=digest,
+def _describe(builder: RunIndex, rundir: RunDir) -> _Journals:
+    spent = builder.totals
+    return _Journals(
         rows=builder.rows,
-        journals=[_make_mark(file, builder.extents.get(file), rundir) for file in builder.files],
+        journals=[make_mark(rundir.path, file, builder.extents.get(file)) for file in builder.files],
         places=builder.place_keys,
         spent=(spent.tokens, spent.requests, spent.cost, spent.unpriced, spent.unmetered),
         periods=spent.periods(),
     )
 
 
-def _make_mark(path: Path, extent: Extent | None, rundir: RunDir) -> _JournalMark | None:
-    if extent is None:
-        return None
-    return _JournalMark(str(path.relative_to(rundir.path)), *extent, *_digests(path, *extent))
-
-
-def _write_head(folder: Path, head: _Head) -> None:
-    """Name the published file, which has to be durable before."""
-    sync_directory(folder)
-    with replacing(folder / _HEAD) as file:
-        file.write(seal(msgspec.json.encode(head)))
+def make_mark(root: Path, path: Path, extent: Extent | None) -> JournalMark | None:
+    """Return how far a journal was read; None if nothing of it was."""
+    return None if extent is None else JournalMark(str(path.relative_to(root)), *extent, *_digests(path, *extent))
 
 
 def share_published(lender: RunDir, rundir: RunDir, links: Mapping[Path, Path]) -> None:
@@ -270,15 +305,20 @@ def share_published(lender: RunDir, rundir: RunDir, links: Mapping[Path, Path]) 
     `links` maps each journal of the lender that is shared to its link in this run.
     """
     folder = rundir.path / INDEX
-    with suppress(*_UNUSABLE):
-        head = _read_head(lender.path / INDEX)
-        for number, mark in enumerate(head.journals):
-            if mark is not None:
-                _check_journal(lender.path / mark.path, mark)
-                link = links.get(lender.path / mark.path)
-                path = None if link is None else str(link.relative_to(rundir.path))
-                head.journals[number] = None if path is None else msgspec.structs.replace(mark, path=path)
+    with suppress(*UNUSABLE):
+        head = _read_head(lender.path / INDEX, _NAME)
+        content = msgspec.json.decode(head.content, type=_Journals)
+        journals: list[JournalMark | None] = []
+        for mark in content.journals:
+            link = None if mark is None else links.get(lender.path / mark.path)
+            if mark is None or link is None:
+                journals.append(None)
+            else:
+                check_journal(lender.path, mark)
+                journals.append(msgspec.structs.replace(mark, path=str(link.relative_to(rundir.path))))
+        content = _Journals(content.rows, journals, content.places)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / head.file).unlink(missing_ok=True)
         os.link(lender.path / INDEX / head.file, folder / head.file)
-        _write_head(folder, msgspec.structs.replace(head, spent=_Head.__struct_defaults__[0], periods=[]))
+        raw = msgspec.Raw(msgspec.json.encode(content))
+        _write_head(folder, _NAME, msgspec.structs.replace(head, content=raw))
