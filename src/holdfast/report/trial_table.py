@@ -337,7 +337,7 @@ class TableFiller:
                 with_output += 1
                 if name.row is not None and not view.is_of(ref, name.row):
                     panel, sample, trial = None, ref.sample, ref.trial  # the row has changed since it was graded
-                panel, judged = view.judge(ref, panel, verdicts.get(packed, {}))
+                _, judged = view.judge(ref, panel, verdicts.get(packed, {}))
             failure, uncertain = self._failures.get((name.key, ref is None)), name.key in self._uncertain
             rows.append(
                 table.row_of(
@@ -390,6 +390,7 @@ class ReportedTable:
         self._survey, self._trials = identified.survey, identified.work.trials
         self._table: TrialTable | None = TrialTable(graders) if index.published is not None else None
         self._failures: dict[tuple[str, bool], Failure] = {}
+        self._outputs = 0
         if self._table is not None:
             self._table.create()
             last = index.last_failures()
@@ -420,10 +421,11 @@ class ReportedTable:
             self._table = None
         else:
             self._table.rows += len(rows)
+            self._outputs += len(batch.recorded)
 
     def publish(self, rundir: RunDir, index: RunIndex) -> None:
-        """Publish the table, after the report was written."""
-        if self._table is not None:
+        """Publish the table, after the report was written, unless the run has outputs whose rows are gone."""
+        if self._table is not None and self._outputs == index.count_outputs():
             publish_table(self._table, rundir, index)
 
 

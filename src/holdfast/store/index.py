@@ -140,7 +140,7 @@ JOURNALS: Final = (
 
 
 class StaleIndexError(Exception):
-    """A journal is shorter than when it was read: the index has to be opened again."""
+    """A journal was cut or replaced since it was read: the index has to be opened again."""
 
 
 def connect() -> sqlite3.Connection:
@@ -186,6 +186,8 @@ class RunIndex:
         self.place_keys: list[tuple[str, int | None]] = []
         self.extents: dict[Path, Extent] = {}
         """how far each journal was read"""
+        self._last_lines: dict[Path, bytes] = {}
+        """the last line of each journal that was read: a journal that was replaced has another one in its place"""
         self.damage: list[Damage] = []
         self.attempts: dict[str, int] = {}
         """failed attempts of the target by generation key"""
@@ -220,6 +222,12 @@ class RunIndex:
             make_tables(self._db, "main")
             make_searchable(self._db, "main")
         return self._db
+
+    def set_extents(self, extents: dict[Path, Extent]) -> None:
+        """Set how far the journals were read for a published file."""
+        self.extents = extents
+        for path, (last, end) in extents.items():
+            self._last_lines[path] = LineRef(path, last, end - last).read()
 
     def attach(self, path: Path, files: Sequence[Path | None], places: Sequence[tuple[str, int | None]]) -> None:
         """Begin with the rows of a published file.
@@ -279,10 +287,10 @@ class RunIndex:
     ) -> None:
         size = journal_size(path)  # before reading: another process may finish its last line meanwhile
         last, end = before = self.extents.get(path, Extent(0, 0))
-        if size < end:
-            raise StaleIndexError(path)
         if size == end:
             return
+        if size < end or (end and LineRef(path, last, end - last).read() != self._last_lines.get(path, b"")):
+            raise StaleIndexError(path)
         if durable:
             settle(path)
         decode: Callable[[bytes], Any] = decoder(kind.head).decode
@@ -312,6 +320,7 @@ class RunIndex:
                 self.damage.append(Damage(path, end, size - end, torn=True))
         if end > before.end:
             self.extents[path] = Extent(last, end)
+            self._last_lines[path] = LineRef(path, last, end - last).read()
 
     def _insert(self, table: str, rows: Sequence[tuple[Any, ...]], schema: str) -> None:
         if rows:

@@ -192,7 +192,7 @@ def _open_published(rundir: RunDir, folder: Path, *, check: bool = True) -> RunI
             check_journal(rundir.path, mark)
         files = [None if mark is None else rundir.path / mark.path for mark in content.journals]
         index.attach(path, files, content.places)
-        index.extents = {rundir.path / mark.path: Extent(mark.last, mark.end) for mark in marks}
+        index.set_extents({rundir.path / mark.path: Extent(mark.last, mark.end) for mark in marks})
         index.published_bytes = sum(mark.end for mark in marks)
         index.rows = {table: content.rows[table] if index.counts(table) else 0 for table in TABLES}
         index.totals = Spent(*content.spent)

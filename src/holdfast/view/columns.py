@@ -33,8 +33,10 @@ from holdfast.report.trial_table import (
 from holdfast.spec.validation import suggest
 from holdfast.store.heads import ErrorHead, decode_head
 from holdfast.store.index import StaleIndexError
+from holdfast.store.index_files import journals_size
 from holdfast.store.lines import LineRef
 from holdfast.store.run_files import UNREADABLE
+from holdfast.store.rundir import bytes_to_publish
 from holdfast.view.search import TextHits
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
-"""gets the share of the work that is done, from 0 to 1"""
+"""gets the share of the work that is done, from 0 to 1; 0 if it will take a while"""
 
 _MOST_SEARCHES: Final = 8
 """texts whose hits are kept"""
@@ -123,6 +125,8 @@ class Columns:
         filler = None
         table = open_published_table(self.rundir, view.graders) if view.metrics is not None else None
         if table is None:
+            if journals_size(self.rundir) >= bytes_to_publish():
+                progress(0.0)
             filler = TableFiller(view)
             filler.fill(progress)
             table = filler.table

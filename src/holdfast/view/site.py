@@ -204,7 +204,7 @@ class Site:
 
     def _note_share(self, run: str, done: float) -> None:
         self.shares_read[run] = done
-        if not done:  # a helper process begins, which takes longer than pages wait
+        if not done:  # it will take longer than pages wait
             self._decided[run].set()
 
     def columns_if_ready(self, run: str) -> Columns | None:
