@@ -20,8 +20,8 @@ from holdfast.display.text import Events, Plain, Quiet
 from holdfast.display.types import Display, Result, SuiteCell
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import GraderProgress, Progress
-from holdfast.store.index import Spent
 from holdfast.store.records import ErrorRecord, Grade, Usage
+from holdfast.store.spent import Spent
 from tests.support.running import holdfast as run_command
 from tests.support.running import on_a_terminal, server, write_eval
 from tests.support.specs import output_of, write_spec

@@ -33,7 +33,7 @@ from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.inputs import choose_run
-from holdfast.plan.reuse import adopt
+from holdfast.plan.reuse import adopt, choose_set
 from holdfast.spec.load import target_name
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.durable import advice_for, make_directory
@@ -200,11 +200,16 @@ class Session(msgspec.Struct):
             self.rundir.reopen()
         remaining, reason = self.work()
         if self.plan is not remaining:  # else nothing was recorded
-            self.index = self.rundir.refresh(self.index)
+            self.refresh()
 
         from holdfast.engine.outcome import conclude  # after the work: starting it needs no reports
 
         return conclude(self, remaining, reason, started)
+
+    def refresh(self) -> None:
+        """Read what was recorded since the run was opened."""
+        self.index = self.rundir.refresh(self.index)
+        choose_set(self.index)
 
 
 def show_notice(display: Display, log: RunLog, message: str) -> None:

@@ -46,8 +46,8 @@ class Sets:
 
     async def grade(self) -> None:
         """Grade what the set graders have not graded yet, unless outputs are still missing."""
-        index = self._session.index = self._session.rundir.refresh(self._session.index)
-        trials = list(self._trials())
+        self._session.refresh()
+        trials, index = list(self._trials()), self._session.index
         lacking = sum(trial.output is None for trial in trials)
         digest: str | None = None
         for number in self._grading.set_graders:

@@ -189,9 +189,7 @@ def run_worker(
 def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Callable[[str], None]) -> Loaded:
     """Read all records of a run. Only this worker's files are repaired: the others' owners may be writing them."""
     journals = rundir.workers / worker
-    own = RunIndex(
-        lambda name: [journals / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))]
-    )
+    own = RunIndex(lambda name: [journals / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))])
     own.read(durable=True)
     cut_damage(own, journals / "set-aside", tails_only=True)  # others may know where our lines are
     for damage in own.damage:

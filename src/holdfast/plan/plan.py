@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.canonical import digest
+from holdfast.canonical import digest, digest_bytes
 from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import format_count
 from holdfast.plan.keys import generation_digests, generation_key
@@ -62,8 +62,8 @@ class Slot(NamedTuple):
         """Return the digest of what the grader judges of a conversation at a moment; `row` is the output's."""
         if not self.measures and not self.reads_row:
             return moment.digest
-        measured = {measure: getattr(moment, measure) for measure in self.measures}
-        return digest([moment.digest, measured, row if self.reads_row else None])
+        seen = [moment.digest, *(f"{measure}={getattr(moment, measure)}" for measure in self.measures)]
+        return digest_bytes("\n".join([*seen, f"row={row}"] if self.reads_row else seen).encode())
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -113,9 +113,7 @@ class Work(msgspec.Struct, frozen=True):
         moment = None if slot.votes else ref.at(slot.turn)
         return None if moment is None else (slot.fingerprint, slot.turn, slot.judged(moment, ref.row))
 
-    def verdicts(
-        self, ref: OutputRef, recorded: Verdicts, panel: Panel
-    ) -> Iterator[tuple[int, VerdictRef | None]]:
+    def verdicts(self, ref: OutputRef, recorded: Verdicts, panel: Panel) -> Iterator[tuple[int, VerdictRef | None]]:
         """Yield the slots that grade an output with their verdicts, up to a checkpoint that ended the conversation.
 
         `recorded` are the verdicts on this output.

@@ -122,9 +122,7 @@ class Borrowed(msgspec.Struct):
         return bool(self.shared or self.outputs or self.verdicts or self.steps)
 
 
-def borrow(
-    survey: Survey, work: Work, index: RunIndex, lenders: Iterable[Offer], *, grades: bool = True
-) -> Borrowed:
+def borrow(survey: Survey, work: Work, index: RunIndex, lenders: Iterable[Offer], *, grades: bool = True) -> Borrowed:
     """Find missing outputs and grades in other runs, which are given in the order of preference."""
     borrowed = Borrowed()
     lenders = list(lenders)
@@ -211,8 +209,9 @@ def _borrow_verdicts(
             del lacking[key]
 
 
-def choose_set(index: RunIndex, borrowed: Borrowed) -> None:
+def choose_set(index: RunIndex, borrowed: Borrowed | None = None) -> None:
     """Let verdicts on all outputs of a run together count only if they are on just the outputs of this run."""
+    borrowed = borrowed or Borrowed()
     lent = [
         (key, verdict_key, verdict.together)
         for key, verdicts in borrowed.verdicts.items()
@@ -251,9 +250,7 @@ def _other_journals(rundir: RunDir, kind: str, shared_files: Set[tuple[int, int]
                 yield path
 
 
-def _find_shareable(
-    survey: Survey, work: Work, lenders: Iterable[Offer]
-) -> tuple[Lender, dict[str, OutputRef]] | None:
+def _find_shareable(survey: Survey, work: Work, lenders: Iterable[Offer]) -> tuple[Lender, dict[str, OutputRef]] | None:
     """Find a large run whose outputs nearly all belong to this run.
 
     Return it with outputs of rows that have changed only for graders, which cannot be shared as they are.

@@ -340,9 +340,7 @@ class TableFiller:
                 _, judged = view.judge(ref, panel, verdicts.get(packed, {}))
             failure, uncertain = self._failures.get((name.key, ref is None)), name.key in self._uncertain
             rows.append(
-                table.row_of(
-                    number, name.key, sample, trial, panel, ref, judged, failure=failure, uncertain=uncertain
-                )
+                table.row_of(number, name.key, sample, trial, panel, ref, judged, failure=failure, uncertain=uncertain)
             )
         table.put(rows)
         return with_output

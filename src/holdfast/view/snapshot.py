@@ -304,9 +304,7 @@ def _count_statuses(table: TrialTable, counted: dict[int, int], name: str) -> li
     for number, count in counted.items():
         counts[codes[number]] += count
     prefix = f"{quote(name)}:" if name else ""
-    return [
-        Facet(status, counts[code], prefix + status) for status, code in CODES.items() if counts[code]
-    ]
+    return [Facet(status, counts[code], prefix + status) for status, code in CODES.items() if counts[code]]
 
 
 def _count_field(columns: Columns, snapshot: Snapshot, name: str) -> Counter[str]:
