@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -45,6 +45,21 @@ _TYPES: Final = {
     "pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
 }
 """media types by suffix, the same on every machine, as providers name them"""
+_MARKS: Final = (
+    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
+    (b"\xff\xd8\xff", 0, "image/jpeg"),
+    (b"GIF8", 0, "image/gif"),
+    (b"WEBP", 8, "image/webp"),
+    (b"WAVE", 8, "audio/wav"),
+    (b"fLaC", 0, "audio/flac"),
+    (b"OggS", 0, "audio/ogg"),
+    (b"ID3", 0, "audio/mp3"),
+    (b"\xff\xfb", 0, "audio/mp3"),
+    (b"%PDF-", 0, "application/pdf"),
+)
+"""bytes, where they stand, and what begins with them"""
+PICTURES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""images that every browser shows, and that can do nothing else"""
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,")
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _KEYS: Final = frozenset(("role", "content", "name", "tool_calls", "tool_call_id"))
@@ -271,3 +286,15 @@ def _check_kind(kind: str, media_type: str, name: str, where: str) -> None:
 def _digest_file(path: Path, _stamp: tuple[int, int]) -> str:
     """Return the digest of a file, which is read once while its size and time stay equal."""
     return digest_bytes(path.read_bytes())
+
+
+def media_type_of(data: bytes) -> str:
+    """Return the media type of a file by its content, whatever it is called."""
+    return next(
+        (kind for mark, start, kind in _MARKS if data[start : start + len(mark)] == mark), "application/octet-stream"
+    )
+
+
+def data_url(data: bytes) -> str:
+    """Return a file as a `data:` URL."""
+    return f"data:{media_type_of(data)};base64,{b64encode(data).decode()}"

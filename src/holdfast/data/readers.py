@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
-from holdfast.data.media import data_url
+from holdfast.data.messages import data_url
 from holdfast.errors import DataError
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.canonical import digest
+from holdfast.data.columns import code_for
 from holdfast.data.matching import WIDTH, CommonRows, match_rows
-from holdfast.data.numbers import code_for
 from holdfast.plan.keys import grade_key
 from holdfast.plan.plan import TO_GRADE, places_of
 from holdfast.plan.reuse import Inherited
@@ -31,8 +31,8 @@ from holdfast.store.rundir import INDEX
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from holdfast.data.dataset import Survey
     from holdfast.data.panels import Panel
+    from holdfast.data.survey import Survey
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Work
     from holdfast.store.index import Index

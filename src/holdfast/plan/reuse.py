@@ -43,8 +43,8 @@ from holdfast.store.shared import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Set
 
-    from holdfast.data.dataset import Survey
     from holdfast.data.panels import Panel
+    from holdfast.data.survey import Survey
     from holdfast.plan.plan import Work
     from holdfast.store.index import Index
     from holdfast.store.refs import OutputRef, VerdictRef

@@ -34,7 +34,8 @@
 `rundir`     the directory as a whole
 `upgrade`    brings runs of earlier versions up to date
 `home`       Holdfast's own directory of this user, and the umask
-`catalog`    finds and summarizes the runs below a runs directory, and `catalog_cache`, what was read of them
+`home_db`    a cache in that directory, shared by all processes
+`catalog`    finds and summarizes the runs below a runs directory
 
 Of the other packages this one imports only `canonical`, `versions`, `errors`.
 """

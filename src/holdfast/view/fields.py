@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.data.columns import as_text
 from holdfast.data.dataset import Dataset
-from holdfast.data.grouping import as_text
 from holdfast.errors import HoldfastError, QueryError
 from holdfast.spec.validation import suggest
 from holdfast.store.trial_table import CODED, NUMBERS, key_bytes
