@@ -64,16 +64,8 @@ class RowValues(Generic[_Value]):
         self._rows.append(number)
         return number
 
-    def cut(self, start: int) -> tuple[list[_Value], bytes]:
-        """Return the rows from a position on as a column of their own: values, and numbers for `extend`."""
-        rows = self._rows[start:]
-        order = list(dict.fromkeys(rows))
-        renumbered = {number: place for place, number in enumerate(order)}
-        numbers = array(code_for(len(order)), map(renumbered.__getitem__, rows))
-        return [self.values[number] for number in order], numbers.tobytes()
-
     def extend(self, values: Sequence[_Value], packed: bytes) -> None:
-        """Add rows that `cut` returned; `values` may be others, and may be equal to each other."""
+        """Add rows with numbers of their own, among `values`, as the bytes of `packed`. Values may be equal."""
         numbers = [self._number(value) for value in values]
         if len(values) <= 256 and self._rows.typecode == "B":
             is_same = numbers == list(range(len(numbers)))
@@ -108,35 +100,23 @@ class Groupings:
         self._present: set[str] = set()
         self._problems: dict[str, str] = {}
 
-    def add(self, fields: Mapping[str, Any], where: str) -> None:
-        """Take the values of the next row."""
-        for field, grouping in self.by_field.items():
-            value = fields.get(field)
-            if field in fields:
-                self._present.add(field)
-            if isinstance(value, _NESTED):
-                kind = "a mapping" if isinstance(value, dict) else "a list"
-                self._problems.setdefault(field, f"{where}: {field!r} is {kind}, and results need one value per row")
-                value = None
-            if grouping.add(value if type(value) is str else as_text(value)) >= _MOST_VALUES:
-                self._refuse_many(field)
-
-    def cut(self, start: int) -> dict[str, tuple[list[str], bytes]]:
-        """Return the rows from a position on, for `extend`."""
-        return {field: grouping.cut(start) for field, grouping in self.by_field.items()}
+    def value_of(self, field: str, fields: Mapping[str, Any], where: str) -> str:
+        """Return the value of a row."""
+        value = fields.get(field)
+        if isinstance(value, _NESTED):
+            kind = "a mapping" if isinstance(value, dict) else "a list"
+            self._problems.setdefault(field, f"{where}: {field!r} is {kind}, and results need one value per row")
+            value = None
+        return value if type(value) is str else as_text(value)
 
     def extend(self, parts: Mapping[str, tuple[list[str], bytes]], names: Collection[str]) -> None:
-        """Take the values of rows that `cut` returned; `names` are their fields."""
+        """Add the values of rows, as `RowValues.extend` does; `names` are their fields."""
         self._present.update(names)
         for field, grouping in self.by_field.items():
             grouping.extend(*parts[field])
-            if len(grouping) > _MOST_VALUES:
-                self._refuse_many(field)
-
-    def _refuse_many(self, field: str) -> None:
-        if field in self._spec.by:
-            message = f"{field!r} has more than {_MOST_VALUES:,} different values, which breaks nothing down"
-            raise ConfigError([Problem(self._where(field), message)])
+            if len(grouping) > _MOST_VALUES and field in self._spec.by:
+                message = f"{field!r} has more than {_MOST_VALUES:,} different values, which breaks nothing down"
+                raise ConfigError([Problem(self._where(field), message)])
 
     def conclude(self, names: Collection[str]) -> None:
         """Raise ConfigError for fields that no row has, and for values that are not one value. `names` are all fields.

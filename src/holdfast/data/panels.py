@@ -122,10 +122,6 @@ class Panels:
         """Return the different panels, and the number of each row's panel."""
         return self._column.values, self._column.packed()
 
-    def add(self, panel: Panel) -> None:
-        """Add the panel of the next row."""
-        self._column.add(panel)
-
     def extend(self, panels: Sequence[Panel], packed: bytes) -> None:
         """Add rows as `RowValues.extend` does."""
         self._column.extend(panels, packed)

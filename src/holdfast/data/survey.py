@@ -1,32 +1,30 @@
 """The survey of a dataset: one pass over its rows before a run, which counts, digests and checks them.
 
-Surveys of large datasets are cached (`store.home_db`) in parts of consecutive rows. While the files have the digests
-that they had, the parts are joined again. Lines of JSON are divided into parts by their content, so that after a
-change, only parts with other lines are made again. A survey for other graders has the same parts: each says which of
-the graders' conditions hold for a row. Nothing is cached for rows that name other files, or if graders of plug-ins are
-asked.
+A survey is joined from parts of consecutive rows. The parts of large datasets are cached (`store.home_db`), named by
+digests of their rows. Files of JSON lines are divided by their content: after a change, only parts with other lines are
+made again. A part knows which conditions of graders hold for its rows, so it serves other graders, too. Nothing is
+cached for rows that name other files, or if graders of plug-ins are asked.
 """
 
 from __future__ import annotations
 
-import operator
+import io
 import platform
 import sys
 from array import array
 from collections import deque
 from contextlib import suppress
-from functools import partial
-from itertools import accumulate, chain, count, islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from itertools import accumulate, count, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
 from holdfast import __version__
 from holdfast.canonical import digest, digest_bytes
 from holdfast.data.checks import Questions, Shape, TemplateChecks
-from holdfast.data.columns import RowValues, Groupings, code_for
+from holdfast.data.columns import Groupings, RowValues
 from holdfast.data.panels import Conditions, Panel, Panels
 from holdfast.errors import ConfigError, DataError, HoldfastError
 from holdfast.spec.benchmark_tasks import benchmark_tasks
@@ -35,8 +33,7 @@ from holdfast.spec.row_fields import fields_of_target
 from holdfast.store.home_db import HomeDb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Mapping
 
     from holdfast.data.checks import RowCheck
     from holdfast.data.columns import Grouping
@@ -54,13 +51,13 @@ _LONGEST_IDS: Final = (1 << 32) - 1
 """bytes of all ids together, up to which four bytes say where an id ends"""
 _ID_SETS: Final = 64
 """sets in which ids are compared, since a single one would take 100 bytes for each"""
-_MOST_SURVEYS: Final = 8
-"""cached surveys"""
+_MOST_CACHED: Final = 8
+"""surveys in the cache"""
 _PART_BITS: Final = 20
 """log2 of the mean number of bytes of a part's lines"""
 _LONGEST_PART: Final = 16 << _PART_BITS
 _PART_ROWS: Final = 1 << 14
-"""rows of a part if they are not lines of JSON"""
+"""rows of a part that are not lines of JSON"""
 _HEADER: Final = b""
 """name of a cached survey's header, next to its parts"""
 _BOM: Final = b"\xef\xbb\xbf"
@@ -74,28 +71,12 @@ class Ids:
         self._ends = array("I")
         """of four bytes each, or of eight if the text is longer than they can say"""
 
-    def add(self, name: str) -> None:
-        """Append an id."""
-        encoded = name.encode("utf-8", "surrogatepass")
-        self._make_room(len(encoded))
-        self._text += encoded
-        self._ends.append(len(self._text))
-
-    def cut(self, start: int) -> tuple[bytes, bytes]:
-        """Return the ids from a position on: their text and their lengths, for `extend`."""
-        begin = self._begin(start)
-        lengths = array("I", map(operator.sub, self._ends[start:], [begin, *self._ends[start:-1]]))
-        return bytes(self._text[begin:]), lengths.tobytes()
-
     def extend(self, text: bytes, lengths: bytes) -> None:
-        """Append ids that `cut` returned."""
-        self._make_room(len(text))
+        """Append ids: their text, and an array of its lengths."""
+        if len(self._text) + len(text) > _LONGEST_IDS and self._ends.typecode == "I":
+            self._ends = array("Q", self._ends)
         self._ends.extend(islice(accumulate(array("I", lengths), initial=len(self._text)), 1, None))
         self._text += text
-
-    def _make_room(self, size: int) -> None:
-        if len(self._text) + size > _LONGEST_IDS and self._ends.typecode == "I":
-            self._ends = array("Q", self._ends)
 
     def encoded(self, start: int = 0, count: int | None = None) -> Iterator[bytearray]:
         """Yield ids as they are stored."""
@@ -159,58 +140,59 @@ class Survey(msgspec.Struct, frozen=True):
         return self.asked_digests[position * 16 : position * 16 + 16]
 
 
+class _Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive rows of a dataset."""
+
+    name: bytes
+    """a digest of the rows"""
+    first: int
+    """number of its first line, or of its first row"""
+    path: str = ""
+    """the file, if rows are lines"""
+    offset: int = 0
+    size: int = 0
+
+    def place(self, where: str) -> str:
+        """Return a place in the dataset; places in a chunk of lines are their numbers from its first line."""
+        return f"{self.path}:{self.first + int(where)}" if self.path else where
+
+
 class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """The survey of consecutive rows to which nothing was objected, whatever rows are before and after them."""
+    """The survey of a chunk in which nothing is wrong, whatever rows are before and after it."""
 
     digests: bytes
     asked: bytes
     ids: tuple[bytes, bytes]
+    wheres: list[str]
+    """conditions of graders"""
     shapes: list[tuple[tuple[str, ...], Panel, str]]
-    """names of fields, which of the survey's conditions hold, and the place of the first row in the part"""
+    """names of fields, which of the conditions hold or fail, and the place of the first row in the chunk"""
     shape_rows: bytes
     groups: dict[str, tuple[list[str], bytes]]
 
 
-class SurveyBuilder:
-    """Makes a survey, sample by sample, or part by part."""
+class _Builder:
+    """Makes parts of samples, and joins parts to a survey."""
 
     def __init__(self, dataset: Dataset, check: RowCheck | None, *, compares: bool) -> None:
-        """Take `check` as `make_survey` does. A survey that `compares` refuses rows that all ask the same."""
+        """Take `check` as `make_survey` does. If it `compares`, rows that all ask the same are refused."""
         spec = dataset.spec
-        self.count = 0
-        self.has_all_shapes = True
-        """False if there are so many shapes that no part can be cut"""
         self._questions = Questions(spec) if compares else None
         self._digests, self._asked, self._ids = bytearray(), bytearray(), Ids()
         self._sees_part = fields_of_target(spec) is not None
-        self._checks, self.conditions = TemplateChecks(spec, check), Conditions(spec)
-        self._panels, self._groupings = Panels(self.conditions.everyone), Groupings(spec)
-        self._shapes: RowValues[Shape] = RowValues()
-        self._places: dict[Shape, str] = {}
-        self._cut_at = 0
-        self._part_places: dict[int, str] = {}
-        """since the last cut: the first place of each shape, by its number"""
+        self._checks, self._conditions = TemplateChecks(spec, check), Conditions(spec)
+        self._panels, self._groupings = Panels(self._conditions.everyone), Groupings(spec)
+        self._shapes: dict[Shape, str] = {}
 
-    def add(self, sample: Sample) -> None:
-        """Check the next sample and add it."""
-        self._digests += bytes.fromhex(sample.digest[7:])
-        if self._sees_part:
-            self._asked += bytes.fromhex(sample.asked[7:])
-        self._ids.add(sample.id)
-        panel = self.conditions.panel_for(sample.fields)
-        self._panels.add(panel)
-        shape = tuple(sample.fields), panel
-        self._checks.look(sample, shape)
-        self._groupings.add(sample.fields, sample.where)
-        self.compare(sample.fields)
-        if len(self._shapes) < _MOST_SHAPES:
-            number = self._shapes.add(shape)
-            if number not in self._part_places:
-                self._part_places[number] = sample.where
-                self._places.setdefault(shape, sample.where)
-        else:
-            self.has_all_shapes = False
-        self.count += 1
+    @property
+    def count(self) -> int:
+        """The number of samples so far."""
+        return len(self._digests) // 16
+
+    @property
+    def compares(self) -> bool:
+        """True until two rows differ that have to."""
+        return self._questions is not None
 
     def compare(self, fields: Row) -> None:
         """Compare what a row asks with other rows, until two of them differ."""
@@ -219,48 +201,61 @@ class SurveyBuilder:
             if self._questions.differ:
                 self._questions = None
 
-    @property
-    def compares(self) -> bool:
-        """True until two rows differ that have to."""
-        return self._questions is not None
-
-    def cut(self, relative: Callable[[str], str]) -> _Part:
-        """Return the part since the last cut. `relative` makes a place in the part of a place in the dataset."""
-        start, self._cut_at = self._cut_at, self.count
-        shapes, shape_rows = self._shapes.cut(start)
-        places, self._part_places = self._part_places.values(), {}  # both in the order in which shapes first occur
+    def survey(self, samples: Iterable[Sample]) -> _Part:
+        """Check samples and return their part, which is not yet joined."""
+        digests, asked, ids, lengths = bytearray(), bytearray(), bytearray(), array("I")
+        shapes: RowValues[Shape] = RowValues()
+        places: list[str] = []
+        groups: dict[str, Grouping] = {field: RowValues() for field in self._groupings.by_field}
+        for sample in samples:
+            digests += bytes.fromhex(sample.digest[7:])
+            if self._sees_part:
+                asked += bytes.fromhex(sample.asked[7:])
+            name = sample.id.encode("utf-8", "surrogatepass")
+            ids += name
+            lengths.append(len(name))
+            shape = tuple(sample.fields), self._conditions.panel_for(sample.fields)
+            if shapes.add(shape) == len(places):
+                places.append(sample.where)
+            self._checks.look(sample, shape)
+            for field, group in groups.items():
+                group.add(self._groupings.value_of(field, sample.fields, sample.where))
+            if self._questions is not None:
+                self.compare(sample.fields)
         return _Part(
-            digests=bytes(self._digests[start * 16 :]),
-            asked=bytes(self._asked[start * 16 :]),
-            ids=self._ids.cut(start),
+            digests=bytes(digests),
+            asked=bytes(asked),
+            ids=(bytes(ids), lengths.tobytes()),
+            wheres=self._conditions.wheres,
             shapes=[
-                (names, self.conditions.holding_in(panel), relative(where))
-                for (names, panel), where in zip(shapes, places, strict=True)
+                (names, self._conditions.holding_in(panel), where)
+                for (names, panel), where in zip(shapes.values, places, strict=True)
             ],
-            shape_rows=shape_rows,
-            groups=self._groupings.cut(start),
+            shape_rows=shapes.packed().tobytes(),
+            groups={field: (group.values, group.packed().tobytes()) for field, group in groups.items()},
         )
 
-    def take(self, part: _Part, panels: list[Panel], absolute: Callable[[str], str]) -> None:
-        """Add a part; `panels` are those of its shapes. `absolute` is the inverse of `relative` in `cut`."""
+    def join(self, part: _Part, chunk: _Chunk | None = None, *, checked: bool = True) -> bool:
+        """Add the part of a chunk. Unless its rows were `checked` for the eval's graders, it may be refused.
+
+        It is refused if it does not know a condition of the graders, or if they name a field that some rows lack.
+        """
+        panels = [self._conditions.panel_like(holding, part.wheres) for _, holding, _ in part.shapes]
+        known = [panel for panel in panels if panel is not None]
+        shapes = [(names, panel) for (names, _, _), panel in zip(part.shapes, known, strict=False)]
+        if len(known) < len(panels) or (not checked and any(map(self._checks.is_doubtful, shapes))):
+            return False
         self._digests += part.digests
         self._asked += part.asked
         self._ids.extend(*part.ids)
-        self._panels.extend(panels, part.shape_rows)
-        shapes = [(names, panel) for (names, _, _), panel in zip(part.shapes, panels, strict=True)]
-        self._shapes.extend(shapes, part.shape_rows)
-        self.has_all_shapes &= len(self._shapes) < _MOST_SHAPES
+        self._panels.extend(known, part.shape_rows)
         fields = {name for names, _ in shapes for name in names}
         self._checks.fields |= fields
         self._groupings.extend(part.groups, fields)
         for shape, (_, _, where) in zip(shapes, part.shapes, strict=True):
-            if shape not in self._places:
-                self._places[shape] = absolute(where)
-        self.count = self._cut_at = len(self._digests) // 16
-
-    def suits(self, names: tuple[str, ...], panel: Panel) -> bool:
-        """Return True if rows of a shape have all fields that the graders name, so that rows need no check."""
-        return not self._checks.is_doubtful((names, panel))
+            if shape not in self._shapes and len(self._shapes) < _MOST_SHAPES:
+                self._shapes[shape] = where if chunk is None else chunk.place(where)
+        return True
 
     def conclude(self) -> Survey:
         """Return the survey; raise ConfigError for rows that cannot be evaluated."""
@@ -275,7 +270,7 @@ class SurveyBuilder:
             panels=self._panels,
             unsendable=self._checks.unsendable() or same,
             asked=bytes(self._asked),
-            shapes=self._places,
+            shapes=self._shapes,
             groupings=self._groupings.by_field,
             ids=self._ids,
         )
@@ -286,9 +281,10 @@ def make_survey(dataset: Dataset, check: RowCheck | None = None) -> Survey:
 
     `check` yields what is wrong with a row, and where in the eval file.
     """
-    builder = SurveyBuilder(dataset, check, compares=dataset.must_differ)
-    for sample in dataset.read_and_keep():
-        builder.add(sample)
+    builder = _Builder(dataset, check, compares=dataset.must_differ)
+    samples = dataset.read_and_keep()
+    while (part := builder.survey(islice(samples, _PART_ROWS))).digests:
+        builder.join(part)
     if builder.count == 0:
         raise DataError(", ".join(dataset.source), dataset.why_empty())
     survey = builder.conclude()
@@ -312,12 +308,13 @@ def _refuse_duplicates(dataset: Dataset) -> None:
 
 
 def survey_dataset(dataset: Dataset, check: RowCheck | None = None) -> Survey:
-    """Return the survey of a dataset, from the cache if it is large."""
+    """Return the survey of a dataset; of a large one, make only what is not in the cache."""
     graders = dataset.spec.placed_graders()
     is_small = sum(size for size, _ in dataset.stamp()) < LARGE
     if is_small or dataset.names_files or not all(GRADERS.is_builtin(block.type) for _, block in graders):
         return make_survey(dataset, check)
-    with HomeDb() as home:
+    survey = None
+    with HomeDb() as home, suppress(HoldfastError, msgspec.DecodeError, ValueError, OSError):
         survey = _CachedSurvey(home, dataset, check).bring_up_to_date()
     if survey is None:
         survey = make_survey(dataset, check)  # which says what is wrong with the rows
@@ -333,49 +330,14 @@ def _release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class _Chunk(NamedTuple):
-    """Rows whose part of a survey may be in the cache."""
-
-    name: bytes
-    """a digest of the rows"""
-    path: str = ""
-    """the file, if rows are lines: the part then knows places by numbers of lines, from the chunk's first line"""
-    first: int = 0
-    """the number of the first line"""
-    rows: Callable[[], Iterator[tuple[str, Row]]] = partial(iter, ())
-
-    @classmethod
-    def of_lines(cls, lines: list[bytes], path: Path, first: int) -> _Chunk:
-        """Return a chunk of lines of JSON."""
-
-        def rows() -> Iterator[tuple[str, Row]]:
-            decode = msgspec.json.Decoder(dict[str, Any]).decode
-            for number, line in enumerate(lines, first):
-                if not line.isspace():
-                    yield f"{path}:{number}", decode(line)
-
-        return cls(xxh3_128_digest(b"".join(lines)), str(path), first, rows)
-
-    def relative(self, where: str) -> str:
-        """Return a place as a part knows it."""
-        return str(int(where.rpartition(":")[2]) - self.first) if self.path else where
-
-    def absolute(self, where: str) -> str:
-        """Return a place that a part knows as messages name it."""
-        return f"{self.path}:{self.first + int(where)}" if self.path else where
-
-
 class _Header(msgspec.Struct, frozen=True, array_like=True):
     """What a cached survey was made of."""
 
-    files: list[tuple[str, str]]
+    files: list[tuple[str, str]] = []
     """paths and digests of the dataset's files"""
-    wheres: list[str]
-    """the conditions that its parts know"""
-    graders: list[str]
+    graders: list[str] = []
     """digests of the graders for which its rows were checked"""
-    parts: list[tuple[bytes, str, int]]
-    """`name`, `path` and `first` of the chunks"""
+    chunks: list[_Chunk] = []
 
 
 class _CachedSurvey:
@@ -385,90 +347,59 @@ class _CachedSurvey:
         self._home, self._dataset, self._check = home, dataset, check
         spec = dataset.spec
         self._graders = digest([[location, block.model_dump(mode="json")] for location, block in spec.placed_graders()])
-        self._wheres = Conditions(spec).wheres
-        # A check asks graders about rows, so that it is part of what a survey is made of.
-        basis = digest([_basis(spec, dataset), None if check is None else self._graders])
-        self._prefix = f"survey {basis.removeprefix('sha256:')} "
-        self._own_shelf = self._prefix + digest(self._wheres).removeprefix("sha256:")
-        self._shelf, self._header = self._own_shelf, _Header([], self._wheres, [], [])
+        # A check asks graders about rows, so that its survey serves no others.
+        self._shelf = "survey " + digest([_basis(spec, dataset), None if check is None else self._graders])
+        self._files = [(str(path), _digest_file(path)) for path in dataset.files]
+        self._stream, self._streamed = dataset.rows(), 0
 
     def bring_up_to_date(self) -> Survey | None:
-        """Return the survey of the files as they are now; None if something is wrong with their rows."""
-        stamp = self._dataset.stamp()
-        files = [(str(path), _digest_file(path)) for path in self._dataset.files]
-        self._choose(files)
-        try:
-            survey = self._join() if self._header.files == files else None
-            return self._renew(files, stamp) if survey is None else survey
-        except (HoldfastError, msgspec.DecodeError, ValueError, OSError):
-            return None
-
-    def _choose(self, files: list[tuple[str, str]]) -> None:
-        """Choose the cached survey of which most can be used."""
-        best = (False, False, False, False)
-        for shelf in self._home.shelves(self._prefix):
-            header = _decode(self._home.get(shelf, _HEADER), _Header)
-            if header is not None:
-                knows, is_same = set(self._wheres) <= set(header.wheres), header.files == files
-                rank = (knows and is_same, knows, is_same, shelf == self._own_shelf)
-                if rank > best or not self._header.parts:
-                    best, self._shelf, self._header = rank, shelf, header
-
-    def _join(self) -> Survey | None:
-        """Join the cached parts without reading a row; None if a part does not serve the eval's graders."""
-        builder = SurveyBuilder(self._dataset, self._check, compares=False)
-        for name, path, first in self._header.parts:
-            part = _decode(self._home.get(self._shelf, name), _Part)
-            panels = None if part is None else self._panels_of(part, self._header.wheres, builder)
-            if part is None or panels is None:
-                return None
-            builder.take(part, panels, _Chunk(name, path, first).absolute)
-        self._home.touch(self._shelf)
-        return builder.conclude()
-
-    def _renew(self, files: list[tuple[str, str]], stamp: tuple[tuple[int, int], ...]) -> Survey | None:
-        """Read the dataset, and make the parts that are not in the cache, or do not serve the eval's graders."""
-        dataset, header = self._dataset, self._header
-        is_same, knows = header.files == files, set(self._wheres) <= set(header.wheres)
-        cached = {name for name, _, _ in header.parts}
-        builder = SurveyBuilder(dataset, self._check, compares=dataset.must_differ and not is_same)
-        places: list[tuple[bytes, str, int]] = []
-        entries: dict[bytes, bytes] = {}
-        for chunk in _divide(dataset, files):
-            part = _decode(self._home.get(self._shelf, chunk.name), _Part) if chunk.name in cached else None
-            if part is not None and not knows:
-                part = _look(part, chunk, builder.conditions)
-            panels = None if part is None else self._panels_of(part, header.wheres if knows else self._wheres, builder)
-            if part is None or panels is None:
-                for pair in chunk.rows():
-                    builder.add(dataset.sample(pair))
-                entries[chunk.name] = msgspec.msgpack.encode(builder.cut(chunk.relative))
-            else:
-                for _, row in islice(chunk.rows(), 2) if builder.compares else ():
+        """Return the survey of the files as they are now; None if there is something wrong with their rows."""
+        home, dataset, stamp = self._home, self._dataset, self._dataset.stamp()
+        header = _decode(home.get(self._shelf, _HEADER), _Header) or _Header()
+        cached, is_same = {chunk.name for chunk in header.chunks}, header.files == self._files
+        builder = _Builder(dataset, self._check, compares=dataset.must_differ and not is_same)
+        chunks: list[_Chunk] = []
+        new: dict[bytes, bytes] = {}
+        for chunk in header.chunks if is_same else self._divide():
+            part = _decode(home.get(self._shelf, chunk.name), _Part) if chunk.name in cached else None
+            if part is None or not builder.join(part, chunk, checked=self._graders in header.graders):
+                part = builder.survey(map(dataset.sample, self._rows_of(chunk)))
+                if not part.digests and not chunk.path:
+                    break  # there were no rows left
+                new[chunk.name] = msgspec.msgpack.encode(part)
+                builder.join(part, chunk)
+            elif builder.compares:
+                for _, row in islice(self._rows_of(chunk), 2):
                     builder.compare(row)
-                builder.take(part, panels, chunk.absolute)
-                if self._shelf != self._own_shelf:
-                    entries[chunk.name] = msgspec.msgpack.encode(_with_panels(part, panels, builder.conditions))
-            places.append((chunk.name, chunk.path, chunk.first))
+            chunks.append(chunk)
         survey = builder.conclude()
+        if is_same and not new:
+            home.touch(self._shelf)
+            return survey
         if not survey.count or survey.unsendable is not None or survey.ids.may_repeat or dataset.stamp() != stamp:
             return None
-        if builder.has_all_shapes:
-            graders = [self._graders, *(header.graders if is_same else ())]
-            renewed = _Header(files, self._wheres, graders[:_MOST_SURVEYS], places)
-            entries[_HEADER] = msgspec.msgpack.encode(renewed)
-            self._home.put(self._own_shelf, entries, keep={name for name, _, _ in places}, most=_MOST_SURVEYS)
+        graders = [self._graders, *(header.graders if is_same else ())][:_MOST_CACHED]
+        new[_HEADER] = msgspec.msgpack.encode(_Header(self._files, graders, chunks))
+        home.put(self._shelf, new, keep={chunk.name for chunk in chunks}, most=_MOST_CACHED)
         return survey
 
-    def _panels_of(self, part: _Part, wheres: list[str], builder: SurveyBuilder) -> list[Panel] | None:
-        """Return the panels of a part's shapes; None if rows have to be checked for the eval's graders."""
-        is_checked, panels = self._graders in self._header.graders, []
-        for names, holding, _ in part.shapes:
-            panel = builder.conditions.panel_like(holding, wheres)
-            if panel is None or not (is_checked or builder.suits(names, panel)):
-                return None
-            panels.append(panel)
-        return panels
+    def _divide(self) -> Iterator[_Chunk]:
+        """Divide the dataset into chunks. Unless rows are lines, there is no last one: the others are empty."""
+        if self._dataset.has_row_per_line:
+            for path in self._dataset.files:
+                yield from _divide_lines(path)
+        else:
+            for first in count(step=_PART_ROWS):
+                yield _Chunk(xxh3_128_digest(f"{first} {self._files}".encode()), first)
+
+    def _rows_of(self, chunk: _Chunk) -> Iterator[tuple[str, Row]]:
+        """Yield the rows of a chunk. Unless they are lines, chunks have to come in their order."""
+        if chunk.path:
+            yield from _read_lines(chunk)
+        else:
+            deque(islice(self._stream, chunk.first - self._streamed), maxlen=0)
+            self._streamed = chunk.first + _PART_ROWS
+            yield from islice(self._stream, _PART_ROWS)
 
 
 def _basis(spec: Eval, dataset: Dataset) -> list[Any]:
@@ -503,57 +434,29 @@ def _digest_file(path: Path) -> str:
     return checksum.hexdigest()
 
 
-def _divide(dataset: Dataset, files: list[tuple[str, str]]) -> Iterator[_Chunk]:
-    """Divide a dataset into chunks. The rows of each have to be read before the next chunk comes."""
-    if dataset.has_row_per_line:
-        for path in dataset.files:
-            yield from _divide_lines(path)
-        return
-    rows = dataset.rows()
-    for number in count():
-        first = next(rows, None)
-        if first is None:
-            return
-        chunk = chain([first], islice(rows, _PART_ROWS - 1))
-        yield _Chunk(xxh3_128_digest(f"{number} {files}".encode()), rows=partial(iter, chunk))
-        deque(chunk, maxlen=0)
-
-
 def _divide_lines(path: Path) -> Iterator[_Chunk]:
-    """Divide a file behind lines whose digests are low, more likely behind long ones: after 1 MB on average.
+    """Divide a file after lines whose digests are low, more often after long ones: after 1 MB on average.
 
-    A line that is added, changed or removed changes the chunk that it is in, and no other one.
+    So a line that is added, changed or removed changes the chunk that it is in, and no other one.
     """
     lines: list[bytes] = []
-    size, first = 0, 1
+    first, offset, size = 1, 0, 0
     with path.open("rb", buffering=1 << 18) as file:
         for number, line in enumerate(file, 1):
-            lines.append(line.removeprefix(_BOM) if number == 1 else line)
+            lines.append(line)
             size += len(line)
             if xxh3_64_intdigest(line) < len(line) << (64 - _PART_BITS) or size > _LONGEST_PART:
-                yield _Chunk.of_lines(lines, path, first)
-                lines, size, first = [], 0, number + 1
+                yield _Chunk(xxh3_128_digest(b"".join(lines)), first, str(path), offset, size)
+                lines, first, offset, size = [], number + 1, offset + size, 0
     if lines:
-        yield _Chunk.of_lines(lines, path, first)
+        yield _Chunk(xxh3_128_digest(b"".join(lines)), first, str(path), offset, size)
 
 
-def _look(part: _Part, chunk: _Chunk, conditions: Conditions) -> _Part:
-    """Evaluate the graders' conditions for the rows of a part. Rows are neither digested nor checked."""
-    shapes: RowValues[Shape] = RowValues()
-    places: list[str] = []
-    numbers = array(code_for(len(part.shapes)), part.shape_rows)
-    for number, (where, row) in zip(numbers, chunk.rows(), strict=True):
-        if shapes.add((part.shapes[number][0], conditions.panel_for(row))) == len(places):
-            places.append(chunk.relative(where))
-    holding = [conditions.holding_in(panel) for _, panel in shapes.values]
-    names = [names for names, _ in shapes.values]
-    return replace(part, shapes=list(zip(names, holding, places, strict=True)), shape_rows=shapes.cut(0)[1])
-
-
-def _with_panels(part: _Part, panels: list[Panel], conditions: Conditions) -> _Part:
-    """Return a part that knows the conditions of an eval, and no others."""
-    shapes = [
-        (names, conditions.holding_in(panel), where)
-        for (names, _, where), panel in zip(part.shapes, panels, strict=True)
-    ]
-    return replace(part, shapes=shapes)
+def _read_lines(chunk: _Chunk) -> Iterator[tuple[str, Row]]:
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    with Path(chunk.path).open("rb") as file:
+        file.seek(chunk.offset)
+        data = file.read(chunk.size)
+    for number, line in enumerate(io.BytesIO(data.removeprefix(_BOM) if chunk.first == 1 else data)):
+        if not line.isspace():
+            yield str(number), decode(line)

@@ -145,22 +145,10 @@ class HomeDb:
         import sqlite3
 
         self._close()
-        # These errors come from outside. All others mean that the file is not what was written.
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        names = [
-            "BUSY",
-            "LOCKED",
-            "NOMEM",
-            "READONLY",
-            "IOERR",
-            "FULL",
-            "CANTOPEN",
-            "PROTOCOL",
-            "PERM",
-            "AUTH",
-            "INTERRUPT",
-        ]
-        if isinstance(error, OSError) or code in [getattr(sqlite3, f"SQLITE_{name}") for name in names]:
+        # Operational errors come from outside: the file is busy, the disk full, … But a damaged file may lack a table.
+        if not isinstance(error, sqlite3.Error):
+            return False
+        if isinstance(error, sqlite3.OperationalError) and not str(error).startswith("no such"):
             return False
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
