@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import tempfile
 from array import array
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +57,10 @@ def write(folder: Path, rows: list[dict[str, Any]] = ROWS, **keys: Any) -> Path:
     return folder / "eval.yaml"
 
 
-def cached() -> list[str]:
-    """Names of the cached surveys."""
-    with HomeDb() as home:
-        return home.shelves("survey ")
+def cached(home: Path) -> int:
+    """Return the number of cached surveys."""
+    with closing(sqlite3.connect(home / "home.db")) as connection:
+        return len(connection.execute("SELECT * FROM shelves").fetchall())
 
 
 def content(survey: Survey) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def fresh(eval_file: Path) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("dataset", [{}, {"limit": 5}, {"where": "level == 'b'"}, {"shuffle": 4}, {"id": "q"}], ids=str)
 def test_a_cached_survey_is_equal_and_is_used(
-    tmp_path: Path, sampled: list[str], decoded: list[Any], dataset: Any, target: Any
+    tmp_path: Path, home: Path, sampled: list[str], decoded: list[Any], dataset: Any, target: Any
 ) -> None:
     keys = {} if target is None else {"target": target}
     eval_file = write(tmp_path, dataset={"path": "data.jsonl", **dataset}, **keys)
@@ -103,10 +105,10 @@ def test_a_cached_survey_is_equal_and_is_used(
     sampled.clear()
     decoded.clear()
     assert surveyed(eval_file) == first
-    assert not sampled and not decoded and len(cached()) == 1
+    assert not sampled and not decoded and cached(home) == 1
 
 
-def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_path: Path) -> None:
+def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_path: Path, home: Path) -> None:
     eval_file = write(tmp_path)
     first, data = surveyed(eval_file), tmp_path / "data.jsonl"
     before = data.stat()
@@ -115,7 +117,7 @@ def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_pa
         file.write(b"7")
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert surveyed(eval_file) == fresh(eval_file) != first
-    assert len(cached()) == 1, "the cached survey was replaced"
+    assert cached(home) == 1, "the cached survey was replaced"
 
 
 @pytest.mark.parametrize(
@@ -128,11 +130,11 @@ def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_pa
         {"follow_ups": ["And {{ level }}?"]},
     ],
 )
-def test_what_an_eval_says_of_rows_makes_another_survey(tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_what_an_eval_says_of_rows_makes_another_survey(tmp_path: Path, home: Path, keys: dict[str, Any]) -> None:
     surveyed(write(tmp_path))
     eval_file = write(tmp_path, **keys)
     assert surveyed(eval_file) == fresh(eval_file)
-    assert len(cached()) == 2
+    assert cached(home) == 2
 
 
 def test_any_byte_of_the_cache_may_change_and_the_file_may_end_anywhere(tmp_path: Path, home: Path) -> None:
@@ -145,7 +147,7 @@ def test_any_byte_of_the_cache_may_change_and_the_file_may_end_anywhere(tmp_path
         assert surveyed(eval_file) == expected
         path.write_bytes(whole[:place])
         assert surveyed(eval_file) == expected
-    assert surveyed(eval_file) == expected and len(cached()) == 1
+    assert surveyed(eval_file) == expected and cached(home) == 1
 
 
 def test_nothing_is_cached_for_rows_that_name_files(tmp_path: Path, home: Path) -> None:
@@ -159,10 +161,10 @@ def test_nothing_is_cached_for_rows_that_name_files(tmp_path: Path, home: Path) 
     assert not home.exists()
 
 
-def test_the_surveys_that_were_used_last_are_kept(tmp_path: Path) -> None:
+def test_eight_surveys_are_kept(tmp_path: Path, home: Path) -> None:
     for number in range(10):
         surveyed(write(tmp_path, prompt=f"{number} {{{{ q }}}}"))
-    assert len(cached()) == 8
+    assert cached(home) == 8
 
 
 def test_a_home_that_cannot_be_written_is_no_failure(tmp_path: Path, home: Path) -> None:

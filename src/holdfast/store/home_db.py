@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Mapping
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
 _MAGIC: Final = b"SQLite format 3\0"
@@ -57,15 +56,8 @@ class HomeDb:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
-
-    def shelves(self, prefix: str) -> list[str]:
-        """Return the names of the shelves that begin with a prefix, the most recently used first."""
-        query = "SELECT name FROM shelves WHERE substr(name, 1, ?) = ? ORDER BY used DESC"
-        return [name for (name,) in self._read(query, len(prefix), prefix)]
 
     def get(self, shelf: str, name: bytes) -> bytes | None:
         """Return an entry; None if there is no such entry, or it is damaged."""
