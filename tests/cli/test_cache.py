@@ -162,7 +162,7 @@ class TestListing:
 
 
 class TestRemoving:
-    def test_it_shows_what_will_go_and_asks(self, copied: Path) -> None:
+    def test_rm_shows_what_will_go_and_asks(self, copied: Path) -> None:
         before = tree(copied)
         run = next(run for run in listed(copied) if run["target"] == "llama-2")
         asked = answering("n\n", "cache", "rm", run["id"], cwd=copied)

@@ -547,7 +547,7 @@ class TestFindingOneSample:
         ],
         ids=str,
     )
-    def test_it_is_the_sample_that_reading_all_of_them_gives(
+    def test_a_sample_found_by_id_equals_the_sample_among_all(
         self, tmp_path: Path, keys: dict[str, Any], near: float
     ) -> None:
         (tmp_path / "d.jsonl").write_bytes(as_jsonl(ROWS))

@@ -210,7 +210,7 @@ class TestRunsFromBefore:
         assert len(lines(run.path / "grades.jsonl")) == 12
         return run
 
-    def test_they_say_the_same_and_nothing_is_done(self, run: Any, evaluate: Any) -> None:
+    def test_lines_for_other_rows_change_no_number_and_nothing_is_done(self, run: Any, evaluate: Any) -> None:
         make_report_again(run)
         again = evaluate(HARD, LONG, NOT_D)
         assert without_time(again.metrics) == without_time(run.metrics)

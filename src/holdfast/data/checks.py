@@ -39,7 +39,7 @@ _BRACED: Final = re.compile(r"\$\{\s*(\w+)\s*\}|(?<![\w\\{}])\{\s*(\w+)\s*\}(?!\
 _LIKE_FIELDS: Final = re.compile(rf"{_BRACED.pattern}|\$(\w+)|<(\w+)>|\[\[?\s*(\w+)\s*\]\]?")
 """the same, and spellings that are often something else: `$x`, `<x>`, `[x]`"""
 _PLACEHOLDERS: Final[Row] = {"prompt": "", "messages": [], "trial": 1}
-"""variables of a target's templates beside the row's fields"""
+"""variables of a target's templates, in addition to the row's fields"""
 
 
 def _render(compiled: Template, placeholders: Row, fields: Row) -> str:

@@ -52,7 +52,7 @@ class Sample(NamedTuple):
     where: str
     """file and line, for messages"""
     asked: str = ""
-    """digest of the part of the row that the target sees, with the id; of a row without an id, that of the whole row"""
+    """digest of the id and the part of the row that the target sees; of the whole row if it has no id"""
     files: Mapping[str, Attachment] = MappingProxyType({})
     """files in the messages of the row, by their source"""
 
@@ -75,7 +75,7 @@ class Dataset:
         self.spec = spec
         self.must_differ = must_differ
         self._kept: list[Sample] | None = None
-        """the samples that the last survey has read, where they are few and were not taken yet"""
+        """the samples of the last survey, if they are few and nobody has taken them yet"""
         self._kept_stamp: tuple[tuple[int, int], ...] = ()
         self._read_bytes = 0
         """length of the rows that were read in this pass"""
@@ -141,7 +141,7 @@ class Dataset:
         return islice(rows, self._block.offset, stop)
 
     def rows_from(self, start: LineStart) -> Iterator[tuple[str, Row]]:
-        """Stream the rows from a place on, where `has_row_per_line`."""
+        """Stream the rows from a line on, if `has_row_per_line`."""
         path, *others = self.files[start.file :]
         yield from read_rows(path, self._layout, start)
         for path in others:
@@ -209,10 +209,10 @@ class Dataset:
         return f"no samples: of {rows:,} {'row' if rows == 1 else 'rows'}, none matches `{shown}`"
 
     def find(self, name: str, near: float = 0.0) -> Sample | None:
-        """Return the sample of an id; None where there is none.
+        """Return the sample of an id; None if there is no such sample.
 
         Where all rows of JSON lines are selected, the id is looked for in the files' bytes: a row at the end of a large
-        file is there at once. `near` is the share of the rows before it, as far as that is known.
+        file is there at once. `near` is the share of the rows before it, if known.
         """
         if self._block is not None and self._selects_all and self._hub_path() is None:
             for pair in self._rows_naming(name, near if self._block.shuffle is None else 0.0):
@@ -346,7 +346,7 @@ class Dataset:
 
     @cached_property
     def _messages(self) -> RowMessages | None:
-        """The messages of the eval, where rows may have files in them."""
+        """The messages of the eval; None if rows cannot have files in them."""
         messages = RowMessages(self.spec)
         return messages if messages.may_have_files else None
 

@@ -1,6 +1,6 @@
 """Find what two versions of a dataset have in common, by the digests of their rows, without looking at each row.
 
-Where rows were added, changed or removed here and there, nearly all of it is comparing long runs of bytes.
+If rows were added, changed or removed here and there, nearly all of the work is comparing long runs of bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WINDOWS: Final = (16, 1024)
 
 
 class CommonRows(NamedTuple):
-    """Rows that both versions have, one behind the other."""
+    """Consecutive rows that both versions have."""
 
     new: int
     """position of the first of them in the new version"""
@@ -30,7 +30,7 @@ class CommonRows(NamedTuple):
 def match_rows(old: bytes, new: bytes) -> list[CommonRows]:
     """Return the rows that two versions have in common, in the order of the new one. Each old row is used once.
 
-    `old` and `new` are the digests of the rows, one behind the other.
+    `old` and `new` are the joined digests of the rows.
     """
     matches: list[CommonRows] = []
     here, there, end_new, end_old = 0, 0, len(new) // WIDTH, len(old) // WIDTH

@@ -57,7 +57,7 @@ _MARKS: Final = (
     (b"\xff\xfb", 0, "audio/mp3"),
     (b"%PDF-", 0, "application/pdf"),
 )
-"""bytes, where they stand, and what begins with them"""
+"""bytes, their offset, and the type of files that have them"""
 PICTURES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 """images that every browser shows, and that can do nothing else"""
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,")
@@ -99,13 +99,13 @@ class RowMessages:
 
     @property
     def may_have_files(self) -> bool:
-        """False where no row can name a file."""
+        """False if no row can name a file."""
         return self._formula is not None or bool(self._named)
 
     def render(self, fields: Mapping[str, Any], where: str) -> list[Message]:
         """Return the messages of a row. The part of a file has a `source`: its path or `data:` URL.
 
-        Raises RENDER_ERRORS where an expression or a template does not fit the row, and DataError for what is no
+        Raises RENDER_ERRORS if an expression or a template does not fit the row, and DataError for what is no
         message.
         """
         if self._formula is None:
@@ -134,7 +134,7 @@ class RowMessages:
         if files and not self._target.takes_files:
             raise DataError(
                 where,
-                f"its messages hold a file, and a target of the kind {self._target.kind!r} takes texts alone",
+                f"its messages hold a file, and a target of the kind {self._target.kind!r} takes only texts",
                 remedy="Files go to a `model` with a chat API, and to a `python` target.",
             )
         return files
@@ -158,7 +158,7 @@ class RowMessages:
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", source):
             raise DataError(
                 where,
-                f"{kind} {source!r:.200} is on another machine, where it can change at any time",
+                f"{kind} {source!r:.200} is on another machine and can change at any time",
                 remedy="Download the file, and name it by its path.",
             )
         path = self._find(kind, source, where)
@@ -167,7 +167,7 @@ class RowMessages:
             digest = _digest_file(path, (stat.st_size, stat.st_mtime_ns))
         except (OSError, ValueError) as error:
             reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-            remedy = f"Paths are relative to the eval file's folder, {self._folder}, or to that of the dataset's file."
+            remedy = f"Paths are relative to the eval file's folder, {self._folder}, or to the dataset's folder."
             raise DataError(where, f"{kind} {source!r:.200}: {reason}", remedy=remedy) from error
         return Attachment(digest, _media_type(kind, path.name, where), path.name, path)
 
@@ -230,7 +230,7 @@ def _message(value: Any, where: str) -> Message:
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
-    """Return a part of a row's message, in our form or in that of chat completions."""
+    """Return a part of a row's message, in our form or in the form of chat completions."""
     match part:
         case str():
             return _named_part("text", part)

@@ -279,7 +279,7 @@ class _Builder:
 def make_survey(dataset: Dataset, check: RowCheck | None = None) -> Survey:
     """Read everything once: count it, digest it, and refuse what cannot be evaluated.
 
-    `check` yields what is wrong with a row, and where in the eval file.
+    `check` yields what is wrong with a row, and the key of the eval file that says so.
     """
     builder = _Builder(dataset, check, compares=dataset.must_differ)
     samples = dataset.read_and_keep()

@@ -147,7 +147,7 @@ def find_run(name: str, root: Path) -> Path:
 
 
 class Brief(msgspec.Struct, frozen=True):
-    """The part of a manifest that tells whether a run may be of use to another one."""
+    """The part of a manifest that shows if another run can use this one."""
 
     name: str
     created: str
@@ -183,7 +183,7 @@ def _read_brief(path: str) -> tuple[Stamp, Brief]:
 
 
 def _listing(path: str, all_or_raise: bool) -> tuple[list[str], set[str]]:
-    """Return the names of a folder's folders, sorted, and those of its files."""
+    """Return the names of a folder's folders, sorted, and the names of its files."""
     folders, files = [], set()
     with if_present() if all_or_raise else suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
@@ -230,7 +230,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     """lower end of the score's 95 % interval"""
     high: float | None = None
     cost: float | None = None
-    """dollars of the outputs and judges; None where it is not known, and while the run is not finished"""
+    """dollars of the outputs and judges; None if it is not known, or the run is not finished"""
     uncertain: int = 0
     """trials that wait for `holdfast resume --settle`"""
 
@@ -247,7 +247,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     @property
     def score_text(self) -> str:
-        """The overall score, or `-` if there is none yet."""
+        """The overall score, or `-` if it is not known yet."""
         return "-" if self.score is None else f"{self.score:.3f}"
 
     @property
@@ -329,7 +329,7 @@ def summarize_run(rundir: RunDir) -> RunSummary | None:
 
 
 def _is_run(path: str, files: dict[str, os.stat_result]) -> bool:
-    """True for a run of Holdfast. Other folders are none, whatever their subfolders hold."""
+    """True for a run of Holdfast. Other folders are not runs, whatever their subfolders hold."""
     return any(f"{path}/{name}" in files for name in _OURS)
 
 
@@ -342,7 +342,7 @@ def _with_status(rundir: RunDir, summary: RunSummary) -> RunSummary:
 
 
 def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
-    """Summarize a run from its files alone."""
+    """Summarize a run only from its files."""
     rundir = RunDir(path)
     manifest: Manifest | None = None
     metrics: Metrics | None = None
