@@ -351,6 +351,8 @@ class _CachedSurvey:
         self._shelf = "survey " + digest([_basis(spec, dataset), None if check is None else self._graders])
         self._files = [(str(path), _digest_file(path)) for path in dataset.files]
         self._stream, self._streamed = dataset.rows(), 0
+        self._data: bytes | None = None
+        """lines of the chunk that comes next, if they were read to divide them"""
 
     def bring_up_to_date(self) -> Survey | None:
         """Return the survey of the files as they are now; None if there is something wrong with their rows."""
@@ -387,7 +389,8 @@ class _CachedSurvey:
         """Divide the dataset into chunks. Unless rows are lines, there is no last one: the others are empty."""
         if self._dataset.has_row_per_line:
             for path in self._dataset.files:
-                yield from _divide_lines(path)
+                for chunk, self._data in _divide_lines(path):
+                    yield chunk
         else:
             for first in count(step=_PART_ROWS):
                 yield _Chunk(xxh3_128_digest(f"{first} {self._files}".encode()), first)
@@ -395,7 +398,7 @@ class _CachedSurvey:
     def _rows_of(self, chunk: _Chunk) -> Iterator[tuple[str, Row]]:
         """Yield the rows of a chunk. Unless they are lines, chunks have to come in their order."""
         if chunk.path:
-            yield from _read_lines(chunk)
+            yield from _read_lines(chunk, self._data)
         else:
             deque(islice(self._stream, chunk.first - self._streamed), maxlen=0)
             self._streamed = chunk.first + _PART_ROWS
@@ -434,7 +437,7 @@ def _digest_file(path: Path) -> str:
     return checksum.hexdigest()
 
 
-def _divide_lines(path: Path) -> Iterator[_Chunk]:
+def _divide_lines(path: Path) -> Iterator[tuple[_Chunk, bytes]]:
     """Divide a file after lines whose digests are low, more often after long ones: after 1 MB on average.
 
     So a line that is added, changed or removed changes the chunk that it is in, and no other one.
@@ -446,17 +449,21 @@ def _divide_lines(path: Path) -> Iterator[_Chunk]:
             lines.append(line)
             size += len(line)
             if xxh3_64_intdigest(line) < len(line) << (64 - _PART_BITS) or size > _LONGEST_PART:
-                yield _Chunk(xxh3_128_digest(b"".join(lines)), first, str(path), offset, size)
+                data = b"".join(lines)
+                yield _Chunk(xxh3_128_digest(data), first, str(path), offset, size), data
                 lines, first, offset, size = [], number + 1, offset + size, 0
     if lines:
-        yield _Chunk(xxh3_128_digest(b"".join(lines)), first, str(path), offset, size)
+        data = b"".join(lines)
+        yield _Chunk(xxh3_128_digest(data), first, str(path), offset, size), data
 
 
-def _read_lines(chunk: _Chunk) -> Iterator[tuple[str, Row]]:
+def _read_lines(chunk: _Chunk, data: bytes | None) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of a chunk of lines; `data` are its bytes, unless they have to be read."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
-    with Path(chunk.path).open("rb") as file:
-        file.seek(chunk.offset)
-        data = file.read(chunk.size)
+    if data is None:
+        with Path(chunk.path).open("rb") as file:
+            file.seek(chunk.offset)
+            data = file.read(chunk.size)
     for number, line in enumerate(io.BytesIO(data.removeprefix(_BOM) if chunk.first == 1 else data)):
         if not line.isspace():
             yield str(number), decode(line)
