@@ -19,8 +19,8 @@ from holdfast.display.grid import Column, fit_table, print_list
 from holdfast.display.types import Display, Result, SuiteCell
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import GraderProgress, Progress
-from holdfast.store.index import Spent
 from holdfast.store.records import ErrorRecord, Grade, Usage
+from holdfast.store.spent import Spent
 from tests.support.running import holdfast as run_command
 from tests.support.running import on_a_terminal, server, write_eval
 from tests.support.specs import output_of, write_spec
@@ -54,7 +54,7 @@ def error(**fields: Any) -> Any:
     return ErrorRecord(**{**plain, **fields})
 
 
-GRADE = Grade("k", "g", "s1", 2, "exact", "exact", None, "failed", 0.0, 1.0, "why", None, 0.0)
+GRADE = Grade("k", "s1", 2, "exact", "exact", "g", None, "d", "failed", 0.0, 1.0, "why", None, 0.0)
 
 
 class TestNumbers:

@@ -301,7 +301,7 @@ def trial(draw: Any) -> GradedTrial | Pending:
     messages = [{"role": draw(anything), "content": text, "tool_calls": [{"function": {"name": text}}, text]}]
     output = Output("k", name, 1, 1, messages, text, 1, text, "whole", Usage(), Timing(0, 1), "d")
     status = draw(st.sampled_from(["passed", "failed", "error", "skipped"]))
-    grade = Grade("k", "g", name, 1, draw(anything), "text", None, status, None, 1, feedback, None, 0)
+    grade = Grade("k", name, 1, draw(anything), "text", "g", None, "d", status, None, 1, feedback, None, 0)
     return GradedTrial({text: {"deep": feedback}}, output, [grade], status, None, Panel((0,)))
 
 

@@ -220,7 +220,7 @@ class TestTheFiles:
         )
         assert set(output["usage"]) == {"input_tokens", "output_tokens", "requests", "cost"}
         assert set(output["timing"]) == {"started", "seconds", "first_token"}
-        documented = "key grade_key sample trial grader type turn status score weight feedback details seconds"
+        documented = "key sample trial grader type by turn judged status score weight feedback details seconds"
         assert set(documented.split()) <= set(grade)
         assert (grade["key"], grade["turn"], grade["status"], grade["score"]) == (output["key"], None, "passed", 0.5)
 

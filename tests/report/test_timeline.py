@@ -13,17 +13,15 @@ import holdfast
 from holdfast.report.chat import read_messages
 from holdfast.report.run_view import GradedTrial, Pending, RunView
 from holdfast.report.timeline import Timeline, trial_timeline
-from holdfast.store.lines import scan, seal, search, search_parts
+from holdfast.store.lines import scan, seal
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows
 from tests.support.running import Server, module_server, server
 from tests.support.showcase import agent_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.store.lines import Line
 
 provider = module_server()
 
@@ -35,10 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def large_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that has the caches of a large one."""
+    """A run that has a published index, as a large one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
-    monkeypatch.setattr("holdfast.store.step_places._STRETCH", 1)
     (tmp_path / "tools.py").write_text("def search(place: str) -> str:\n    return place\n")
     with server(tool_calls=1) as model:
         run = holdfast.evaluate(
@@ -81,13 +78,13 @@ class TestOneTrial:
             assert RunView(RunDir(run)).trial(trial.output.sample, trial.output.trial) == trial
         assert {trial.output.sample for trial in trials} >= {'s"1\n', "1"}
 
-    def test_places_make_it_faster_and_never_wrong(self, tmp_path: Path, provider: Server) -> None:
+    def test_a_wrong_place_of_a_row_costs_only_time(self, tmp_path: Path, provider: Server) -> None:
         run = Lab(tmp_path, provider, rows=rows(30), spec={"trials": 2}).eval().run
         trials = list(RunView(RunDir(run)).trials())
         for number, trial in enumerate(trials):
             name = trial.output.sample, trial.output.trial
-            right = RunView(RunDir(run)).trial(*name, line=trial.line, near=number / len(trials))
-            wrong = RunView(RunDir(run)).trial(*name, line=trials[number - 1].line, near=1 - number / len(trials))
+            right = RunView(RunDir(run)).trial(*name, near=number / len(trials))
+            wrong = RunView(RunDir(run)).trial(*name, near=1 - number / len(trials))
             assert right == wrong == trial
 
     def test_of_verdicts_that_were_given_again_the_latest_counts(self, tmp_path: Path, provider: Server) -> None:
@@ -107,30 +104,18 @@ class TestOneTrial:
         trials = list(RunView(RunDir(run)).trials())
         assert [trial.grades[-1].feedback for trial in trials] == ["better"] * 4
         for trial in trials:
-            assert RunView(RunDir(run)).trial(trial.output.sample, 1, line=trial.line) == trial
+            assert RunView(RunDir(run)).trial(trial.output.sample, 1) == trial
 
-    def test_neither_outputs_nor_calls_of_a_large_run_are_searched(
+    def test_a_trial_of_a_large_run_is_found_without_reading_its_journals(
         self, large_run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        read: list[int] = []
-
-        def search_other(path: Path, *arguments: Any) -> Iterator[Line]:
-            assert path.name != "outputs.jsonl"
-            return search(path, *arguments)
-
-        def search_noted(path: Path, words: bytes, parts: Sequence[tuple[int, int]]) -> Iterator[Line]:
-            read.append(sum(end - start for start, end in parts))
-            return search_parts(path, words, parts)
-
         whole = RunView(RunDir(large_run))
         steps = {trial.output.sample: (trial, whole.steps(trial.output.key)) for trial in whole.trials()}
-        monkeypatch.setattr("holdfast.report.run_view.search", search_other)
-        monkeypatch.setattr("holdfast.report.run_view.search_parts", search_noted)
+        monkeypatch.setattr("holdfast.store.index.read_blocks", None)
         for sample, (trial, calls) in steps.items():
             view = RunView(RunDir(large_run))
             assert view.trial(sample, 1) == trial
             assert view.steps(trial.output.key) == calls and len(calls) == 3
-        assert 0 < max(read) < (large_run / "steps.jsonl").stat().st_size / 4
 
     def test_an_output_that_came_after_the_report_counts(self, large_run: Path) -> None:
         line = next(line.data for line in scan(large_run / "outputs.jsonl") if b'"sample":"s3",' in line.data)

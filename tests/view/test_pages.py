@@ -277,7 +277,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 KEPT = {
     "key",
-    "grade_key",
+    "by",
+    "judged",
     "sample",
     "grader",
     "status",

@@ -15,7 +15,7 @@ from holdfast.store.run_lock import hold
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from holdfast.store.index import Index
+    from holdfast.store.index import RunIndex
 
 
 @click.command("repair")
@@ -43,8 +43,7 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
         echo(problem)
     for damage in index.damage:
         echo(f"{damage.path.name}: {damage.what} at byte {damage.offset}, {damage.length} bytes")
-    graded = sum(verdict.status != "error" for verdict in index.verdicts.values())
-    echo(f"{len(index.outputs):,} outputs and {graded:,} grades are sound")
+    echo(f"{index.count_outputs():,} outputs and {index.count_verdicts():,} grades are sound")
     if not index.damage and not problems:
         echo("nothing to repair")
         return 0
@@ -63,7 +62,7 @@ def _directory(run: str, runs_dir: Path | None) -> Path:
     return find_run(run, runs_directory(runs_dir))
 
 
-def _verify(rundir: RunDir) -> tuple[list[str], Index]:
+def _verify(rundir: RunDir) -> tuple[list[str], RunIndex]:
     broken = _broken_manifest(rundir)
     index = rundir.load(repair=False, verify=True)
     return [*([broken] if broken else []), *_missing(rundir, index)], index
@@ -77,7 +76,7 @@ def _broken_manifest(rundir: RunDir) -> str | None:
     return None
 
 
-def _missing(rundir: RunDir, index: Index) -> list[str]:
+def _missing(rundir: RunDir, index: RunIndex) -> list[str]:
     """Describe what a finished run lacks."""
     problems = []
     if not rundir.manifest.exists():
@@ -91,7 +90,7 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
             rundir.read_gate()
         except ResultsError as error:
             return [*problems, error.message]
-        lost = metrics.outputs - len(index.outputs)
+        lost = metrics.outputs - index.count_outputs()
         if lost > 0:
             counted = f"{metrics.outputs:,} outputs that metrics.json counts"
             problems.append(f"outputs.jsonl: {lost:,} of the {counted} are missing")
@@ -100,7 +99,7 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
     return problems
 
 
-def _repair(rundir: RunDir) -> tuple[list[str], Index]:
+def _repair(rundir: RunDir) -> tuple[list[str], RunIndex]:
     """Set damaged lines aside, reopen the run if something is missing, and describe the damage."""
     lease = hold(rundir)
     try:

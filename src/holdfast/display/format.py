@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.display.types import SuiteCell
     from holdfast.plan.plan import Plan
     from holdfast.plan.progress import Progress, RateLimit
-    from holdfast.store.index import Spent
+    from holdfast.store.spent import Spent
 
 
 def duration(seconds: float | None) -> str:

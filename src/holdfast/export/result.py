@@ -74,8 +74,9 @@ class Run:
 
     def outputs(self) -> Iterator[dict[str, Any]]:
         """The transcripts, in the order in which they finished."""
-        for ref in RunDir(self.path).load(repair=False).outputs.values():
-            yield msgspec.json.decode(ref.line.read())
+        outputs = RunDir(self.path).load(repair=False).all_outputs()
+        for line in sorted(ref.line for _, ref in outputs):
+            yield msgspec.json.decode(line.read())
 
     def __repr__(self) -> str:
         if self.metrics is None:

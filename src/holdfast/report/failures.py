@@ -13,7 +13,8 @@ from holdfast.display.format import one_line, without_details
 from holdfast.display.terminal import printable
 from holdfast.graders.build import grader_places
 from holdfast.plan.changes import format_count
-from holdfast.store.index import decode_line, is_decision, read_error_head
+from holdfast.store.calls import is_decision
+from holdfast.store.heads import ErrorHead, decode_head, decode_line
 from holdfast.store.lines import LineRef, scan, search
 from holdfast.store.records import Grade, Step, named_sample
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.plan.identity import RunIdentity
-    from holdfast.store.index import ErrorHead, Index
-    from holdfast.store.refs import OutputRef
+    from holdfast.store.heads import OutputRef
+    from holdfast.store.index import RunIndex
     from holdfast.store.rundir import RunDir
 
 _MOST_BYTES: Final = 64_000_000
@@ -71,7 +72,7 @@ class Failures:
     """trials that wait for a person to settle calls that may have happened"""
 
 
-def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_bytes: int = _MOST_BYTES) -> Failures:
+def read_failures(rundir: RunDir, identity: RunIdentity, index: RunIndex, most_bytes: int = _MOST_BYTES) -> Failures:
     """Read what failed and is still missing, and count what was retried."""
     failures = Failures()
     last: dict[tuple[str, str], ErrorHead] = {}
@@ -99,16 +100,16 @@ def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_byte
     return failures
 
 
-def _is_settled(head: ErrorHead, index: Index) -> bool:
+def _is_settled(head: ErrorHead, index: RunIndex) -> bool:
     """Return True if an uncertain trial was settled, and has not continued yet."""
-    steps = (msgspec.json.decode(line.read(), type=Step) for line in index.steps.get(head.key, ()))
+    steps = (decode_line(Step, line) for line in index.steps(head.key))
     return any(step.time >= head.time and is_decision(step) for step in steps)
 
 
 class _Pending:
     """Decides whether the output or grade that a failed attempt was for is still missing."""
 
-    def __init__(self, identity: RunIdentity, index: Index) -> None:
+    def __init__(self, identity: RunIdentity, index: RunIndex) -> None:
         self._work = identity.work
         self._index = index
         self._slots: dict[str, list[int]] = {}
@@ -117,23 +118,23 @@ class _Pending:
             self._slots.setdefault(place.block.name, []).append(number)
 
     def __call__(self, key: str, where: str) -> bool:
-        ref = self._index.outputs.get(key)
+        ref = self._index.output(key)
         if where == "target" or ref is None:
             return where == "target" and ref is None
         return any(self._lacks(key, ref, number) for number in self._slots.get(where, ()))
 
     def _lacks(self, key: str, ref: OutputRef, number: int) -> bool:
         """Return True if a grader that applies to an output has no verdict on it."""
-        grade = self._work.grade_key(key, ref, number)
-        verdict = None if grade is None else self._index.verdicts.get(grade)
-        return grade is not None and (verdict is None or verdict.status == "error")
+        verdict_key = self._work.verdict_key(ref, number)
+        verdict = None if verdict_key is None else self._index.verdicts(key).get(verdict_key)
+        return verdict_key is not None and (verdict is None or verdict.status == "error")
 
 
 def read_error_heads(rundir: RunDir) -> Iterator[ErrorHead]:
     """Yield the heads of the failed attempts of a run, which are enough to count them."""
     for path in rundir.journals("errors"):
         for line in scan(path):
-            if line.sound and (head := read_error_head(line.data)) is not None:
+            if line.sound and (head := decode_head(ErrorHead, line.data)) is not None:
                 yield head
 
 
@@ -169,7 +170,7 @@ def _feedback(rundir: RunDir, key: str, grader: str) -> str:
         for line in search(path, b'{"key":%b,' % msgspec.json.encode(key)):
             grade = decode_line(Grade, LineRef(path, line.offset, len(line.data)), line.data)
             name = grade.grader if grade.turn is None else f"checkpoint@{grade.turn}/{grade.grader}"
-            if name == grader and (latest is None or (latest.time or 0) <= (grade.time or 0)):
+            if name == grader and (latest is None or latest.time <= grade.time):
                 latest = grade
     return "" if latest is None else latest.feedback
 

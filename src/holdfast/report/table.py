@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.report.outcome import Outcome
-    from holdfast.store.index import Spent
     from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, Metrics
     from holdfast.store.records import Usage
     from holdfast.store.rundir import RunDir
+    from holdfast.store.spent import Spent
 
 MOST_ROWS: Final = 64
 """rows of a table; MMLU has 57 tasks and 5 groups"""

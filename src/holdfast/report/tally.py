@@ -16,7 +16,6 @@ from holdfast.data.panels import name_graders
 from holdfast.graders.build import grader_class
 from holdfast.report.stats import ExactSum, estimate, pass_all_k, pass_at_k
 from holdfast.store.answers import describe_answers
-from holdfast.store.index_table import UNKNOWN
 from holdfast.store.metrics import Agreement, GraderMetrics, ValueMetrics
 from holdfast.store.records import Usage
 
@@ -152,20 +151,6 @@ class UsageTally:
             self._cost_known = False
         else:
             self._cost.add(usage.cost)
-
-    def add_packed(
-        self, incoming: Sequence[int], outgoing: Sequence[int], requests: Sequence[int], costs: Sequence[float]
-    ) -> None:
-        """Add the usage of many trials or grades, as the index packs it."""
-        if UNKNOWN in incoming or UNKNOWN in outgoing:
-            self._tokens_known = False  # the sums below are wrong then, and never used
-        self._input += sum(incoming)
-        self._output += sum(outgoing)
-        self._requests += sum(requests)
-        known = [cost for cost in costs if cost == cost]
-        if len(known) < len(costs):
-            self._cost_known = False
-        self._cost.add(*known)
 
     def summary(self) -> Usage:
         """Return the sums."""

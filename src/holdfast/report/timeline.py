@@ -317,7 +317,7 @@ def _replayed(view: RunView, trial: Pending, steps: Sequence[Step], errors: Sequ
             seconds += replies[turn].seconds
             conversation.end_turn(msgspec.convert(replies[turn].response, Reply), seconds)
         else:
-            running = [Mark(end=len(conversation.messages), digest="")]
+            running = [Mark(len(conversation.messages), "", conversation.usage, seconds)]
     calls = [_tool_call(step) for step in steps if step.kind == "tool" and step.turn > conversation.turns]
     grades = view.checkpoint_grades(trial.key) if trial.key else []
     graders = {grade.grader for grade in grades}
@@ -371,7 +371,8 @@ class _Maker:
         self._contents = contents
         self._steps, self._errors = steps, errors
         output = trial.output
-        self._marks = output.marks or [Mark(end=len(output.messages), digest=output.digest, files=output.files)]
+        whole = len(output.messages), output.digest, output.usage, output.timing.seconds
+        self._marks = output.marks or [Mark(*whole, files=output.files)]
         """the turns; an output of one turn has no marks"""
         self._ends = _turn_ends(output, self._marks, steps)
         self._attempts = _grader_attempts(errors, view.places, self._ends)

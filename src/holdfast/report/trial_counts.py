@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.graders.build import GraderPlace
     from holdfast.report.run_view import GradedTrial, RunView
-    from holdfast.report.verdicts import BandState, TrialStatus
+    from holdfast.report.verdicts import TrialStatus
     from holdfast.store.metrics import GraderMetrics
     from holdfast.store.rundir import RunDir
 
@@ -123,22 +123,6 @@ class TrialNumbers(NamedTuple):
     """the output comes from another run"""
 
 
-class ManyTrials(NamedTuple):
-    """Trials with an output, counted elsewhere: in large runs, counting them one by one would take too long."""
-
-    statuses: Counter[str]
-    scores: Mapping[str, Iterable[float]]
-    """by grader"""
-    bands: Mapping[int, Mapping[tuple[BandState, bool], int]]
-    """by turn of a checkpoint: the trials by its state, and by whether the conversation ended there"""
-    seconds: Iterable[float]
-    first_tokens: Iterable[float]
-    tokens: Iterable[float]
-    costs: Iterable[float]
-    ends: Iterable[float]
-    """ends of the trials that were not copied from other runs, in seconds since the epoch"""
-
-
 def count_trial(tally: TrialsTally, places: Sequence[GraderPlace], trial: GradedTrial | Pending) -> None:
     """Count a trial of a run that is read back."""
     if isinstance(trial, Pending):
@@ -183,11 +167,6 @@ class _Reached:
         self.ended_here = 0
         self._passes: dict[str, list[int]] | None = None if trials == 1 else {}
         """by sample: passed, and graded; None if each sample has one trial"""
-
-    def add_many(self, bands: Mapping[tuple[BandState, bool], int]) -> None:
-        for (state, ended), count in bands.items():
-            self.states[state] += count
-            self.ended_here += ended * count
 
     def add(self, trial: TrialNumbers, turn: int, statuses: Iterable[TrialStatus]) -> None:
         state = gravest(statuses)
@@ -268,20 +247,6 @@ class TrialsTally:
             self._ends.append(trial.started + trial.seconds)
         if not self._finished:
             self._verdicts.append((trial.sample, trial.status, trial.score, trial.grades))
-
-    def add_many(self, trials: ManyTrials) -> None:
-        """Count trials of a finished run in which each sample has one trial."""
-        self.outputs += trials.statuses.total()
-        self.statuses += trials.statuses
-        for turn, bands in trials.bands.items():
-            self._reached[turn].add_many(bands)
-        for grader, scores in trials.scores.items():
-            self._scores[grader].extend(scores)
-        self._seconds.extend(trials.seconds)
-        self._first_tokens.extend(trials.first_tokens)
-        self._tokens.extend(trials.tokens)
-        self._costs.extend(trials.costs)
-        self._ends.extend(trials.ends)
 
     def funnel(self, spec_stops: Mapping[int, bool]) -> list[FunnelStep]:
         """Return the checkpoints by turn."""

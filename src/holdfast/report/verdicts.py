@@ -11,14 +11,14 @@ from holdfast.store.metrics import Rule
 from holdfast.store.records import GradeStatus, apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.plan import Work
     from holdfast.spec.eval import Eval
-    from holdfast.store.index import Index
-    from holdfast.store.refs import OutputRef, VerdictRef
+    from holdfast.store.heads import VerdictRef
+    from holdfast.store.index import RunIndex
 
 TrialStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "uncertain"]
 """`pending`: the trial has no output, or its graders have not been asked yet; `uncertain`: the trial has no output, and
@@ -55,17 +55,21 @@ _NOT_REACHED: Final = Judged("not_reached", None)
 def judge_output(
     work: Work,
     places: Sequence[GraderPlace],
-    key: str,
-    ref: OutputRef,
-    recorded: Mapping[str, VerdictRef],
+    recorded: Iterable[tuple[int, VerdictRef | None]],
     panel: Panel,
+    measured: Container[int] = (),
 ) -> JudgedOutput:
-    """Join an output with the recorded verdicts of the graders that apply to its row."""
+    """Join an output with the verdicts of the graders that look at its row, which `Work.verdicts` returns.
+
+    `measured` are the graders of which all verdicts are measurements.
+    """
     verdicts: dict[int, Judged | None] = dict.fromkeys(panel.graders, _NOT_REACHED)
-    for number, verdict in work.verdicts(key, ref, recorded, panel):
+    for number, verdict in recorded:
         if verdict is None:
             verdicts[number] = None
             continue
+        if number in measured:
+            verdict = as_measurement(verdict)
         status = apply_threshold(work.slots[number].threshold, verdict.status, verdict.score)
         verdicts[number] = Judged(status, verdict.score, verdict)
     return JudgedOutput(verdicts, *combine_verdicts([places[number] for number in verdicts], [*verdicts.values()]))
@@ -113,17 +117,28 @@ def gravest(statuses: Iterable[TrialStatus]) -> BandState:
     return next((status for status in order if status in present), "skipped")
 
 
-def level_measurements(work: Work, places: Sequence[GraderPlace], index: Index) -> None:
-    """Turn all verdicts of a grader into measurements if some are: a mean over only a part of its scale is wrong."""
-    for number, place in enumerate(places):
-        if place.votes or not grader_class(place.block).one_scale:
-            continue
-        verdicts = index.verdicts
-        keys = [work.grade_key(trial, ref, number) for trial, ref in index.outputs.items()]
-        recorded = {key: verdicts[key] for key in keys if key is not None and key in verdicts}
-        if any(verdict.counts is not None for verdict in recorded.values()):
-            for key, verdict in recorded.items():
-                verdicts[key] = as_measurement(verdict)
+def measured_graders(work: Work, places: Sequence[GraderPlace], index: RunIndex) -> frozenset[int]:
+    """Return the graders of which all verdicts are measurements, because some are.
+
+    Scores of a part of a grader's scale would be a wrong mean.
+    """
+    return frozenset(
+        number
+        for number, place in enumerate(places)
+        if not place.votes and grader_class(place.block).one_scale and _measures(work, number, index)
+    )
+
+
+def _measures(work: Work, number: int, index: RunIndex) -> bool:
+    """Return True if a verdict of a grader that counts has counts."""
+    slot = work.slots[number]
+    for key in index.unusual_verdicts(slot.fingerprint, slot.turn):
+        ref = index.output(key)
+        verdict_key = None if ref is None else work.verdict_key(ref, number)
+        verdict = None if verdict_key is None else index.verdicts(key).get(verdict_key)
+        if verdict is not None and verdict.counts is not None:
+            return True
+    return False
 
 
 def as_measurement(verdict: VerdictRef) -> VerdictRef:
