@@ -220,7 +220,7 @@ class TestWhatAFunctionCarries:
     def test_is_refused_where_a_change_of_it_could_not_be_noticed(
         self, evaluate: Any, tmp_path: Path, carried: Any
     ) -> None:
-        with pytest.raises(UsageError, match=r"(?s)captures (self\.)?suffix.*Give plain values"):
+        with pytest.raises(UsageError, match=r"(?s)captures (self\.)?suffix.*Use plain values"):
             evaluate(target=carried)
         assert not (tmp_path / "runs").exists()
 
