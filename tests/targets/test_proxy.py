@@ -45,7 +45,7 @@ def lab(tmp_path: Path, provider: Server) -> Iterator[Lab]:
 
 CLIENT = """
 import json, os, sys, time, urllib.error, urllib.request
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 here = Path(__file__).parent
 base = os.environ["OPENAI_BASE_URL"]
@@ -555,7 +555,7 @@ def test_a_call_that_an_agent_does_not_wait_for_is_recorded(caplog: Any) -> None
 
 FRAMEWORK = '''
 import sys
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from pydantic_ai import Agent
 
 agent = Agent("openai-chat:test-model", system_prompt="Be brief.")
