@@ -7,5 +7,4 @@
 `panels`    the graders that apply to each row
 `checks`    templates, expressions and questions of the eval, checked against rows
 `survey`    the pass over all rows before a run, cached for large datasets
-`matching`  the rows that two versions of a dataset have in common
 """

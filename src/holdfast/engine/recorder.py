@@ -52,7 +52,7 @@ class Recorder:
         self._spent = progress.spent
         self._failed: Counter[tuple[str, str]] = Counter()
         """failed attempts in this process, by trial and `target` or the grader's name"""
-        self._given: dict[str, dict[VerdictKey, VerdictRef]] = {}
+        self._checkpoint_verdicts: dict[str, dict[VerdictKey, VerdictRef]] = {}
         """verdicts of checkpoints on conversations that are going on"""
         self._missing_grades: dict[str, int] = {}
         """by trial: how many verdicts it still lacks"""
@@ -99,11 +99,11 @@ class Recorder:
 
     def verdicts(self, key: str) -> dict[VerdictKey, VerdictRef]:
         """Return the verdicts on a trial: those of earlier processes, and of checkpoints in this one."""
-        return {**self._index.verdicts(key), **self._given.get(key, {})}
+        return {**self._index.verdicts(key), **self._checkpoint_verdicts.get(key, {})}
 
     def forget_verdicts(self, key: str) -> None:
         """Forget the verdicts of checkpoints on a trial, which has ended."""
-        self._given.pop(key, None)
+        self._checkpoint_verdicts.pop(key, None)
 
     def expect_grades(self, key: str, graders: Sequence[int]) -> None:
         """Register the graders whose verdicts an output still lacks."""
@@ -125,7 +125,7 @@ class Recorder:
         await self._journal.write("grades", line)
         self._graded(record)
         verdict = VerdictRef(record.status, record.score, record.usage)
-        self._given.setdefault(record.key, {})[record.by, record.turn, record.judged] = verdict
+        self._checkpoint_verdicts.setdefault(record.key, {})[record.by, record.turn, record.judged] = verdict
 
     def _without_secrets(self, record: Grade) -> tuple[Grade, bytes]:
         """Return a verdict whose explanation has no secrets, and its line."""

@@ -1,9 +1,9 @@
 """Decides what to do, before anything is done.
 
 `identity` identifies a run: everything that its keys are made of
-`keys`     computes the keys of trials and grades
+`keys`     computes the keys of trials and runs
 `plan`     counts and lists what is finished, to grade and to run
-`done`     stores which trials of a large run are finished
+`finished` publishes which trials of a large run are finished
 `votes`    combines the votes of several judges
 `inputs`   tells which records are stale, because a file that code read has changed
 `history`  finds earlier runs that can lend, and what has changed since the nearest one

@@ -203,7 +203,7 @@ def _borrow_verdicts(
     journals: Iterable[Path],
 ) -> None:
     """Find missing verdicts in the journals of a run; of several equal ones the last counts."""
-    found: dict[tuple[str, VerdictKey], None] = {}
+    lent: dict[tuple[str, VerdictKey], None] = {}
     for path in journals:
         for offset, line in _hits(path, lacking.keys()):
             head = decode_head(GradeHead, line)
@@ -217,8 +217,8 @@ def _borrow_verdicts(
             verdict = VerdictRef(head.status, head.score, head.usage, 0.0, head.counts, head.together, place)
             borrowed.verdicts.setdefault(head.key, {})[head.verdict_key] = verdict
             borrowed.verdict_lenders[head.key, head.verdict_key] = lender
-            found[head.key, head.verdict_key] = None
-    for key, verdict_key in found:
+            lent[head.key, head.verdict_key] = None
+    for key, verdict_key in lent:
         del lacking[key][verdict_key]
         if not lacking[key]:
             del lacking[key]
@@ -402,10 +402,10 @@ def _hits(path: Path, keys: Set[str]) -> Iterator[tuple[int, bytes]]:
     """Yield the sound lines about some trials, decoding no others. A file that is gone by now is skipped."""
     if not keys:
         return
-    wanted = {key.encode() for key in keys}
+    encoded = {key.encode() for key in keys}
     with if_present():
         for offset, line in scan_raw(path):
-            if line[KEY_PLACE] in wanted and is_sound(line):
+            if line[KEY_PLACE] in encoded and is_sound(line):
                 yield offset, line
 
 

@@ -6,10 +6,9 @@ Counting:
 `benchmark` the numbers of a benchmark as lm-eval computes them, pure
 `verdicts` verdicts on an output by the present thresholds
 `trials`   the trials of a run with their verdicts, many at a time
-`trial_facts` facts of a trial, written into its row of a table
-`trial_columns` the trials of a large run as columns, written with its report
-`so_far`   the numbers of a run in progress
+`trial_table` every trial as a row, for filters, sorting and counts
 `metrics`  results.json and metrics.json
+`so_far`   the numbers of a run that is not finished
 
 What a command prints:
 `preview`  the first prompt, and an estimate of tokens, dollars and batches, before a run
@@ -20,7 +19,6 @@ What a command prints:
 `transcript` a run and its trials in the terminal, chosen by status, grader or sample
 
 Reading a run back:
-`line_places` where the lines of each trial are in its journals
 `run_view` a run read back: rows × trials × verdicts
 `chat`     messages with their tool calls and the calls' results
 `timeline` a trial turn by turn: messages, files, checkpoints, verdicts, failed attempts

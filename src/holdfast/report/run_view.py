@@ -175,8 +175,8 @@ class RunView:
         ref = self.index.output(key) if row is not None else None
         if row is not None and ref is not None and self.is_of(ref, row):
             return self._trial(key, ref, dict(row.fields), Conditions(self.spec).panel_for(row.fields))
-        if ref is None and (found := self._find_by_name(sample, number)) is not None:
-            key, ref = found
+        if ref is None and (named := self._find_by_name(sample, number)) is not None:
+            key, ref = named
         if ref is not None:
             return self._trial(key, ref, {}, None)
         if row is None:

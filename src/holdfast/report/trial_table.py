@@ -71,7 +71,7 @@ _NAME: Final = "trials"
 """of the published file"""
 
 
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """What trials have in common."""
 
     status: int
@@ -102,8 +102,8 @@ class TrialTable:
         self.db = connect()
         self.name = "main.trials"
         """of the table in SQL"""
-        self.outcomes: list[Outcome] = []
-        self._outcome_numbers: dict[Outcome, int] = {}
+        self.outcomes: list[TrialOutcome] = []
+        self._outcome_numbers: dict[TrialOutcome, int] = {}
         self.files: list[Path] = []
         """journals, by their numbers"""
         self._file_numbers: dict[Path, int] = {}
@@ -114,7 +114,7 @@ class TrialTable:
         self.fields: dict[str, tuple[list[str], str]] = {}
         """by name of a field of the rows: its values, and the table of their numbers"""
 
-    def attach(self, path: Path, outcomes: Iterable[Outcome], files: Sequence[Path]) -> None:
+    def attach(self, path: Path, outcomes: Iterable[TrialOutcome], files: Sequence[Path]) -> None:
         """Take the rows of a published table, which cannot be changed."""
         self.db.execute("ATTACH DATABASE ? AS base", (f"file:{quote(str(path))}?immutable=1&mode=ro",))
         self.name, self.files = "base.trials", list(files)
@@ -138,7 +138,7 @@ class TrialTable:
         self.db.executemany(f"INSERT OR REPLACE INTO main.trials VALUES ({marks})", rows)
         self.db.execute("COMMIT")
 
-    def outcome(self, outcome: Outcome) -> int:
+    def outcome(self, outcome: TrialOutcome) -> int:
         """Return the number of an outcome."""
         number = self._outcome_numbers.get(outcome)
         if number is None:
@@ -173,7 +173,9 @@ class TrialTable:
         if ref is None or judged is None:
             uncertain = uncertain or (failure is not None and failure.kind == "uncertain")
             status = "uncertain" if uncertain else "pending" if failure is None else "error"
-            outcome = Outcome(CODES[status], bytes(len(self.graders)), 0, False, error=failure.kind if failure else "")
+            outcome = TrialOutcome(
+                CODES[status], bytes(len(self.graders)), 0, False, error=failure.kind if failure else ""
+            )
             numbers: list[Any] = [None] * (len(NUMBERS) + 3)
             scores: list[float | None] = [None] * len(self.graders)
         else:
@@ -203,7 +205,7 @@ class TrialTable:
 
     def _judge(
         self, ref: OutputRef, judged: JudgedOutput, failure: Failure | None
-    ) -> tuple[Outcome, list[float | None]]:
+    ) -> tuple[TrialOutcome, list[float | None]]:
         verdicts = judged.verdicts
         status: str = judged.status
         failed = any(verdict is not None and verdict.status == "error" for verdict in verdicts.values())
@@ -213,7 +215,7 @@ class TrialTable:
         for number, verdict in verdicts.items():
             codes[number] = CODES["ungraded" if verdict is None else verdict.status]
             scores[number] = None if verdict is None else verdict.score
-        outcome = Outcome(
+        outcome = TrialOutcome(
             CODES[status],
             bytes(codes),
             ref.stopped,
@@ -233,8 +235,8 @@ class TrialTable:
 
     def find(self, sample: str, trial: int) -> int | None:
         """Return the number of a trial's row."""
-        found = self.select("n", "sample = ? AND trial = ? ORDER BY n LIMIT 1", (sample, trial))
-        return next((number for (number,) in found), None)
+        rows = self.select("n", "sample = ? AND trial = ? ORDER BY n LIMIT 1", (sample, trial))
+        return next((number for (number,) in rows), None)
 
     def numbers_of(self, keys: Sequence[Key]) -> dict[Key, int]:
         """Return the numbers of rows by their keys."""
@@ -319,9 +321,9 @@ class TableFiller:
             }
             self._put([*names], [*names.values()])
         new = [key for key in changed if pack(key) not in numbers]
-        found = [(key, ref) for key in new if (ref := self._view.index.output(key)) is not None]
-        self._add_others(found)
-        return len(numbers) + len(found)
+        added = [(key, ref) for key in new if (ref := self._view.index.output(key)) is not None]
+        self._add_others(added)
+        return len(numbers) + len(added)
 
     def _put(self, numbers: Sequence[int], names: Sequence[_Name]) -> int:
         """Make the rows of trials; return how many have an output."""
@@ -372,7 +374,7 @@ class _Content(msgspec.Struct):
     """What a published table is about."""
 
     graders: list[str]
-    outcomes: list[Outcome]
+    outcomes: list[TrialOutcome]
     files: list[str]
     """relative to the run directory"""
     rows: int

@@ -10,18 +10,13 @@
 `durable`    durable small writes: atomic replace, directory sync
 `run_files`  opens the files of a run: regular files of a sane size
 `spool`      bytes that are set aside in a temporary file
-`index`      the content of the journals, read once when a run is opened
+`heads`      the fields of journal lines that an index takes, and what look-ups return
+`index`      what the journals of a run say, found by key
+`index_files` published indexes, and the rule of their validity
+`calls`      recorded calls of a conversation: which are in effect, and which were cut off
+`spent`      what a run has spent so far
 `damage`     damaged bytes of journals
-`index_table`  its outputs and verdicts, packed
 `texts`      reads the answers of many outputs
-`cache_file`  files of caches, under a digest
-`index_cache`  stores the index of a large run, so that only what was appended is read again
-`step_places` where the calls of each trial are in a long journal, so that no search is needed
-`trial_table` trials as typed columns, in memory and as one checked file
-`trial_notes` the files that such a table was made from
-`output_rows` outputs as rows of numbers, for columns
-`refs`       an output and a verdict, as the index refers to them
-`tail`       follows the journals of other workers
 `lease`      the right to write a run, with a heartbeat
 `run_lock`   locks a run for one process or for several workers; lists and stops them
 `processes`  identifies processes on this machine

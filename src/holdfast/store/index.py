@@ -537,8 +537,8 @@ class RunIndex:
             if self.rows["outputs"]
             for (key,) in self.db.execute(f"SELECT key FROM {schema}.outputs WHERE stopped_by IS NOT NULL")
         }
-        found = ((key, ref) for some in _chunks(sorted(keys, key=str)) for key, ref in self.find_outputs(some).items())
-        return [(unpack(key), ref) for key, ref in found if ref.stopped_by is not None]
+        outputs = (self.find_outputs(some) for some in _chunks(sorted(keys, key=str)))
+        return [(unpack(key), ref) for some in outputs for key, ref in some.items() if ref.stopped_by is not None]
 
     def keys_of(self, sample: str, trial: int) -> list[str]:
         """Return the keys of outputs by the sample's id and the trial's number. Looks at all outputs."""
@@ -573,7 +573,7 @@ class RunIndex:
 
     def find_verdicts(self, keys: Sequence[Key]) -> dict[Key, dict[VerdictKey, VerdictRef]]:
         """Return the verdicts on the outputs of many trials."""
-        found: dict[Key, dict[VerdictKey, VerdictRef]] = {}
+        verdicts: dict[Key, dict[VerdictKey, VerdictRef]] = {}
         for row in sorted(self._find("verdicts", keys), key=_time_and_place):
             _, key, place, judged, status, score, time, file, at, length, *numbers, rest = row
             if self._ignored and at < self._ignored.get(self.files[file], 0):
@@ -588,8 +588,8 @@ class RunIndex:
             by, turn = self.place_keys[place]
             line = LineRef(self.files[file], at, length)
             verdict = VerdictRef(_STATUSES[status], score, usage, time, counts, together, line)
-            found.setdefault(key, {})[by, turn, unpack(judged)] = verdict
-        return found
+            verdicts.setdefault(key, {})[by, turn, unpack(judged)] = verdict
+        return verdicts
 
     def count_verdicts(self) -> int:
         """Return the number of different verdicts, without errors."""
@@ -648,8 +648,8 @@ class RunIndex:
             return []
         schemas = self._schemas["steps"]
         keys = list(dict.fromkeys(key for schema in schemas for (key,) in self.db.execute(select.format(schema))))
-        found = set(chain.from_iterable(self.output_rows(some) for some in _chunks(keys)))
-        return [unpack(key) for key in keys if key not in found]
+        with_output = set(chain.from_iterable(self.output_rows(some) for some in _chunks(keys)))
+        return [unpack(key) for key in keys if key not in with_output]
 
     def last_failures(self) -> dict[tuple[str, bool], tuple[float, int, int, LineRef, str]]:
         """Return the last failed attempts, by trial and whether the target failed, else a grader.

@@ -160,8 +160,8 @@ def open_index(rundir: RunDir, folders: Sequence[Path], place: Path, *, durable:
     It begins with the published index in one of the folders that covers most. If `limit` bytes of the journals or more
     are not in that one, a new one is published in the folder `place`. `durable` is as for `RunIndex.read`.
     """
-    found = [index for folder in folders if (index := _open_published(rundir, folder)) is not None]
-    index = max(found, key=lambda index: index.published_bytes, default=None) or RunIndex(rundir.journals)
+    indexes = [index for folder in folders if (index := _open_published(rundir, folder)) is not None]
+    index = max(indexes, key=lambda index: index.published_bytes, default=None) or RunIndex(rundir.journals)
     return refresh_index(index, rundir, place, durable=durable, limit=limit)
 
 

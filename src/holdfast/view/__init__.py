@@ -10,15 +10,8 @@
 `compare_pages` runs compared, two conversations side by side, evals and targets
 `live`     numbers of runs that are being written, and streams of events
 `jobs`     invocations on clusters
-`columns`  the trials of a run as columns, opened from a cache, built and refreshed
-`building` the helper process that builds the columns of a large run
+`columns`  the trials of a run as a table, opened, made and refreshed
 `query`    the filter language
 `snapshot` rows that a query selects, sorted and counted
 `search`   texts in transcripts, searched in a helper process
-`fields`   fields of the rows as columns
-`reported` columns of a finished run, from its report
-`chunks`   results and outputs divided into chunks, which several processes read
-`results`  chunks of results as columns
-`outputs`  chunks of outputs as rows
-`recorded` columns of any other run, from its journals, extended as they grow
 """

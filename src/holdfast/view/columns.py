@@ -303,15 +303,15 @@ def field_value(fields: Mapping[str, Any], name: str) -> Any:
 
 def read_rows(columns: Columns, numbers: Iterable[int]) -> list[TrialRow]:
     """Return rows as lists show them, with the beginnings of their answers."""
-    wanted = list(numbers)
+    places = list(numbers)
     with columns.lock:
         table = columns.table
-        found: dict[int, TrialRow] = {}
-        for start in range(0, len(wanted), 500):
-            some = wanted[start : start + 500]
+        rows: dict[int, TrialRow] = {}
+        for start in range(0, len(places), 500):
+            some = places[start : start + 500]
             for row in table.select("*", f"n IN ({','.join('?' * len(some))})", some):
-                found[row[0]] = _read_row(table, row)
-    return [found[number] for number in wanted]
+                rows[row[0]] = _read_row(table, row)
+    return [rows[number] for number in places]
 
 
 def _read_row(table: TrialTable, row: Sequence[Any]) -> TrialRow:

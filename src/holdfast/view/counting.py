@@ -127,11 +127,11 @@ def _numbers(table: TrialTable) -> Iterator[TrialNumbers]:
         for outcome in table.outcomes
     ]
     names = ", ".join([*_COLUMNS, *scores])
-    for sample, number, score, turns, tokens, cost, started, seconds, first_token, *given in table.select(
+    for sample, number, score, turns, tokens, cost, started, seconds, first_token, *scores_of_trial in table.select(
         names, "file IS NOT NULL ORDER BY n"
     ):
         status, graders, stopped, answer, reused = words[number]
-        grades = {name: (state, given[grader]) for grader, name, state in graders}
+        grades = {name: (state, scores_of_trial[grader]) for grader, name, state in graders}
         yield TrialNumbers(
             sample, status, score, grades, turns, stopped, tokens, cost, started, seconds, first_token, answer, reused
         )

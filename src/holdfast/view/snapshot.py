@@ -21,7 +21,7 @@ from holdfast.view.query import Compares, Contains, Every, HasFlag, HasStatus, N
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from holdfast.report.trial_table import Outcome, TrialTable
+    from holdfast.report.trial_table import TrialOutcome, TrialTable
     from holdfast.view.columns import Columns
     from holdfast.view.query import Condition, Query
 
@@ -144,7 +144,7 @@ class _Translation:
             return self._hits(condition.text)
         return self._compare(condition)
 
-    def _outcomes(self, holds: Callable[[int, Outcome], bool]) -> str:
+    def _outcomes(self, holds: Callable[[int, TrialOutcome], bool]) -> str:
         """Select the rows of outcomes for which something holds."""
         chosen = [number for number, outcome in enumerate(self._table.outcomes) if holds(number, outcome)]
         self.values.append(msgspec.json.encode(chosen).decode())
@@ -176,7 +176,7 @@ class _Translation:
         return f"(n IN (SELECT n FROM {field} WHERE value IN (SELECT value FROM json_each(?))))"
 
 
-def _word(outcome: Outcome, name: str) -> str:
+def _word(outcome: TrialOutcome, name: str) -> str:
     return STATUSES[outcome.status - 1] if name == "status" else str(getattr(outcome, name))
 
 
