@@ -155,7 +155,7 @@ class TestEvalFiles:
             (folder / "e.yaml").write_text((f"schemaVersion: {written}\n" if written else "") + text)
             run = evaluate(folder / "e.yaml", runs_dir=folder / "runs").path
             grade = lines(run / "grades.jsonl")[0]
-            keys.add((run.name, lines(run / "outputs.jsonl")[0]["key"], grade["key"], grade["grade_key"]))
+            keys.add((run.name, lines(run / "outputs.jsonl")[0]["key"], grade["key"], grade["by"]))
         assert len(keys) == 1
 
 
