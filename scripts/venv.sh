@@ -36,7 +36,7 @@ install() { # a lock file, then this project itself; nothing that is not in the 
     fi
     $pip --no-deps --require-hashes -r "$1"
     # Installed again, the project would be missing for a moment, and tests that run in this checkout would fail.
-    wanted="$PWD $(cat pyproject.toml src/holdfast/__init__.py | cksum)"
+    wanted="$PWD $(cat pyproject.toml src/holdfast/versions.py | cksum)"
     if [ "$(cat "$VENV/holdfast-installed" 2>/dev/null)" != "$wanted" ] || ! "$VENV/bin/python" -c 'import holdfast'; then
         $pip --no-deps --no-build-isolation -e .
         echo "$wanted" >"$VENV/holdfast-installed"

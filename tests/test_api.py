@@ -66,6 +66,7 @@ class TestPublicNames:
     def test_they_are_these_and_no_others(self) -> None:
         assert holdfast.__all__ == [
             "AttemptError",
+            "Calls",
             "Case",
             "Context",
             "Display",
@@ -74,10 +75,12 @@ class TestPublicNames:
             "GraderBlock",
             "HoldfastError",
             "InstantGrader",
+            "LimitReached",
             "Metrics",
             "Origin",
             "Override",
             "Reply",
+            "RowLimits",
             "Run",
             "RunView",
             "Sample",
@@ -217,7 +220,7 @@ class TestWhatAFunctionCarries:
     def test_is_refused_where_a_change_of_it_could_not_be_noticed(
         self, evaluate: Any, tmp_path: Path, carried: Any
     ) -> None:
-        with pytest.raises(UsageError, match=r"(?s)captures (self\.)?suffix.*Give plain values"):
+        with pytest.raises(UsageError, match=r"(?s)captures (self\.)?suffix.*Use plain values"):
             evaluate(target=carried)
         assert not (tmp_path / "runs").exists()
 

@@ -25,7 +25,7 @@ from holdfast.data.dataset import Sample
 from holdfast.errors import ConfigError, UsageError
 from holdfast.formats.providers import resolve_eval
 from holdfast.graders.types import Case
-from tests.support.running import ROOT
+from tests.support.running import ROOT, Server
 from tests.support.running import holdfast as run_command
 from tests.support.specs import command, identities, load, output_of, who, write_spec
 
@@ -90,7 +90,7 @@ class TestGraders:
             load(tmp_path, graders=[{"type": "politeness", "at_least": "two"}])
 
     def test_a_template_is_refused_unless_the_block_reads_it(self, installed: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"eval.yaml:\d+: graders\[0\].words\[0\]: is no template"):
+        with pytest.raises(ConfigError, match=r"eval.yaml:\d+: graders\[0\].words\[0\]: is not a template"):
             load(tmp_path, graders=[{"type": "politeness", "words": ["{{ word }}"]}])
         row = Sample("a", {"word": "please", "n": 2}, "sha256:0", "here")
         assert Case(row, output_of("x")).fill_in(("{{ word }}!", "{{ n }}")) == ["please!", 2]
@@ -139,9 +139,54 @@ class TestTargets:
         with pytest.raises(ConfigError, match=r"target.type: unknown target type 'ecko' \(did you mean 'echo'\?\)"):
             load(tmp_path, target={"type": "ecko"})
 
-    def test_a_type_and_a_built_in_kind_exclude_each_other(self, installed: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"needs exactly one of model, python.*, not model and type"):
+    def test_a_key_of_a_plugin_may_have_the_name_of_a_built_in_kind(self, installed: Path, tmp_path: Path) -> None:
+        spec = load(tmp_path, target={"type": "cook", "command": ["x"], "model": "m"})
+        assert (spec.target.kind, spec.target.command, spec.target.model) == ("cook", ["x"], "m")
+        with pytest.raises(ConfigError, match=r"target.model: unknown key"):
             load(tmp_path, target={"type": "echo", "model": "m"})
+        with pytest.raises(ConfigError, match=r"needs exactly one of model, python.*, not model and type"):
+            load(tmp_path, target={"type": "model", "model": "m"})
+
+
+AGENT = """#!{python}
+import json, os, sys, urllib.request
+
+order = sys.argv[1]
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+body = {{"model": os.environ["COOK_MODEL"], "messages": [{{"role": "user", "content": order}}]}}
+request = urllib.request.Request(url, json.dumps(body).encode(), {{"Content-Type": "application/json"}})
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"], os.environ["COOK_TRIAL"])
+sys.exit(124 if order == "late" else 0)
+"""
+
+
+class TestAgents:
+    @pytest.fixture
+    def cook(self, tmp_path: Path, provider: Server) -> dict[str, Any]:
+        """The block of an agent that asks a model through the proxy."""
+        program = tmp_path / "cook.py"
+        program.write_text(AGENT.format(python=sys.executable))
+        program.chmod(0o755)
+        return {"type": "cook", "command": [str(program)], "model": "m", "base_url": provider.base_url}
+
+    def test_its_model_calls_are_recorded_and_the_trial_has_its_key(self, evaluate: Any, cook: Any) -> None:
+        run = evaluate(target=cook, samples=[{"id": "a", "q": "soup"}], graders=[])
+        (output,) = [json.loads(line) for line in (run.path / "outputs.jsonl").read_text().splitlines()]
+        assert output["output"].endswith(output["key"])
+        assert run.metrics.usage.requests == 1 and (run.path / "steps.jsonl").exists()
+
+    def test_its_own_limit_is_scored_if_the_eval_says_so(self, evaluate: Any, cook: Any) -> None:
+        rows = [{"id": "a", "q": "soup"}, {"id": "b", "q": "late"}]
+        run = evaluate(target=cook, samples=rows, graders=[], limits={"on_limit": "score"})
+        outputs = [json.loads(line) for line in (run.path / "outputs.jsonl").read_text().splitlines()]
+        assert {output["sample"]: output["stop"] for output in outputs} == {"a": "stop", "b": "time_limit"}
+
+    def test_a_row_has_its_own_time(self, evaluate: Any, cook: Any, provider: Server) -> None:
+        provider.control(latency=5)
+        rows = [{"id": "a", "q": "soup", "minutes": 0.005}]
+        run = evaluate(target=cook, samples=rows, graders=[], limits={"retries": 0}, accept_errors=True)
+        (error,) = [json.loads(line) for line in (run.path / "errors.jsonl").read_text().splitlines()]
+        assert error["kind"] == "timeout", error
 
 
 class TestExporters:
@@ -347,7 +392,7 @@ def test_the_documentation_shows_the_package_that_is_tested_here() -> None:
         exec(compile(code, "docs/extending.md", "exec", dont_inherit=True), names)
     for module in ("graders", "targets", "executors"):
         text = (SOURCE / "src" / "holdfast_kitchen" / f"{module}.py").read_text()
-        for name in re.findall(r"^class (Politeness\w*|Echo\w*|NiceExecutor)", text, re.MULTILINE):
+        for name in re.findall(r"^class (Politeness\w*|Echo\w*|Cook\w*|NiceExecutor)", text, re.MULTILINE):
             assert names[name].__mro__[1].__name__ in text
     points = page[page.index("[project.entry-points") : page.index("Holdfast imports a plug-in only")]
     metadata = (SOURCE / "pyproject.toml").read_text()

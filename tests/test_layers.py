@@ -33,6 +33,7 @@ REGISTRIES = {
     "spec/exports.py",
     "spec/load_graders.py",
     "spec/target_schema.py",
+    "targets/batching.py",
     "targets/http.py",
 }
 """the modules that name later ones as `module:attribute`, which are imported when an eval or a profile uses them"""

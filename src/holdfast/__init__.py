@@ -19,10 +19,12 @@ For plug-ins (docs/extending.md):
 `InstantGrader`, `WaitingGrader`, `GraderBlock`, `Case`  a grader, its keys in the eval file, and what it judges
 `SetVerdict`     what a grader returns that looks at all outputs of a run together
 `Target`, `TargetBlock`, `Turn`                          a target, its keys in the eval file, and what it answers
+`Calls`          recorded calls of models and tools, for targets that make several
+`RowLimits`, `LimitReached`                              limits of a row, and a limit that a target reached by itself
 `RunView`        a run as an exporter reads it
 `Format`, `Document`, `Override`                         a format of eval files, and what it translates
 `Origin`         the eval file that a grader or target is part of
-`AttemptError`   raised where a target cannot answer or a grader cannot judge
+`AttemptError`   raised if a target cannot answer or a grader cannot judge
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.display.types import Display as Display
     from holdfast.errors import AttemptError as AttemptError
     from holdfast.errors import HoldfastError as HoldfastError
+    from holdfast.errors import LimitReached as LimitReached
     from holdfast.export.result import Run as Run
     from holdfast.export.result import compare as compare
     from holdfast.export.result import gate as gate
@@ -52,17 +55,19 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_schema import GraderBlock as GraderBlock
     from holdfast.spec.overrides import Override as Override
     from holdfast.spec.target_schema import TargetBlock as TargetBlock
+    from holdfast.spec.trial_limits import RowLimits as RowLimits
     from holdfast.store.metrics import Metrics as Metrics
     from holdfast.store.records import Usage as Usage
     from holdfast.targets.python import Context as Context
+    from holdfast.targets.types import Calls as Calls
     from holdfast.targets.types import Reply as Reply
     from holdfast.targets.types import Target as Target
     from holdfast.targets.types import Turn as Turn
-
-__version__ = "0.1.0"
+    from holdfast.versions import __version__ as __version__
 
 _HOMES = {
     "AttemptError": "holdfast.errors",
+    "Calls": "holdfast.targets.types",
     "Case": "holdfast.graders.types",
     "Context": "holdfast.targets.python",
     "Display": "holdfast.display.types",
@@ -71,10 +76,12 @@ _HOMES = {
     "GraderBlock": "holdfast.spec.grader_schema",
     "HoldfastError": "holdfast.errors",
     "InstantGrader": "holdfast.graders.types",
+    "LimitReached": "holdfast.errors",
     "Metrics": "holdfast.store.metrics",
     "Origin": "holdfast.spec.eval",
     "Override": "holdfast.spec.overrides",
     "Reply": "holdfast.targets.types",
+    "RowLimits": "holdfast.spec.trial_limits",
     "Run": "holdfast.export.result",
     "RunView": "holdfast.report.run_view",
     "Sample": "holdfast.data.dataset",
@@ -85,6 +92,7 @@ _HOMES = {
     "Usage": "holdfast.store.records",
     "Verdict": "holdfast.graders.types",
     "WaitingGrader": "holdfast.graders.types",
+    "__version__": "holdfast.versions",
     "compare": "holdfast.export.result",
     "evaluate": "holdfast.api",
     "evaluate_async": "holdfast.api",
@@ -94,6 +102,7 @@ _HOMES = {
 
 __all__ = [
     "AttemptError",
+    "Calls",
     "Case",
     "Context",
     "Display",
@@ -102,10 +111,12 @@ __all__ = [
     "GraderBlock",
     "HoldfastError",
     "InstantGrader",
+    "LimitReached",
     "Metrics",
     "Origin",
     "Override",
     "Reply",
+    "RowLimits",
     "Run",
     "RunView",
     "Sample",

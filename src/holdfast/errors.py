@@ -18,6 +18,7 @@ HoldfastError
 ├── ExportFailed          exit 3: a run could not be exported; the run itself is complete
 ├── Fault                 exit 3: would hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by kind, never scored
+    ├── LimitReached      a target reached a limit of its own; may be scored (`limits.on_limit`)
     ├── ProgramExited     a program ended by itself with an exit code other than 0; may be scored (`limits.on_exit`)
     ├── RestartTrial      a trial that cannot continue starts again
     └── Uncertain         a call that must not happen twice may have happened; a person settles it
@@ -268,6 +269,19 @@ class AttemptError(HoldfastError):
         """traceback of the user's code that raised"""
         self.retry = retry
         self.retry_after = retry_after
+
+
+class LimitReached(AttemptError):
+    """A target reached a limit of its own. With `limits.on_limit: score`, what it has done by then is graded."""
+
+    def __init__(
+        self, limit: Literal["time", "tokens", "cost", "calls"], message: str = "", *, output: str = ""
+    ) -> None:
+        kind: AttemptKind = "timeout" if limit == "time" else "agent"
+        super().__init__(kind, message or f"the target has reached its limit: {limit}", retry=False)
+        self.limit = limit
+        self.output = output
+        """the answer so far"""
 
 
 class ProgramExited(AttemptError):

@@ -1,4 +1,4 @@
-"""Versions of Holdfast's files, MAJOR.MINOR: one rule for every file that is read.
+"""The version of Holdfast, and the versions of its files, MAJOR.MINOR: one rule for every file that is read.
 
 A file of the same major version is accepted, with a notice if its minor version is newer. Another major version, or an
 invalid one, is refused with what to do. docs/versions.md is the promise to users.
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from holdfast.errors import VersionError
 
+__version__ = "0.1.0"
 _WRITTEN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 
 

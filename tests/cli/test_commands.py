@@ -200,13 +200,13 @@ class TestItself:
         opened = watched(tmp_path, "eval", "eval.yaml")["opened"]
         assert metrics(run_dir(tmp_path, "e"))["outputs"] == 2
         imported = set(json.loads((tmp_path / "modules.json").read_text()))
-        assert {"holdfast.targets.connections", "holdfast.graders.python"} <= imported
+        assert {"holdfast.http.connections", "holdfast.graders.python"} <= imported
         unused = {"holdfast.benchmarks.names", "holdfast.formats.providers", "holdfast.formats.waza"}
         unused |= {"aiohttp", "email", "importlib.metadata", "jinja2", "urllib.request"}
         unused |= {"holdfast.graders.files", "holdfast.spec.suite", "holdfast.targets.tools"}
         unused |= {"holdfast.engine.hooks"}
         unused |= {"holdfast.engine.workspace", "holdfast.targets.embedded", "holdfast.targets.tokenizer"}
-        unused |= {"holdfast.store.batches"}
+        unused |= {"holdfast.batches"}
         assert imported & unused == set()
         assert [path for path in opened if path.endswith("entry_points.txt")] == []  # of all installed packages
 
@@ -219,7 +219,7 @@ class TestItself:
         script = (
             "import sys\n"
             "from holdfast.cli.main import main\n"
-            "from holdfast.targets.connections import Connections\n"
+            "from holdfast.http.connections import Connections\n"
             "make_request, write_soon, prepared = Connections.request, Connections.write_soon, []\n"
             "def count(*arguments, **options):\n"
             "    prepared.append(1)\n"

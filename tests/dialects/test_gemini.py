@@ -49,7 +49,7 @@ def test_parts_go_back_as_they_came_and_results_are_one_content() -> None:
     ]
 
 
-def test_calls_without_ids_are_told_apart_in_the_conversation_and_get_none_in_requests() -> None:
+def test_calls_without_ids_get_ids_in_the_conversation_but_not_in_requests() -> None:
     message = DIALECT.read(WIRE.whole(CALLS, OLDER)).message
     assert [call["id"] for call in message["tool_calls"]] == ["r0-0", "r0-1"]
     answers = encode(USER, message, *results(message), model="gemini-2.5-flash")["contents"][-1]

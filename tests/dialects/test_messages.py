@@ -1,4 +1,4 @@
-"""Anthropic's Messages: what differs from the other APIs. What they have in common is in `test_conformance.py`."""
+"""Anthropic's Messages: differences from the other APIs. `test_conformance.py` has what they share."""
 
 from __future__ import annotations
 

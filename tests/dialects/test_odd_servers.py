@@ -96,8 +96,8 @@ def test_the_answer_is_the_one_that_was_meant(api: Api, reply: Any) -> None:
 
 
 NOT_ANSWERS: list[Any] = [
-    pytest.param("chat", chat("stop", "") | {"error": {"message": "overloaded"}}, id="an error beside an empty answer"),
-    pytest.param("messages", claude("end_turn") | {"error": {"message": "overloaded"}}, id="beside an answer"),
+    pytest.param("chat", chat("stop", "") | {"error": {"message": "overloaded"}}, id="an error with an empty answer"),
+    pytest.param("messages", claude("end_turn") | {"error": {"message": "overloaded"}}, id="with an answer"),
     pytest.param("responses", {"status": "completed", "output": [], "error": {"message": "overloaded"}}, id="response"),
     pytest.param(
         "messages",
@@ -139,7 +139,7 @@ def test_thoughts_among_the_parts_go_back_as_parts() -> None:
         assert sent == {"role": "assistant", "content": content}
 
 
-def test_only_reasoning_of_xai_stands_beside_the_output() -> None:
+def test_only_xai_counts_reasoning_separately_from_the_output() -> None:
     usage = {"prompt_tokens": 10_120, "completion_tokens": 1_499, "completion_tokens_details": {"reasoning_tokens": 99}}
     for total, output in ((10_120 + 1_499 + 99, 1_598), (10_120 + 1_499, 1_499), (None, 1_499)):
         answer = dialect_of("chat").read(chat("stop") | {"usage": {**usage, "total_tokens": total}})

@@ -1,6 +1,6 @@
 """Refusals that every request would meet: the run stops at the first one, with the line to write, and loses nothing.
 
-The wordings are those of the services, from reports of their users.
+The wordings are the services' own, from reports of their users.
 """
 
 from __future__ import annotations

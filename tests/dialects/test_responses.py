@@ -1,4 +1,4 @@
-"""The Responses API: what goes back to the server, and what servers do that OpenAI's does not."""
+"""The Responses API: what goes back to the server, and how other servers differ from OpenAI's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_reasoning_no_item_names_it() -> None:
     assert [item.get("type") for item in body["input"]] == [None, "function_call", "function_call_output"]
 
 
-def test_reasoning_that_only_its_server_could_look_up_goes_back_where_it_is_stored() -> None:
+def test_stored_reasoning_goes_back_to_the_server_that_stores_it() -> None:
     answer = DIALECT.read(reply({**REASONING, "encrypted_content": None}, text("yes", id="msg_1")))
     assert len(encode(USER, answer.message, USER)["input"]) == 3
     assert len(encode(USER, answer.message, USER, params={"store": True})["input"]) == 4
@@ -86,7 +86,7 @@ def test_a_limit_of_reasoning_in_tokens_is_refused_with_the_line_to_write() -> N
     assert encode(USER, params={"reasoning": {"effort": "low", "summary": "auto"}})["reasoning"]["summary"] == "auto"
 
 
-def test_tools_are_flat_and_those_of_the_provider_stay() -> None:
+def test_tools_are_flat_and_the_providers_own_stay() -> None:
     function = {"name": "weather", "description": "Weather.", "parameters": {"type": "object"}}
     tools = [{"type": "function", "function": function}, {"type": "web_search"}]
     assert encode(USER, tools=tools)["tools"] == [{"type": "function", "strict": False, **function}, tools[1]]
@@ -202,7 +202,7 @@ def test_the_conversation_of_another_program() -> None:
     assert DIALECT.conversation({"input": "hello"}) == [USER]
 
 
-def test_an_item_that_is_none_is_an_error_of_the_attempt() -> None:
+def test_an_item_that_is_not_an_object_is_an_error_of_the_attempt() -> None:
     reader = DIALECT.reader()
     reader.feed({"type": "response.output_text.delta", "output_index": 0, "delta": "4"})
     reader.feed({"type": "response.output_item.done", "output_index": 0, "item": None})

@@ -1,4 +1,4 @@
-"""Why answers end: each API's words mean what they mean there, and what follows from them happens."""
+"""Stop reasons: each API's words are translated, and the right action follows."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from holdfast.dialects import dialect_of
 from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError
-from holdfast.targets.sse import EventParser
+from holdfast.http.events import EventParser
 from tests.dialects.test_conformance import apis, every_api
 from tests.support.providers import Asked, Call, Say
 
@@ -95,7 +95,7 @@ def test_a_stream_is_no_answer_before_its_last_event(api: Api, say: Say, data: s
 
 
 def spoiled(value: Any, data: st.DataObject) -> Any:
-    """Replace something inside a value by what does not belong there."""
+    """Replace a part of a value with something that does not belong there."""
     inside = [*value] if isinstance(value, dict) else [*range(len(value))] if isinstance(value, list) else []
     if not inside or data.draw(st.integers(0, 5)) == 0:
         return data.draw(st.sampled_from([None, 1, "x", [], {}, [1], ["x"], {"text": 1}, {"type": 1}, True]))

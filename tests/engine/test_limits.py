@@ -25,7 +25,7 @@ from holdfast.spec.trial_limits import time_beside_target, trial_limits
 from holdfast.store import blobs as store
 from holdfast.store.blobs import Blobs, Ignored, Snapshots
 from holdfast.store.records import Step, Usage, to_line
-from holdfast.targets.concurrency import agents_at_once, concurrency_of
+from holdfast.targets.build import agents_at_once, concurrency_of
 from tests.support.breaking import (
     kept,
     metrics_bytes,

@@ -231,7 +231,7 @@ def test_a_batch_that_somebody_cancelled_stops_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_errors_inside_a_batch_are_those_of_live_requests(api: str, tmp_path: Path) -> None:
+def test_errors_inside_a_batch_equal_errors_of_live_requests(api: str, tmp_path: Path) -> None:
     with batch_server(api) as server:
         server.refuses = {"question 1": 400, "question 2": 500}
         eval_file = write_batch_eval(tmp_path, server, limits={"retries": 1})
@@ -467,7 +467,7 @@ def status(folder: Path, **env: str) -> Any:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_status_says_how_far_batches_are_and_collects_those_that_have_ended(api: str, tmp_path: Path) -> None:
+def test_status_shows_the_progress_of_batches_and_collects_finished_ones(api: str, tmp_path: Path) -> None:
     with batch_server(api) as server:
         server.holds = True
         eval_file = write_batch_eval(tmp_path, server)

@@ -239,7 +239,7 @@ def test_the_embedded_model_dies_with_a_killed_run(tmp_path: Path) -> None:
     target = {"model": "local/smollm2-135m", "params": {"max_tokens": 2000}}
     process = start("eval", write_eval(tmp_path, "", rows=3, target=target), cwd=tmp_path)
     children = wait_for(
-        lambda: [one for one in leftovers(tmp_path) if "holdfast.targets.embedded_server" in one.cmdline()],
+        lambda: [one for one in leftovers(tmp_path) if "holdfast.targets.embedded" in one.cmdline()],
         "the model's server",
     )
     process.kill()

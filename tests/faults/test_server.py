@@ -1,4 +1,4 @@
-"""An outage is not a wrong answer: what a server does wrong is recorded, retried or told, and never scored."""
+"""An outage is not a wrong answer: failures of a server are recorded, retried or reported, and never scored."""
 
 from __future__ import annotations
 
@@ -479,7 +479,7 @@ def test_a_budget_that_cannot_be_enforced_is_reported_once(tmp_path: Path, provi
 # As many at once as the server keeps up with.
 
 
-def test_auto_concurrency_grows_where_the_server_keeps_up(tmp_path: Path, provider: Server) -> None:
+def test_auto_concurrency_grows_while_the_server_keeps_up(tmp_path: Path, provider: Server) -> None:
     provider.control(latency=0.05)
     eval_file = write_eval(tmp_path, provider.base_url, rows=400)
     holdfast("eval", eval_file, "--concurrency", "auto", cwd=tmp_path)
@@ -488,7 +488,7 @@ def test_auto_concurrency_grows_where_the_server_keeps_up(tmp_path: Path, provid
     assert stats["most_active"] > 8
 
 
-def test_auto_concurrency_backs_off_where_the_server_does_not(tmp_path: Path, provider: Server) -> None:
+def test_auto_concurrency_backs_off_when_the_server_falls_behind(tmp_path: Path, provider: Server) -> None:
     provider.control(latency=0.02, max_concurrent=4)
     refused = {}
     for concurrency in ("auto", "64"):

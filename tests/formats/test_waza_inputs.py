@@ -18,8 +18,7 @@ from holdfast.graders.build import build_graders
 from holdfast.graders.types import Case
 from holdfast.plan.identity import identify
 from holdfast.spec.target_schema import ScriptedTool
-from holdfast.targets.scripted import scripted_tool
-from holdfast.targets.tools import ToolContext
+from holdfast.targets.tools import ToolContext, scripted_tool
 from tests.support.breaking import kept
 from tests.support.running import holdfast, run_dir, server
 from tests.support.specs import output_of

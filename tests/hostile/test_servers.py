@@ -10,8 +10,9 @@ import pytest
 
 from holdfast import evaluate
 from holdfast.errors import AttemptError, Fault
-from holdfast.targets.asking import REPLY_BYTES
-from holdfast.targets.client import Client
+from holdfast.http.client import Client
+from holdfast.http.events import parse
+from holdfast.http.response import REPLY_BYTES
 from tests.hostile.servers import ATTACKS, LIMIT, hostile, redirecting
 from tests.support.running import lines
 from tests.support.workflow import workflow
@@ -146,7 +147,7 @@ def test_no_hostile_reply_to_a_request_about_batches_is_accepted(name: str) -> N
             Client(f"{url}/chat/completions", {}) as client,
             client.call("POST", f"{url}/batches", body) as response,
         ):
-            value = client.parse(await response.read())
+            value = parse(await response.read())
             assert not isinstance(value, dict) or not value.get("id"), value
 
     with hostile() as server:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import AttemptError, ConfigError, UsageError
+from holdfast.http.balancer import Balancer, client_of
+from holdfast.http.failures import NO_HINTS
 from holdfast.spec.providers import endpoint_of
-from holdfast.targets.balancer import Balancer, client_of
 from holdfast.targets.build import build_target
 from tests.support.breaking import assert_each_once, assert_same_numbers, kept
 from tests.support.running import Server, holdfast, run_dir, server, write_eval
@@ -144,7 +145,7 @@ def test_a_server_that_always_fails_costs_retries_and_no_answer(
 
 
 def _both(first: Server, second: Server) -> Balancer:
-    client = client_of([f"{one.base_url}/chat/completions" for one in (second, first)], {}, "")
+    client = client_of([f"{one.base_url}/chat/completions" for one in (second, first)], {}, NO_HINTS)
     assert isinstance(client, Balancer)
     return client
 

@@ -30,11 +30,11 @@ needs_model = pytest.mark.skipif(
 
 
 def servers() -> list[psutil.Process]:
-    """The servers that this process has started and that run: a zombie has no command line any more."""
+    """The servers that this process has started and that still run: a zombie has no command line."""
     children = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if "holdfast.targets.embedded_server" in child.cmdline():
+            if "holdfast.targets.embedded" in child.cmdline():
                 children.append(child)
     return children
 

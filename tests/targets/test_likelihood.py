@@ -94,7 +94,7 @@ class TestEqualToLmEval:
         [output] = [output for output in kept(run_dir(tmp_path)) if output["sample"] == "long"]
         assert all(each["cut"] > 50 for each in output["messages"][-1]["likelihoods"])
 
-    def test_accuracies_are_those_of_numpy(self, tmp_path: Path, provider: Server) -> None:
+    def test_accuracies_equal_numpys(self, tmp_path: Path, provider: Server) -> None:
         import numpy as np
 
         rows: list[dict[str, Any]] = [
@@ -139,7 +139,7 @@ class TestServers:
         assert f"likelihoods: {form}, maximum length 300 tokens" in done.stderr
         assert likelihoods(run_dir(tmp_path)) == plain
 
-    def test_text_is_sent_where_nothing_can_tokenize_and_a_bos_token_is_noticed(
+    def test_text_is_sent_if_nothing_can_tokenize_and_a_bos_token_is_noticed(
         self, tmp_path: Path, provider: Server
     ) -> None:
         rows = [row for row in ROWS if row["id"] in ("tail", "spaces", "newline", "letters")]
@@ -280,7 +280,7 @@ class TestWrongServers:
         assert "once more once" not in "".join(provider.stats()["asked"])
 
     @pytest.mark.parametrize("truncate", ["left", "never"])
-    def test_a_continuation_that_does_not_fit_alone_is_said_to_be_too_long(
+    def test_a_continuation_that_does_not_fit_by_itself_is_reported_as_too_long(
         self, tmp_path: Path, provider: Server, truncate: str
     ) -> None:
         row = {"id": "long", "context": "a b", "endings": [" c" * 3], "answer": 0}
@@ -289,8 +289,8 @@ class TestWrongServers:
         done = holdfast("eval", path, cwd=tmp_path, check=3)
         assert "maximum length 4 tokens" in done.stderr
         problem = (
-            "the continuation alone has 3 tokens and does not fit after a context: the maximum length is 4 tokens, one "
-            "of which is for the reply"
+            "the continuation has 3 tokens by itself and does not fit after a context: the maximum length is 4 tokens, "
+            "one of which is for the reply"
         )
         assert problem in " ".join(done.stdout.split())
         assert "truncate: left" not in done.stdout

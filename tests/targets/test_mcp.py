@@ -125,7 +125,7 @@ def serve(lab: Lab, port: int) -> subprocess.Popen[Any]:
 
 @contextmanager
 def over_http(lab: Lab) -> Iterator[str]:
-    """Serve the tools behind a URL."""
+    """Serve the tools at a URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -154,7 +154,7 @@ def test_a_model_calls_the_tools_of_a_program(lab: Lab) -> None:
     assert "Processing request" not in done.err and "Traceback" not in done.err
 
 
-def test_a_model_calls_the_tools_behind_a_url(lab: Lab) -> None:
+def test_a_model_calls_tools_at_a_url(lab: Lab) -> None:
     with over_http(lab) as url:
         use(lab, {"url": url})
         done = lab.eval()
@@ -204,7 +204,7 @@ def test_replay_again_brings_a_servers_own_state_back(lab: Lab) -> None:
     assert calls(lab) == {"price tea 0": 2, "price tea 1": 2} and done.asked == 3
 
 
-def test_a_server_behind_a_url_that_comes_back_is_used_again(lab: Lab) -> None:
+def test_a_server_at_a_url_that_comes_back_is_used_again(lab: Lab) -> None:
     lab.rows = [{"id": "a", "question": "tea", "expected": "x"}]
     lab.spec["follow_ups"] = ["milk"]
     with over_http(lab) as url:

@@ -33,7 +33,7 @@ KEY = "sk-a-very-secret-key"
 
 
 provider = module_server(tool_calls=2)
-"""A model that calls two tools before its answer, where it is offered any."""
+"""A model that calls two tools before its answer, if it is offered any."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def lab(tmp_path: Path, provider: Server) -> Iterator[Lab]:
 
 CLIENT = """
 import json, os, sys, time, urllib.error, urllib.request
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 here = Path(__file__).parent
 base = os.environ["OPENAI_BASE_URL"]
@@ -222,7 +222,7 @@ def test_a_program_may_go_without_the_proxy(lab: Lab) -> None:
     assert kept(done.run)[0]["output"] == "http://127.0.0.1:1/own"
 
 
-# The proxy alone, before a server that does what the test server does not
+# Only the proxy, in front of a server with features that the test server lacks
 
 
 class Notes:
@@ -259,8 +259,8 @@ def through_proxy(answer: Handler, test: Callable[[aiohttp.ClientSession, str, A
         calls = await RecordedCalls.begin(replay, 1)
         try:
             async with Proxy(block, {}) as proxy, aiohttp.ClientSession() as client:
-                proxy.admit(calls)  # type: ignore[arg-type]
-                await test(client, proxy.base_url(calls), calls, notes)  # type: ignore[arg-type]
+                with proxy.serving(calls) as url:  # type: ignore[arg-type]
+                    await test(client, url, calls, notes)
         finally:
             await runner.cleanup()
 
@@ -555,7 +555,7 @@ def test_a_call_that_an_agent_does_not_wait_for_is_recorded(caplog: Any) -> None
 
 FRAMEWORK = '''
 import sys
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from pydantic_ai import Agent
 
 agent = Agent("openai-chat:test-model", system_prompt="Be brief.")

@@ -1,4 +1,4 @@
-"""Targets of all four kinds: what they are sent, what counts as their answer, and that secrets stay secret."""
+"""Targets of all four kinds: their requests, their answers, and that secrets stay secret."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class TestModel:
             (False, {"content": "<think>a</think>b"}, ("<think>a</think>b", None)),
         ],
     )
-    def test_reasoning_in_the_text_is_taken_out_where_the_eval_asks_for_it(
+    def test_reasoning_in_the_text_is_taken_out_if_the_eval_asks_for_it(
         self, evaluate: Any, strip: Any, reply: Any, expected: Any
     ) -> None:
         with workflow(lambda _: {"choices": [{"message": reply, "finish_reason": "stop"}]}) as service:
@@ -312,7 +312,7 @@ def agent(tmp_path: Path, evaluate: Any) -> Any:
 
 
 class TestPython:
-    def test_a_value_that_is_no_text_is_kept_beside_its_json_and_is_part_of_the_digest(self, evaluate: Any) -> None:
+    def test_a_value_that_is_not_a_text_is_kept_with_its_json_and_is_part_of_the_digest(self, evaluate: Any) -> None:
         answers: list[Any] = [{"n": 1, "of": [True, None]}, 2.5]
 
         def give_value(prompt: str) -> Any:
@@ -350,7 +350,7 @@ class TestPython:
         kept = outputs(agent("later", params={"k": "v"}, trials=2))
         assert kept["a"]["output"].startswith("one two ") and " a v " in kept["a"]["output"]
 
-    def test_the_seed_depends_on_sample_and_trial_alone(self, agent: Any) -> None:
+    def test_the_seed_depends_only_on_sample_and_trial(self, agent: Any) -> None:
         def seeds(**keys: Any) -> Any:
             run = agent("later", params={"k": "v"}, trials=2, **keys)
             return {(e["sample"], e["trial"]): e["output"].split()[-1] for e in lines(run.path / "outputs.jsonl")}
@@ -364,14 +364,14 @@ class TestPython:
         assert (kept["output"], kept["stop"], kept["state"]) == ("done", "finished", {"files": ["a"]})
         assert [message["role"] for message in kept["messages"]] == ["user", "assistant", "tool", "assistant"]
 
-    def test_so_may_a_dict(self, agent: Any) -> None:
+    def test_a_dict_may_be_returned(self, agent: Any) -> None:
         kept = outputs(agent("mapping"))["a"]
         assert (kept["output"], kept["stop"], kept["state"]) == ("done", "max", {"k": [1, 2]})
         assert kept["usage"] == {"input_tokens": 3, "output_tokens": 4, "requests": 2, "cost": 0.5}
         assert kept["messages"][-1] == {"role": "assistant", "content": "done", "tool_calls": [{"id": "1"}]}
 
     @pytest.mark.parametrize("name", ["lists_calls", "has_messages", "has_both"])
-    def test_an_empty_list_of_calls_says_that_none_was_made(self, agent: Any, name: str) -> None:
+    def test_an_empty_list_of_calls_means_that_no_call_was_made(self, agent: Any, name: str) -> None:
         run = agent(
             name,
             samples=[{"id": name_, "q": name_} for name_ in ("calls", "none", "unknown")],
@@ -380,7 +380,7 @@ class TestPython:
         verdicts = {entry["sample"]: entry["status"] for entry in lines(run.path / "grades.jsonl")}
         assert verdicts == {"calls": "passed", "none": "failed", "unknown": "skipped"}
 
-    def test_a_stop_that_is_none_is_the_usual_one(self, agent: Any) -> None:
+    def test_a_missing_stop_is_the_usual_one(self, agent: Any) -> None:
         assert outputs(agent("no_stop"))["a"]["stop"] == "stop"
 
     @pytest.mark.parametrize(
@@ -501,7 +501,7 @@ class TestHttp:
             )
         assert {(a.headers["authorization"], a.headers["x-plain"]) for a in service.asked} == {("Bearer t0ken", "p")}
 
-    def test_a_template_that_a_row_cannot_fill_fails_its_trial_alone(self, evaluate: Any) -> None:
+    def test_a_template_that_a_row_cannot_fill_fails_only_its_trial(self, evaluate: Any) -> None:
         samples = [{"id": "a", "q": "x", "n": 0}, {"id": "b", "q": "y", "n": 1}]
         with workflow(lambda asked: {"value": asked.body["share"]}) as service:
             run = evaluate(
@@ -585,7 +585,7 @@ class TestCommand:
         assert run.exit_code == 3 and not run.finished
         assert "./no-shell.sh cannot be run" in run.reason and str(tmp_path) in run.reason
 
-    def test_a_prompt_that_no_program_can_be_given_fails_its_trial_alone(self, tmp_path: Path, program: Any) -> None:
+    def test_a_prompt_that_no_program_can_be_given_fails_only_its_trial(self, tmp_path: Path, program: Any) -> None:
         program("print('ok')")
         path = write_spec(
             tmp_path,
@@ -654,7 +654,7 @@ class TestSecrets:
 
     @pytest.mark.parametrize("header", [SECRET, f"Bearer {SECRET}", "Bearer ${HEADER_TOKEN}"])
     @pytest.mark.parametrize("status", [200, 403])
-    def test_so_is_the_value_of_a_header(self, tmp_path: Path, header: Any, status: int) -> None:
+    def test_the_value_of_a_header_is_secret(self, tmp_path: Path, header: Any, status: int) -> None:
         def answer(asked: Any) -> Any:
             return {"value": "x"} if status == 200 else Answer({"error": asked.headers["x-token"]}, status)
 
@@ -671,7 +671,7 @@ class TestSecrets:
 
     @pytest.mark.parametrize("status", [200, 400])
     @pytest.mark.parametrize("kind", ["model", "http", "judge"])
-    def test_so_is_a_password_inside_an_address(self, tmp_path: Path, kind: str, status: int) -> None:
+    def test_a_password_inside_an_address_is_secret(self, tmp_path: Path, kind: str, status: int) -> None:
         judge = '{"score": 1, "reason": ""}'
 
         def answer(asked: Any) -> Any:
@@ -695,7 +695,7 @@ class TestSecrets:
 
     @pytest.mark.parametrize("query", [f"?api_key={SECRET}", f"?{SECRET}", "?api_key=${QUERY_KEY}"])
     @pytest.mark.parametrize("status", [200, 403, 500])
-    def test_so_is_what_the_query_of_an_address_says(self, tmp_path: Path, query: str, status: int) -> None:
+    def test_the_query_of_an_address_is_secret(self, tmp_path: Path, query: str, status: int) -> None:
         def answer(asked: Any) -> Any:
             return {"value": "x"} if status == 200 else Answer({"error": f"no {asked.path}"}, status)
 

@@ -1,4 +1,4 @@
-"""Tools of model targets: what a model is told of a Python function, and what becomes of its calls."""
+"""Tools of model targets: how a Python function is described to a model, and how its calls are answered."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ def test_pieces_of_streamed_calls_are_joined(pieces: tuple[tuple[int | None, str
     ]
 
 
-def test_calls_of_one_name_without_ids_are_told_apart_by_their_arguments() -> None:
+def test_calls_of_one_name_without_ids_are_distinguished_by_their_arguments() -> None:
     calls = StreamedCalls()
     for arguments in ('{"a"', ": 1}", '{"a": 2}'):
         calls.add({"index": 0, "function": {"name": "f", "arguments": arguments}})

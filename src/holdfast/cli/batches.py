@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.batches.ledger import BatchAbandoned, BatchStore, now, read_batches
 from holdfast.cli.flags import complete_runs
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.display.format import duration
 from holdfast.display.terminal import echo
-from holdfast.store.batches import BatchAbandoned, BatchStore, now, read_batches
 from holdfast.store.run_lock import hold
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.store.batches import Batch
+    from holdfast.batches.ledger import Batch
 
 
 @click.command("batches")

@@ -11,12 +11,12 @@ from typing import Final
 
 import click
 
-from holdfast import __version__
 from holdfast.cli.errors import command_line, show_error, show_usage_error
 from holdfast.display.terminal import echo
 from holdfast.engine.signals import Signals
 from holdfast.errors import Exit, HoldfastError, UsageError
 from holdfast.spec.plugins import load_reference
+from holdfast.versions import __version__
 
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from holdfast.batches.collecting import batch_lines, collect_batches
+from holdfast.batches.ledger import waiting_batches
 from holdfast.cli.errors import show_note, show_warning
 from holdfast.cli.flags import complete_runs, env_file_options, load_env_file
 from holdfast.cli.runs import runs_dir_option, runs_directory
@@ -17,11 +19,8 @@ from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.status import look, look_at_all
 from holdfast.display.format import duration
 from holdfast.display.terminal import echo, echo_json
-from holdfast.engine.collecting import collect_batches
 from holdfast.errors import Exit, HoldfastError, RunHeld, UsageError
 from holdfast.export.registry import unfinished_exports
-from holdfast.report.table import batch_lines
-from holdfast.store.batches import waiting_batches
 from holdfast.store.calls import uncertain_trials
 from holdfast.store.catalog import summarize_run
 from holdfast.store.run_lock import holders
@@ -29,8 +28,8 @@ from holdfast.store.run_lock import holders
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from holdfast.batches.collecting import Collected
     from holdfast.cluster.watch.status import JobPicture, Picture, TaskPicture
-    from holdfast.engine.collecting import Collected
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
 

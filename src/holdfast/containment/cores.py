@@ -1,10 +1,14 @@
-"""Counts the cores that this process may use, by its affinity and the quota of its control group."""
+"""The cores that this process may use, by its affinity and the quota of its control group."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+EMBEDDED_SLOTS: Final = 4
+"""requests that the embedded model's server works on at once"""
 
 
 def usable_cores(root: Path = Path("/")) -> float:

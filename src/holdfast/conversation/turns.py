@@ -46,8 +46,17 @@ class Conversation:
     """the last reply; not set before the first turn has ended"""
 
     def __init__(
-        self, prompts: Prompts, sample: Sample, trial: int, load: Callable[[str], bytes] | None = None
+        self,
+        prompts: Prompts,
+        sample: Sample,
+        trial: int,
+        load: Callable[[str], bytes] | None = None,
+        *,
+        key: str = "",
+        run: str = "",
     ) -> None:
+        """`load`, `key` and `run` as in `Turn`."""
+        self._key, self._run = key, run
         self._prompts = prompts.contents
         self._load = load
         self._continuations, self._params = prompts.continuations, prompts.params
@@ -101,6 +110,8 @@ class Conversation:
             continuations=self._continuations,
             params=self._params,
             load=self._load,
+            key=self._key,
+            run=self._run,
         )
 
     def end_turn(self, reply: Reply, seconds: float) -> None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
-from holdfast import __version__
 from holdfast.canonical import digest, digest_bytes
 from holdfast.data.checks import Questions, Shape, TemplateChecks
 from holdfast.data.columns import Groupings, RowValues
@@ -31,6 +30,7 @@ from holdfast.spec.benchmark_tasks import benchmark_tasks
 from holdfast.spec.eval import fields_of_target
 from holdfast.spec.load_graders import GRADERS
 from holdfast.store.home_db import HomeDb
+from holdfast.versions import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -13,19 +13,16 @@ from msgspec.structs import replace
 
 from holdfast.dialects.media import as_chat
 from holdfast.dialects.reading import (
-    STOPPED_EARLY,
     check_counts,
     count,
+    explain,
     failed_reply,
     keeps_reasoning,
-    no_answer,
-    not_an_event,
     objects,
     raw_of,
     text_of,
     with_raw,
 )
-from holdfast.dialects.refusals import explain
 from holdfast.dialects.stops import read_stop
 from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
 from holdfast.errors import AttemptError
@@ -44,7 +41,7 @@ _SEARCHES: Final = ("num_sources_used", "num_search_queries")
 _OF_REPLY: Final = frozenset(("object", "created", "choices"))
 """keys of a reply that say nothing, or stand in the message and the output"""
 _OF_CHOICE: Final = frozenset(("index", "message", "delta", "text", "finish_reason"))
-"""likewise of a choice"""
+"""the same for a choice"""
 
 
 class _Chat(Dialect):
@@ -72,15 +69,12 @@ class _Chat(Dialect):
             body.setdefault("stream_options", {"include_usage": True})
         return body
 
-    def read(self, reply: Any) -> Answer:
-        try:
-            choice = first_choice(reply["choices"])
-            check_choice(choice)
-            # Google sends no message beside the reason why there is none.
-            message = choice.get("message") or ({} if choice.get("finish_reason") not in (None, "stop") else None)
-            return _answer(message, choice.get("finish_reason"), reply, choice)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise no_answer(reply) from error
+    def read_reply(self, reply: Any) -> Answer:
+        choice = first_choice(reply["choices"])
+        check_choice(choice)
+        # Google sends no message with the reason for its absence.
+        message = choice.get("message") or ({} if choice.get("finish_reason") not in (None, "stop") else None)
+        return _answer(message, choice.get("finish_reason"), reply, choice)
 
     def reader(self) -> StreamReader:
         return _ChatReader()
@@ -108,12 +102,9 @@ class _ChatReader(StreamReader):
     def ended(self) -> bool:
         return self._stop is not None
 
-    def feed(self, event: Any) -> bool:
-        try:
-            self._reply |= {key: value for key, value in event.items() if value is not None}
-            shown = [self._take(choice) for choice in event.get("choices") or () if is_first(choice)]
-        except (AttributeError, TypeError) as error:
-            raise not_an_event(event) from error
+    def take_event(self, event: Any) -> bool:
+        self._reply |= {key: value for key, value in event.items() if value is not None}
+        shown = [self._take(choice) for choice in event.get("choices") or () if is_first(choice)]
         return any(shown)
 
     def _take(self, choice: dict[str, Any]) -> bool:
@@ -143,9 +134,7 @@ class _ChatReader(StreamReader):
                 self._message[key] = value
         return bool(delta.get("content"))
 
-    def finish(self) -> Answer:
-        if self._stop is None:
-            raise AttemptError("bad_reply", STOPPED_EARLY)
+    def answer(self) -> Answer:
         calls, text = self._calls.all(), "".join(self._text)
         thoughts = {key: "".join(parts) for key, parts in self._thoughts.items()}
         message: Message = {"content": text if text or not calls else None, **self._message, **thoughts}
@@ -200,12 +189,12 @@ def _answer(message: Any, stop: Any, reply: Mapping[str, Any], choice: Mapping[s
 
 
 def beside_message(reply: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a server sent beside the message: its name of the model, ids, details of the usage, probabilities."""
+    """Return what a server sent with the message: its name of the model, ids, details of the usage, probabilities."""
     beside = {key: value for key, value in reply.items() if key not in _OF_REPLY and value is not None}
     if not choice.keys() <= _OF_CHOICE:
         beside |= {key: value for key, value in choice.items() if key not in _OF_CHOICE and value is not None}
     if "usage" in beside and not _has_details(beside["usage"]):
-        del beside["usage"]  # its counts are those of the output
+        del beside["usage"]  # its counts are in the output
     return beside
 
 
@@ -270,13 +259,13 @@ def _sent(message: Message, keep: bool) -> Message:
 
 
 def check_choice(choice: dict[str, Any]) -> None:
-    """Raise AttemptError where a router reports a failure of its server instead of an answer, or inside one."""
+    """Raise AttemptError if a router reports a failure of its server instead of an answer, or inside one."""
     if choice.get("error") or choice.get("finish_reason") == "error":
         raise failed_reply(choice.get("error"))
 
 
 def first_choice(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the choice that counts, whatever their order in the reply."""
+    """Return the choice that counts, in any order of the reply."""
     return sorted(choices, key=lambda choice: count(choice.get("index")) or 0)[0]
 
 
@@ -307,7 +296,7 @@ class StreamedCalls:
             call = {"type": "function", "function": {"name": "", "arguments": ""}}
             self._calls.append((number, call))
         name = function.get("name") or ""
-        if name != call["function"]["name"]:  # else it is repeated in every piece
+        if name != call["function"]["name"]:  # otherwise it is repeated in every piece
             call["function"]["name"] += name
         call["function"]["arguments"] += function.get("arguments") or ""
         # Gemini's signatures, without which it refuses the next request, are in keys of their own.

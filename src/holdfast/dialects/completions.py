@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.dialects.chat import beside_message, check_choice, first_choice, is_first, read_tokens
-from holdfast.dialects.reading import STOPPED_EARLY, no_answer, not_an_event, with_raw
+from holdfast.dialects.reading import with_raw
 from holdfast.dialects.stops import read_stop
 from holdfast.dialects.types import Answer, Dialect, StreamReader
 from holdfast.errors import AttemptError
@@ -31,13 +31,10 @@ class _Completions(Dialect):
             body.setdefault("stream_options", {"include_usage": True})
         return body
 
-    def read(self, reply: Any) -> Answer:
-        try:
-            choice = first_choice(reply["choices"])
-            check_choice(choice)
-            return _answer(choice["text"], choice, reply)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise no_answer(reply) from error
+    def read_reply(self, reply: Any) -> Answer:
+        choice = first_choice(reply["choices"])
+        check_choice(choice)
+        return _answer(choice["text"], choice, reply)
 
     def reader(self) -> StreamReader:
         return _CompletionsReader()
@@ -57,22 +54,17 @@ class _CompletionsReader(StreamReader):
     def ended(self) -> bool:
         return self._choice.get("finish_reason") is not None
 
-    def feed(self, event: Any) -> bool:
-        try:
-            self._reply |= {key: value for key, value in event.items() if value is not None}
-            texts = []
-            for choice in filter(is_first, event.get("choices") or ()):
-                check_choice(choice)
-                self._choice |= {key: value for key, value in choice.items() if value is not None}
-                texts.append(choice.get("text") or "")
-            self._text += texts
-        except (AttributeError, TypeError) as error:
-            raise not_an_event(event) from error
+    def take_event(self, event: Any) -> bool:
+        self._reply |= {key: value for key, value in event.items() if value is not None}
+        texts = []
+        for choice in filter(is_first, event.get("choices") or ()):
+            check_choice(choice)
+            self._choice |= {key: value for key, value in choice.items() if value is not None}
+            texts.append(choice.get("text") or "")
+        self._text += texts
         return any(texts)
 
-    def finish(self) -> Answer:
-        if not self.ended:
-            raise AttemptError("bad_reply", STOPPED_EARLY)
+    def answer(self) -> Answer:
         return _answer("".join(self._text), self._choice, self._reply)
 
 

@@ -15,29 +15,25 @@ from msgspec.structs import replace
 
 from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
-    STOPPED_EARLY,
     check_counts,
     count,
+    explain,
     failed_reply,
     keeps_reasoning,
-    no_answer,
-    not_an_event,
     objects,
     raw_of,
     renamed,
     text_of,
     with_raw,
 )
-from holdfast.dialects.refusals import explain
 from holdfast.dialects.stops import Stop, read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
-from holdfast.errors import AttemptError
+from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, no_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.dialects.types import Message, ModelRequest
-    from holdfast.errors import Fault
+    from holdfast.errors import AttemptError, Fault
 
     Part = dict[str, Any]
 
@@ -89,17 +85,14 @@ class _Gemini(Dialect):
         body["contents"] = _contents(request)
         return body
 
-    def read(self, reply: Any) -> Answer:
-        try:
-            return _answer(reply)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise no_answer(reply) from error
+    def read_reply(self, reply: Any) -> Answer:
+        return _answer(reply)
 
     def reader(self) -> StreamReader:
         return _GeminiReader()
 
     def explain(self, error: AttemptError | Fault) -> str | None:
-        if error.status == 400 and "API key" in error.message:  # where other services answer 401
+        if error.status == 400 and "API key" in error.message:  # other services answer 401
             return "Check the key: Google does not accept it."
         return explain(error)
 
@@ -130,14 +123,11 @@ class _GeminiReader(StreamReader):
     def ended(self) -> bool:
         return "finishReason" in self._candidate or _block_reason(self._reply) is not None
 
-    def feed(self, event: Any) -> bool:
-        try:
-            if event.get("error"):
-                raise failed_reply(event["error"])
-            self._reply |= {key: value for key, value in event.items() if value is not None}
-            shown = [self._take(each) for each in event.get("candidates") or () if not count(each.get("index"))]
-        except (AttributeError, TypeError, KeyError) as error:
-            raise not_an_event(event) from error
+    def take_event(self, event: Any) -> bool:
+        if event.get("error"):
+            raise failed_reply(event["error"])
+        self._reply |= {key: value for key, value in event.items() if value is not None}
+        shown = [self._take(each) for each in event.get("candidates") or () if not count(each.get("index"))]
         return any(shown)
 
     def _take(self, candidate: dict[str, Any]) -> bool:
@@ -151,9 +141,7 @@ class _GeminiReader(StreamReader):
                 self._parts.append(part)
         return any(part.get("text") and not part.get("thought") for part in parts)
 
-    def finish(self) -> Answer:
-        if not self.ended:
-            raise AttemptError("bad_reply", STOPPED_EARLY)
+    def answer(self) -> Answer:
         if not self._candidate:
             return DIALECT.read(self._reply)
         candidate = {**self._candidate, "content": {"parts": self._parts}}
@@ -161,7 +149,7 @@ class _GeminiReader(StreamReader):
 
 
 def _is_plain(part: Part) -> bool:
-    """Return True for text that streams cut in pieces. A signature belongs to its part, also where this has no text."""
+    """Return True for text that streams cut in pieces. A signature belongs to its part, even without text."""
     return isinstance(part.get("text"), str) and part.keys() <= {"text", "thought"}
 
 
@@ -181,7 +169,7 @@ def _config(params: Mapping[str, Any], request: ModelRequest) -> dict[str, Any]:
 
 
 def _thinking(reasoning: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate `params.reasoning`. Thoughts are asked for in words, except where the model is not to think."""
+    """Translate `params.reasoning`. Thoughts are asked for in words, unless the model is not to think."""
     if reasoning.get("effort") == "none" or reasoning.get("tokens") == 0:
         return {"thinkingBudget": 0}
     names = {"effort": "thinkingLevel", "tokens": "thinkingBudget"}
@@ -240,7 +228,7 @@ def _contents(request: ModelRequest) -> list[dict[str, Any]]:
 
 
 def _sent_back(message: Message, keep: bool, request: ModelRequest) -> list[Part]:
-    """Return the parts of a message of the model; those that a server sent where there are some."""
+    """Return the parts of a message of the model; the server's own parts if there are any."""
     reply = raw_of(message, "gemini")
     if reply is not None and keep:
         return list(reply["parts"])
@@ -332,7 +320,7 @@ def _answer(reply: Any) -> Answer:
 
 
 def _message(parts: Sequence[Part], name: str) -> Message:
-    """Return the message that the parts of a reply are; `name` begins the ids of calls that have none."""
+    """Return the parts of a reply as a message; `name` begins the ids of calls without an id."""
     text = text_of([part for part in parts if not part.get("thought")])
     thoughts = text_of([part for part in parts if part.get("thought")])
     functions = [call for part in parts if isinstance(call := part.get("functionCall"), dict)]
@@ -395,7 +383,7 @@ def _chat_part(part: Part) -> dict[str, Any] | None:
 
 
 def _tokens(usage: Any) -> TokenCounts:
-    """Read the counts, of which the API leaves out those that are zero."""
+    """Read the counts; the API leaves out zeros."""
     if not isinstance(usage, dict) or not usage:
         return TokenCounts()
     names = ("promptTokenCount", "toolUsePromptTokenCount", "candidatesTokenCount", "thoughtsTokenCount")

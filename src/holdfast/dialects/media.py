@@ -18,19 +18,19 @@ KINDS: Final = ("image", "audio", "file")
 
 
 class Media(NamedTuple):
-    """An image, audio or a file of a message, for APIs whose parts differ from those of chat completions."""
+    """An image, audio or a file of a message, for APIs whose parts differ from chat completions."""
 
     kind: str
     """one of KINDS"""
     media_type: str = ""
     data: str = ""
-    """the content in base64; empty where `url` names a place on the web"""
+    """the content in base64; empty if `url` names a place on the web"""
     url: str = ""
     name: str = ""
 
     @property
     def link(self) -> str:
-        """A URL of the content; one that contains the content where there is no other."""
+        """A URL of the content; a data URL if there is no other."""
         return self.url or f"data:{self.media_type};base64,{self.data}"
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages, which Claude speaks, and vLLM, MiniMax and others beside their chat completions.
+"""Anthropic's Messages, which Claude speaks, and vLLM, MiniMax and others in addition to chat completions.
 
 A reply is a list of blocks: text, thoughts with a signature, tool calls. Claude refuses the next request of a tool loop
 unless the thoughts come back as they were, so a message keeps its blocks in `raw` and is sent back from there.
@@ -10,25 +10,23 @@ import json
 import re
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import msgspec
 
 from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
-    STOPPED_EARLY,
     check_counts,
     count,
+    explain,
     failed_reply,
     keeps_reasoning,
-    no_answer,
-    not_an_event,
     objects,
     raw_of,
     with_raw,
 )
-from holdfast.dialects.refusals import explain
 from holdfast.dialects.stops import read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
+from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, no_answer
 from holdfast.errors import AttemptError
 
 if TYPE_CHECKING:
@@ -36,14 +34,16 @@ if TYPE_CHECKING:
 
     from holdfast.dialects.types import Message, ModelRequest
     from holdfast.errors import Fault
+    from holdfast.spec.providers import Access
 
     Block = dict[str, Any]
     Load = Callable[[str], bytes] | None
 
+_CLOUD_VERSIONS: Final[dict[Access, str]] = {"aws": "bedrock-2023-05-31", "gcp": "vertex-2023-10-16"}
 VERSION: Final = "2023-06-01"
-"""the version that all servers know; that of 2026-10-21 takes the sampling parameters from models that have them"""
+"""the version that all servers know; version 2026-10-21 removes sampling parameters from models that have them"""
 MAX_TOKENS: Final = 16_384
-"""limit of a reply where `params` has none, since the API requires one; beside `reasoning.tokens` it is added to them.
+"""limit of a reply without one in `params`, since the API requires it; it is added to `reasoning.tokens`.
 Outputs depend on it and their keys do not show it: it must not change."""
 
 _PRICED_TOOLS: Final = ("web_search_requests", "web_fetch_requests")
@@ -65,12 +65,15 @@ _LINES: Final = {
     r"max_tokens: \d+ > (\d+)": "Write `max_tokens: {0}` in target.params: this model writes no longer replies.",
     r"\b(\w+): Extra inputs are not permitted": "Remove `{0}` from target.params: this API does not have it.",
 }
-"""by what the API says of a request that it refuses"""
+"""by the API's message about a refused request"""
 
 
 class _Messages(Dialect):
     api = "messages"
     volatile = ("metadata.user_id",)
+
+    def at(self, access: Access) -> Dialect:
+        return _CloudMessages(access) if access in _CLOUD_VERSIONS else self
 
     def path(self, model: str, *, stream: bool) -> str:
         return "/messages"
@@ -92,13 +95,10 @@ class _Messages(Dialect):
             body["stream"] = True
         return body
 
-    def read(self, reply: Any) -> Answer:
-        try:
-            if reply.get("type") == "error":
-                raise failed_reply(reply.get("error"))
-            return _answer(reply)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise no_answer(reply) from error
+    def read_reply(self, reply: Any) -> Answer:
+        if reply.get("type") == "error":
+            raise failed_reply(reply.get("error"))
+        return _answer(reply)
 
     def reader(self) -> StreamReader:
         return _MessagesReader()
@@ -125,6 +125,27 @@ class _Messages(Dialect):
         return messages
 
 
+class _CloudMessages(_Messages):
+    """The API as clouds offer it: the path names the model, and the body the version of the API."""
+
+    def __init__(self, cloud: Access) -> None:
+        self._cloud = cloud
+
+    def path(self, model: str, *, stream: bool) -> str:
+        name = quote(model, safe="")  # an ARN has slashes
+        if self._cloud == "aws":
+            return f"/model/{name}/invoke"
+        return f"/models/{name}:{'streamRawPredict' if stream else 'rawPredict'}"
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        return Dialect.headers(self, key)
+
+    def encode(self, request: ModelRequest) -> dict[str, Any]:
+        body = super().encode(request)
+        del body["model"]
+        return {"anthropic_version": _CLOUD_VERSIONS[self._cloud], **body}
+
+
 class _MessagesReader(StreamReader):
     def __init__(self) -> None:
         self._reply: dict[str, Any] = {}
@@ -137,13 +158,7 @@ class _MessagesReader(StreamReader):
     def ended(self) -> bool:
         return self._whole or (self._stopped and bool(self._reply.get("stop_reason")))
 
-    def feed(self, event: Any) -> bool:
-        try:
-            return self._take(event)
-        except (AttributeError, TypeError, KeyError, ValueError) as error:
-            raise not_an_event(event) from error
-
-    def _take(self, event: dict[str, Any]) -> bool:
+    def take_event(self, event: Any) -> bool:
         match event.get("type"):
             case "error":
                 raise failed_reply(event.get("error"))
@@ -172,9 +187,7 @@ class _MessagesReader(StreamReader):
                 self._pieces.setdefault((number, key), []).append(value)
         return bool(delta.get("text"))
 
-    def finish(self) -> Answer:
-        if not self.ended:
-            raise AttemptError("bad_reply", STOPPED_EARLY)
+    def answer(self) -> Answer:
         try:
             for (number, key), pieces in self._pieces.items():
                 block, text = self._blocks.get(number, {}), "".join(pieces)
@@ -221,7 +234,7 @@ def _assistant(blocks: Iterable[Block]) -> Message:
 
 
 def _tokens(usage: Any) -> TokenCounts:
-    """Read the counts, of which those of the cache stand beside those of the input."""
+    """Read the counts; the API counts cached tokens separately from the input."""
     usage = usage if isinstance(usage, dict) else {}
     created, details, tools = (
         value if isinstance(value := usage.get(key), dict) else {}
@@ -274,7 +287,7 @@ def _params(request: ModelRequest) -> dict[str, Any]:
 
 
 def _reasoning(reasoning: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Translate `params.reasoning`. Thoughts are asked for in words: newer models else send only their signature."""
+    """Translate `params.reasoning`. Thoughts are asked for in words, since newer models send only signatures."""
     effort, tokens = reasoning.get("effort"), reasoning.get("tokens")
     if effort == "none":
         return {"thinking": {"type": "disabled"}}
@@ -330,7 +343,7 @@ def _written(request: ModelRequest) -> tuple[str | list[Block], list[Message]]:
 
 
 def _sent_back(message: Message, keep: bool) -> list[Block]:
-    """Return the blocks of a message of the model; thoughts of other APIs have no signature and stay behind."""
+    """Return the blocks of a message of the model; thoughts of other APIs have no signature and are left out."""
     raw = raw_of(message, "messages")
     if raw is not None:
         # The API sends empty texts and refuses them.
@@ -411,7 +424,7 @@ def _read_message(message: Mapping[str, Any]) -> list[Message]:
 
 
 def _plain(content: Any) -> Any:
-    """Return blocks as a text where they are nothing else."""
+    """Return blocks as a text if they are only text."""
     if not isinstance(content, list) or any(block.get("type") != "text" for block in objects(content)):
         return content
     return "\n\n".join(str(block.get("text")) for block in objects(content))

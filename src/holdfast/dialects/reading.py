@@ -1,4 +1,4 @@
-"""Helpers of all dialects: token counts, errors, raw replies, and which reasoning is sent back to a model."""
+"""Helpers of all dialects: token counts, errors and hints, raw replies, and which reasoning is sent back to a model."""
 
 from __future__ import annotations
 
@@ -15,28 +15,75 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.dialects.types import Message
+    from holdfast.errors import Fault
     from holdfast.spec.schema import ReasoningHistory
     from holdfast.spec.target_schema import ThoughtsBlock
 
-STOPPED_EARLY: Final = "the stream ended before the answer was complete"
-
-_HALF: Final = re.compile(r"[\ud800-\udfff]")
 _HIDDEN: Final = frozenset(("reasoning", "reasoning_content", "reasoning_details", "raw"))
 """keys of a message that neither graders nor simulated users see"""
 _START_OF_THOUGHTS: Final = re.compile(r"(?i)<(?:think|thinking|thought|reasoning)>")
 _END_OF_THOUGHTS: Final = re.compile(r"(?i)</(?:think|thinking|thought|reasoning)>")
 
+_PARAMETER: Final = r"[`'\"]?\b(temperature|top_p|top_k|presence_penalty|frequency_penalty|stop|logprobs|seed)\b[`'\"]?"
+_REFUSED: Final = r"(?:not supported|unsupported|does not support|deprecated|not enabled)"
+_REMOVE: Final = "Remove `{0}` from target.params: this model does not take it."
+_LINES: Final = (
+    (
+        r"['`\"]([\w.]+)['`\"].{0,120}moved to ['`\"]([\w.]+)['`\"]",
+        "Write `{1}` instead of `{0}` in target.params: this API knows only that name.",
+    ),
+    (
+        r"use ['`\"]?max_completion_tokens",
+        "Write `max_completion_tokens` instead of `max_tokens` in target.params: this model knows only that name.",
+    ),
+    (r"v1/responses|Responses API", "Write `api: responses` in target: this model answers such requests only there."),
+    (r"use v1/completions", "Write `api: completions` in target: this model has no chat API."),
+    (r"max_tokens: Field required", "Write `max_tokens: 4096` in target.params: this API requires a limit."),
+    (
+        r"['`\"]?\b(\w+)\b['`\"]? and ['`\"]?(\w+)['`\"]? cannot both be specified",
+        "Remove `{0}` or `{1}` from target.params: this model takes only one of them.",
+    ),
+    (
+        r"(temperature)['`\"]? may only be set to 1 when thinking",
+        "Remove `temperature` from target.params: this model does not take it while it reasons.",
+    ),
+    (
+        r"thinking budget is not supported",
+        "Write `reasoning: {{effort: high}}` in target.params: this model takes no limit of its reasoning in tokens.",
+    ),
+    (
+        r"thinking level is not supported",
+        "Write `reasoning: {{tokens: 8192}}` in target.params: this model takes no effort, only a limit.",
+    ),
+    (
+        r"thinking can't be disabled|only works in thinking mode",
+        "Remove `reasoning` from target.params: this model cannot do without.",
+    ),
+    (r"developer instruction is not enabled", "Remove `system` from the eval file: this model takes no instructions."),
+    (
+        r"(?:unrecognized request argument supplied: |unknown parameter: |unknown name )['`\"]?([\w.]+)",
+        "Remove `{0}` from target.params: this API does not have it.",
+    ),
+    (
+        r"property ['`\"]([\w.]+)['`\"] is unsupported",
+        "Remove `{0}` from target.params: this API does not have it.",
+    ),
+    (rf"{_PARAMETER}\W.{{0,60}}{_REFUSED}", _REMOVE),
+    (rf"{_REFUSED}.{{0,60}}\W{_PARAMETER}", _REMOVE),
+)
+"""a server's words, and the line to write; the first match counts"""
+
 
 def count(value: Any) -> int | None:
-    """Return a number of tokens; None where the server sent something else."""
+    """Return a number of tokens; None if the server sent something else."""
     return value if type(value) is int and 0 <= value <= MOST_TOKENS else None  # a bool is no number
 
 
 def check_counts(tokens: TokenCounts, reported: Iterable[Any], total: Any = None) -> TokenCounts:
-    """Return counts as far as they can be true; the rest is unknown.
+    """Return the counts that can be true; the rest is unknown.
 
     `reported` are the numbers as the server sent them. One that is no number of tokens makes all of them unknown.
-    xAI counts reasoning beside the output: then `total` says so.
+    xAI counts reasoning separately from the output, which `total` shows.
     """
     if any(value is not None and count(value) is None for value in reported):
         return TokenCounts(tier=tokens.tier, searches=tokens.searches, unpriced=tokens.unpriced, absurd=True)
@@ -52,16 +99,6 @@ def check_counts(tokens: TokenCounts, reported: Iterable[Any], total: Any = None
     return tokens
 
 
-def no_answer(reply: Any) -> AttemptError:
-    """Return the error for a reply in which there is no answer."""
-    return AttemptError("bad_reply", f"the reply has no answer in it: {str(reply)[:200]}")
-
-
-def not_an_event(event: Any) -> AttemptError:
-    """Return the error for an event that the API does not have."""
-    return AttemptError("bad_reply", f"not an event of a reply: {str(event)[:200]}")
-
-
 def failed_reply(error: Any) -> AttemptError:
     """Return the error for a failure that a server reports instead of an answer, or inside one."""
     message = (error.get("message") if isinstance(error, dict) else error) or "no reason given"
@@ -70,14 +107,14 @@ def failed_reply(error: Any) -> AttemptError:
 
 
 def renamed(params: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return parameters with the names that an API has for those of chat completions; its own take precedence."""
+    """Return parameters with an API's names for the parameters of chat completions; its own take precedence."""
     return {names[key]: value for key, value in params.items() if key in names} | {
         key: value for key, value in params.items() if key not in names
     }
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list; nothing for what is no list."""
+    """Return the objects of a list; an empty list for anything else."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
@@ -89,7 +126,7 @@ def text_of(content: Any) -> str:
 
 
 def with_raw(message: Message, api: str, reply: dict[str, Any]) -> Message:
-    """Add what the server sent beside a message."""
+    """Add what the server sent with a message."""
     return {**message, "raw": {"api": api, "reply": reply}} if reply else message
 
 
@@ -110,12 +147,12 @@ def keeps_reasoning(
 
 
 def reasoning_text(message: Message) -> str:
-    """Return the reasoning of a message as text, whatever its server calls it; empty where there is none."""
+    """Return the reasoning of a message as text, by any of its names; empty without reasoning."""
     return next((text for key in ("reasoning", "reasoning_content") if isinstance(text := message.get(key), str)), "")
 
 
 def split_thoughts(message: Message, thoughts: ThoughtsBlock) -> Message:
-    """Return a reply with the reasoning in its text as `reasoning`; unchanged where its server reports reasoning."""
+    """Return a reply with the reasoning in its text as `reasoning`; unchanged if its server reports reasoning."""
     text = message.get("content")
     if not isinstance(text, str) or reasoning_text(message):
         return message
@@ -128,23 +165,11 @@ def split_thoughts(message: Message, thoughts: ThoughtsBlock) -> Message:
     return {**message, "content": answer.strip("\n"), **({"reasoning": reasoning} if reasoning else {})}
 
 
-def mend(value: Any) -> Any:
-    """Return a value whose texts can be stored: halves of a character are joined, and a lone one is replaced.
-
-    JavaScript cuts texts between the two halves (surrogates) of a character, so that each event has one of them.
-    """
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _HALF.search(value) else value
-    if isinstance(value, dict):
-        return {mend(key): mend(each) for key, each in value.items()}
-    return [mend(each) for each in value] if isinstance(value, list) else value
-
-
 def after_thoughts(text: str) -> str:
-    """Return the part of a reply after the reasoning that its server has left in the text, where that has an end."""
+    """Return the part of a reply after the reasoning that its server has left in the text, if that has an end."""
     if "</" not in text or not (ends := [mark.end() for mark in _END_OF_THOUGHTS.finditer(text)]):
         return text
-    start = _START_OF_THOUGHTS.search(text, 0, ends[0])  # it may be missing, as where the prompt ends with it
+    start = _START_OF_THOUGHTS.search(text, 0, ends[0])  # it may be missing, for example if the prompt ends with it
     return text[ends[-1] :] if start is None or not text[: start.start()].strip() else text
 
 
@@ -154,3 +179,14 @@ def visible(messages: Sequence[Message]) -> list[Message]:
         message if _HIDDEN.isdisjoint(message) else {key: value for key, value in message.items() if key not in _HIDDEN}
         for message in messages
     ]
+
+
+def explain(error: AttemptError | Fault) -> str | None:
+    """Return the line to write, for a refusal by a model that takes other parameters or another API."""
+    if error.status not in (400, 404, 422):
+        return None
+    reason = re.sub(r"^https?://\S+ [^:]*: ", "", error.message)  # the address may name an API too
+    for pattern, line in _LINES:
+        if match := re.search(pattern, reason, re.IGNORECASE | re.DOTALL):
+            return line.format(*match.groups())
+    return None

@@ -13,22 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
-    STOPPED_EARLY,
     check_counts,
     count,
+    explain,
     failed_reply,
     keeps_reasoning,
-    no_answer,
-    not_an_event,
     objects,
     raw_of,
     renamed,
     text_of,
     with_raw,
 )
-from holdfast.dialects.refusals import explain
 from holdfast.dialects.stops import read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
+from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, no_answer
 from holdfast.errors import AttemptError, Fault
 
 if TYPE_CHECKING:
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 _NAMES: Final = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 _ENCRYPTED: Final = "reasoning.encrypted_content"
 _NO_REASONING: Final = re.compile(r"(ft:)?(gpt-[34]|chatgpt-|gpt-5[\w.]*-chat)")
-"""models that refuse a request for encrypted reasoning, because they have none"""
+"""models that refuse a request for encrypted reasoning, because they do not reason"""
 _ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 _DELTAS: Final = {
     "response.output_text.delta": "text",
@@ -47,35 +44,19 @@ _DELTAS: Final = {
     "response.function_call_arguments.delta": "arguments",
     "response.custom_tool_call_input.delta": "input",
 }
-"""events with pieces of an item, and what of it they are pieces of"""
+"""events with pieces of an item, and the field of the item that they belong to"""
 _CHARGED: Final = ("file_search_call", "code_interpreter_call", "image_generation_call", "computer_call")
-"""items that the provider charges for beside their tokens, and whose price is not known"""
+"""items that the provider charges for in addition to tokens, at an unknown price"""
 _ECHOED: Final = frozenset(
     (
-        *(
-            "object",
-            "created_at",
-            "completed_at",
-            "instructions",
-            "tools",
-            "tool_choice",
-            "parallel_tool_calls",
-            "text",
-        ),
-        *(
-            "temperature",
-            "top_p",
-            "top_logprobs",
-            "presence_penalty",
-            "frequency_penalty",
-            "max_output_tokens",
-            "store",
-        ),
-        *("max_tool_calls", "truncation", "reasoning", "metadata", "user", "background", "previous_response_id"),
-        *("prompt", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "safety_identifier"),
+        *("object", "created_at", "completed_at", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
+        *("text", "temperature", "top_p", "top_logprobs", "presence_penalty", "frequency_penalty", "store", "user"),
+        *("max_output_tokens", "max_tool_calls", "truncation", "reasoning", "metadata", "background", "prompt"),
+        *("previous_response_id", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        "safety_identifier",
     )
 )
-"""of a reply: what every reply has, and what repeats the request"""
+"""keys of a reply that every reply has, or that repeat the request"""
 
 
 class _Responses(Dialect):
@@ -110,11 +91,8 @@ class _Responses(Dialect):
             body["stream"] = True
         return body
 
-    def read(self, reply: Any) -> Answer:
-        try:
-            return _answer(reply)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise no_answer(reply) from error
+    def read_reply(self, reply: Any) -> Answer:
+        return _answer(reply)
 
     def reader(self) -> StreamReader:
         return _ResponsesReader()
@@ -148,30 +126,26 @@ class _ResponsesReader(StreamReader):
     def ended(self) -> bool:
         return self._reply is not None
 
-    def feed(self, event: Any) -> bool:
-        try:
-            kind = event.get("type")
-            if kind == "error":
-                raise failed_reply(event.get("error") or event)
-            if kind == "response.output_item.done":
-                number = count(event.get("output_index"))
-                self._items[len(self._items) if number is None else number] = event["item"]
-            elif kind == "response.output_item.added":
-                self._begun[count(event.get("output_index")) or 0] = event["item"]
-            elif kind in _DELTAS:
-                pieces = self._pieces.setdefault(count(event.get("output_index")) or 0, {})
-                pieces.setdefault(_DELTAS[kind], []).append("" + (event.get("delta") or ""))
-            elif kind in _ENDS:
-                self._reply = _checked(event["response"])
-            elif event.get("object") == "response":  # a server that does not stream
-                self._reply = event
-            return kind in ("response.output_text.delta", "response.refusal.delta") and bool(event.get("delta"))
-        except (KeyError, AttributeError, TypeError) as error:
-            raise not_an_event(event) from error
+    def take_event(self, event: Any) -> bool:
+        kind = event.get("type")
+        if kind == "error":
+            raise failed_reply(event.get("error") or event)
+        if kind == "response.output_item.done":
+            number = count(event.get("output_index"))
+            self._items[len(self._items) if number is None else number] = event["item"]
+        elif kind == "response.output_item.added":
+            self._begun[count(event.get("output_index")) or 0] = event["item"]
+        elif kind in _DELTAS:
+            pieces = self._pieces.setdefault(count(event.get("output_index")) or 0, {})
+            pieces.setdefault(_DELTAS[kind], []).append("" + (event.get("delta") or ""))
+        elif kind in _ENDS:
+            self._reply = _checked(event["response"])
+        elif event.get("object") == "response":  # a server that does not stream
+            self._reply = event
+        return kind in ("response.output_text.delta", "response.refusal.delta") and bool(event.get("delta"))
 
-    def finish(self) -> Answer:
-        if self._reply is None:
-            raise AttemptError("bad_reply", STOPPED_EARLY)
+    def answer(self) -> Answer:
+        assert self._reply is not None
         try:
             return self._answer(self._reply)
         except (KeyError, TypeError, AttributeError) as error:
@@ -188,7 +162,7 @@ class _ResponsesReader(StreamReader):
 
 
 def _built(begun: Any, pieces: dict[str, list[str]]) -> dict[str, Any]:
-    """Return an item of which a stream has sent the pieces."""
+    """Return an item from the pieces that a stream has sent."""
     texts = {key: "".join(parts) for key, parts in pieces.items()}
     begun = begun if isinstance(begun, dict) else {}
     if "text" not in texts and "refusal" not in texts:
@@ -224,7 +198,7 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _sent(message: Message, keep: bool, request: ModelRequest, *, stored: bool) -> Iterator[dict[str, Any]]:
-    """Yield the items of a message: those that a server sent where there are some."""
+    """Yield the items of a message: the server's own items if there are any."""
     reply, content = raw_of(message, "responses"), _content(message, request)
     if reply is not None and isinstance(reply.get("output"), list):
         yield from _sent_back(reply["output"], keep, stored=stored)
@@ -312,7 +286,7 @@ def _message(items: Sequence[dict[str, Any]]) -> Message:
 
 
 def _thoughts(items: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield the texts of reasoning: the reasoning itself where the server shows it, else its summary."""
+    """Yield the texts of reasoning: the reasoning itself if the server shows it, or else its summary."""
     for item in items:
         if item.get("type") == "reasoning":
             parts = objects(item.get("content")) or objects(item.get("summary"))
@@ -350,7 +324,7 @@ def _received(item: dict[str, Any]) -> Iterator[Message]:
 
 
 def _chat_content(content: Any) -> Any:
-    """Return content as chat completions have it: a text where it holds nothing else."""
+    """Return content as chat completions have it: a text if it holds nothing else."""
     parts = objects(content)
     return text_of(content) if all("text" in part for part in parts) else [_chat_part(part) for part in parts]
 

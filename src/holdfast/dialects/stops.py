@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Action = Literal["record", "continue", "retry"]
 UNKNOWN: Final = "unknown"
-"""the stop reason of a whole reply that gives none"""
+"""the stop reason of a whole reply without one"""
 
 
 class Stop(NamedTuple):
@@ -39,7 +39,7 @@ def _table(*own: str, retry: tuple[str, ...] = (), **words: tuple[str, ...]) -> 
 _MISTAKES: Final = (
     *("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MALFORMED_RESPONSE", "NO_IMAGE"),
 )
-"""of a model of Google: what it did is its answer, so it is not asked again"""
+"""mistakes of Google's models: they are the answer, so the model is not asked again"""
 _GEMINI: Final = _table(
     *_MISTAKES,
     stop=("STOP",),
@@ -90,7 +90,7 @@ _PARTIAL: Final = {
     "refusal": "was refused",
     "pause": "was paused and did not go on",
 }
-"""replies that are not whole, and what became of them"""
+"""stop reasons of partial replies, in words"""
 
 
 def read_stop(api: Api, word: Any, message: dict[str, Any]) -> Stop:
@@ -112,5 +112,5 @@ def is_known(word: str) -> bool:
 
 
 def describe_partial(word: str) -> str | None:
-    """Say what became of a reply that is not whole, such as "was filtered"; None for whole ones."""
+    """Describe how a partial reply ended, such as "was filtered"; None for whole replies."""
     return f"ended with {word}" if word in _MISTAKES else _PARTIAL.get(word)

@@ -1,26 +1,33 @@
 """The interface of dialects: they write requests to a model and read its replies.
 
-Conversations have one form everywhere in Holdfast, that of OpenAI's chat API with two additions. A message of the model
-may have `reasoning`, its thoughts as text, and `raw`, what the server sent and the other keys do not hold. A dialect
-writes conversations in the form of its API, and reads replies into this form.
+Conversations have the same form everywhere in Holdfast: OpenAI's chat API with two additions. A message of the model
+may have `reasoning`, its thoughts as text, and `raw`, everything that the server sent and the other keys do not hold.
+A dialect writes conversations in the form of its API, and reads replies into this form.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec import Struct
+
+from holdfast.errors import AttemptError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from holdfast.dialects.stops import Action
-    from holdfast.errors import AttemptError, Fault
+    from holdfast.errors import Fault
+    from holdfast.spec.providers import Access
     from holdfast.spec.schema import Api, ReasoningHistory
 
 Message = dict[str, Any]
 """a message of a conversation: `role`, `content`, `tool_calls`, `tool_call_id`, `reasoning`, `raw`"""
+
+_MALFORMED: Final = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+"""raised by reading a reply that is not in the form of its API"""
+STOPPED_EARLY: Final = "the stream ended before the answer was complete"
 
 
 class ModelRequest(Struct, frozen=True, kw_only=True):
@@ -35,7 +42,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     schema: Mapping[str, Any] | None = None
     """JSON Schema of the reply"""
     max_tokens: int | None = None
-    """limit of the reply, for callers that need one whatever `params` says; `params` takes precedence"""
+    """limit of the reply, for callers that always need one; `params` takes precedence"""
     stream: bool = False
     reasoning_history: ReasoningHistory = "auto"
     load: Callable[[str], bytes] | None = None
@@ -66,9 +73,9 @@ class TokenCounts(Struct, frozen=True, kw_only=True):
     tier: str | None = None
     """the service tier that answered; None: the standard one"""
     unpriced: str | None = None
-    """what else the provider charges for, and no table of prices has"""
+    """other charges of the provider, which no table of prices has"""
     absurd: bool = False
-    """the server reported numbers that cannot be true, and are unknown therefore"""
+    """the server reported impossible numbers, which count as unknown"""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -84,7 +91,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The reply's text, empty where the model only thought or called tools."""
+        """The reply's text, empty if the model only thought or called tools."""
         return self.message.get("content") or ""
 
 
@@ -92,10 +99,17 @@ class StreamReader:
     """Puts the events of one streamed reply together."""
 
     def feed(self, event: Any) -> bool:
-        """Take the next event; return True where it holds a part of the answer's text.
+        """Take the next event; return True if it holds a part of the answer's text.
 
-        Raises AttemptError for an event that reports a failure, or is none of the API's.
+        Raises AttemptError for an error event or an unknown event.
         """
+        try:
+            return self.take_event(event)
+        except _MALFORMED as error:
+            raise AttemptError("bad_reply", f"not an event of a reply: {str(event)[:200]}") from error
+
+    def take_event(self, event: Any) -> bool:
+        """Take the next event, as `feed` does; any error of reading it means that it is unknown."""
         raise NotImplementedError
 
     @property
@@ -104,7 +118,13 @@ class StreamReader:
         raise NotImplementedError
 
     def finish(self) -> Answer:
-        """Return the whole answer; raise AttemptError where the stream ended before it did."""
+        """Return the whole answer; raise AttemptError if the stream ended before it did."""
+        if not self.ended:
+            raise AttemptError("bad_reply", STOPPED_EARLY)
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """Return the answer, all of whose events have arrived."""
         raise NotImplementedError
 
 
@@ -116,12 +136,16 @@ class Dialect:
     """fields of a request that clients change on every start, as `metadata.user_id` or `input[].id`; a recorded call
     is found without them"""
 
+    def at(self, access: Access) -> Dialect:
+        """Return the dialect as a cloud offers it: with `access`, how requests there are authenticated."""
+        return self
+
     def path(self, model: str, *, stream: bool) -> str:
         """Return the path of a request, which follows the base URL."""
         raise NotImplementedError
 
     def headers(self, key: str | None) -> dict[str, str]:
-        """Return the headers that authenticate a request, and those that the API requires beside them."""
+        """Return the headers that authenticate a request, and other headers that the API requires."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode(self, request: ModelRequest) -> dict[str, Any]:
@@ -129,7 +153,14 @@ class Dialect:
         raise NotImplementedError
 
     def read(self, reply: Any) -> Answer:
-        """Read a whole reply; raise AttemptError where there is no answer in it."""
+        """Read a whole reply; raise AttemptError if there is no answer in it."""
+        try:
+            return self.read_reply(reply)
+        except _MALFORMED as error:
+            raise no_answer(reply) from error
+
+    def read_reply(self, reply: Any) -> Answer:
+        """Read a whole reply, as `read` does; any error of reading it means that there is no answer."""
         raise NotImplementedError
 
     def reader(self) -> StreamReader:
@@ -137,13 +168,18 @@ class Dialect:
         raise NotImplementedError
 
     def join(self, paused: Message, rest: Message) -> Message:
-        """Return the message that a paused message and what followed it are together."""
+        """Join a paused message and its continuation."""
         raise NotImplementedError
 
     def explain(self, error: AttemptError | Fault) -> str | None:
-        """Return the line to write in the eval file, for a refusal that every request will meet; else None."""
+        """Return the line to write in the eval file, for a refusal that every request will meet; None for others."""
         return None
 
     def conversation(self, body: Any) -> list[Message]:
-        """Return the conversation that a request of somebody else's program contains; what is not known is left out."""
+        """Extract the conversation from a third-party request, ignoring unknown fields."""
         raise NotImplementedError
+
+
+def no_answer(reply: Any) -> AttemptError:
+    """Return the error for a reply in which there is no answer."""
+    return AttemptError("bad_reply", f"the reply has no answer in it: {str(reply)[:200]}")

@@ -26,6 +26,5 @@ What few runs need:
 `inputs`         records the files that users' code reads
 `gates`          the gate of an eval file: its baseline, and its checks
 `settlement`     decisions of a person about calls that were cut off
-`collecting`     collects the batches of a run that waits for them
 `pairwise`       judges finished runs against each other
 """

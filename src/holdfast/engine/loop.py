@@ -31,6 +31,7 @@ from holdfast.engine.trial import Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import grader_places
+from holdfast.http.response import REPLY_BYTES
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import is_judge
@@ -40,10 +41,9 @@ from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import is_agent, time_beside_target
 from holdfast.store.answers import describe_answers
-from holdfast.store.batches import BatchStore
 from holdfast.store.journal import Journal
-from holdfast.targets.asking import REPLY_BYTES
-from holdfast.targets.concurrency import FIXED, concurrency_of
+from holdfast.targets.batching import open_batches
+from holdfast.targets.build import DEFAULT_CONCURRENCY, concurrency_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from holdfast.export.live import LiveExporter
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchHub
     from holdfast.targets.types import Target
 
 _ELSEWHERE: Final = {
@@ -63,7 +63,6 @@ _ELSEWHERE: Final = {
     "inputs": "holdfast.engine.inputs:observe_inputs",
     "containment": "holdfast.containment.program:find_kind",
     "isolation": "holdfast.containment.program:requested_kind",
-    "batches": "holdfast.targets.batches:Batches",
 }
 """what most runs do without"""
 BATCH_WINDOW: Final = 50_000
@@ -116,7 +115,7 @@ class Loop:
         concurrency = concurrency_of(self._spec)
         self._window = Window(self._batch_window() or concurrency)
         by_cores = self._spec.limits.concurrency is None and is_agent(self._spec)  # which says nothing about judges
-        self._grades_at_once = FIXED if concurrency is None or by_cores else concurrency
+        self._grades_at_once = DEFAULT_CONCURRENCY if concurrency is None or by_cores else concurrency
         pending = pending_trials(identity.dataset, identity.survey, identity.work, session.index, plan.done)
         if options.grade_only:
             pending = (trial for trial in pending if trial.output is not None)
@@ -135,7 +134,7 @@ class Loop:
         self._partial_reported = False
         self._spare_cores, self._usable_cores = SpareCores(), usable_cores()
         self._budget = Budget(self._spec.limits, self.progress, session.notice)
-        self._batches: Batches | None = None
+        self._batches: BatchHub | None = None
         self._collector: asyncio.Task[None] | None = None
         """submits batches and collects their results"""
         self._crash: BaseException | None = None
@@ -157,7 +156,7 @@ class Loop:
             return None
         prepared = self._spec.hooks is not None and self._spec.hooks.before_task
         if prepared or any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
-            return FIXED  # each trial starts its own processes
+            return DEFAULT_CONCURRENCY  # each trial starts its own processes
         budget = limits.max_cost is not None or limits.token_budget is not None
         return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
 
@@ -326,15 +325,16 @@ class Loop:
                 + " (docs/agents.md#what-ends-with-a-program)"
             )
 
-    def _make_batches(self, target: Target | None) -> Batches | None:
+    def _make_batches(self, target: Target | None) -> BatchHub | None:
         """Return the batches of the run, if it asks in batches or did so before."""
         session = self._session
         blocks = [*([] if target is None else [self._spec.target]), *(grader.block for grader in self._graders)]
         asked = any(getattr(block, "batch", None) is not None for block in blocks)
         if not asked and not session.rundir.has_batches:
             return None
-        batches: Batches = load_reference(_ELSEWHERE["batches"])(
-            BatchStore(session.rundir, session.journals),
+        return open_batches(
+            session.rundir,
+            session.journals,
             notice=session.notice,
             held=session.lease.still_held,
             idle=lambda: not self.progress.busy and self._source.settled,
@@ -344,7 +344,6 @@ class Loop:
             live_limit=self._grades_at_once,
             forget=session.options.again,
         )
-        return batches
 
     async def _close(self, part: Target | Player | Grader) -> None:
         """Close a part. All results are on disk by then, so a failure is only reported."""

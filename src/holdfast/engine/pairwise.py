@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from holdfast.report.pairwise import Choice
     from holdfast.spec.eval import Eval
     from holdfast.store.rundir import RunDir
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchHub
     from holdfast.targets.types import Turn
 
 PAIRWISE: Final = {"made_by": "holdfast compare --judge"}
@@ -69,7 +69,7 @@ class PairJudge(Target):
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
         self._model = JudgeModel(block, prices, where)
 
-    def use_batches(self, batches: Batches) -> None:
+    def use_batches(self, batches: BatchHub) -> None:
         """Ask in batches."""
         self._model.use_batches(batches, "target")
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,6 @@ from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.batches import forget_results
 from holdfast.store.claims import end_rounds
 from holdfast.targets.prices import Prices
 
@@ -143,7 +143,7 @@ def _conclude(run: Session, remaining: Plan, reason: Reason | None, started: flo
         gate = evaluate_gate(run.spec, run.rundir, metrics, options)
         run.rundir.write_gate(gate)
         end_rounds(run.rundir)
-        forget_results(run.rundir)
+        shutil.rmtree(run.rundir.batches, ignore_errors=True)  # outputs and grades hold the results
     except (Fault, DataError, OSError) as error:
         return Outcome(run.rundir, remaining, None, run.spent, _report_fault(error))
     run.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")

@@ -27,11 +27,11 @@ from holdfast.engine.brake import Halted
 from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.engine.retry import Deadline
-from holdfast.errors import AttemptError, ProgramExited, RestartTrial, Uncertain
+from holdfast.errors import AttemptError, LimitReached, ProgramExited, RestartTrial, Uncertain
 from holdfast.graders.types import Case
 from holdfast.spec.eval import fields_of_target
 from holdfast.spec.plugins import load_reference
-from holdfast.spec.trial_limits import trial_limits
+from holdfast.spec.trial_limits import LIMIT_NAMES, trial_limits
 from holdfast.store.answers import EXIT
 from holdfast.store.blobs import Blobs
 from holdfast.store.calls import read_steps
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from holdfast.engine.workspace import Workspaces
     from holdfast.plan.plan import PendingTrial
     from holdfast.spec.redact import Secrets
+    from holdfast.spec.trial_limits import TrialLimits
     from holdfast.store.records import Mark, Usage
     from holdfast.targets.types import Turn
 
@@ -88,6 +89,7 @@ class Trials:
         """returns True if no new turn may start"""
         self.calls_stopped = calls_stopped
         """returns True if no call may start, not even inside a turn"""
+        self.run_name = "/".join(session.rundir.path.parts[-2:])
         self.limits = trial_limits(self.spec)
         self._noted: set[str] = set()
         self.script = Script(self.spec)
@@ -121,7 +123,12 @@ class Trials:
             self._noted.add(message)
             self.notice(message)
 
-    async def open_replay(self, pending: PendingTrial, deadline: Deadline) -> Replay:
+    def limits_of(self, pending: PendingTrial) -> TrialLimits:
+        """Return the limits of a trial: the eval's, except those that its row has."""
+        row = None if self.target is None else self.target.limits(pending.sample)
+        return self.limits if row is None else self.limits.for_row(row)
+
+    async def open_replay(self, pending: PendingTrial, deadline: Deadline, limits: TrialLimits) -> Replay:
         """Return the record of a trial's calls, including calls of earlier processes."""
         recorded = read_steps(self._index.steps(pending.key))
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
@@ -136,7 +143,7 @@ class Trials:
             in_batches=lambda: deadline.in_batches,
             halted=self.calls_stopped,
             end_trial=trial.cancel,
-            limits=self.limits,
+            limits=limits,
             secrets=self.recorder.secrets,
         )
 
@@ -158,6 +165,7 @@ class Trial:
         self._started, self._clock = time.time(), time.monotonic()
         self._deadline = Deadline(self._clock + shared.spec.limits.trial_timeout)
         self._conversation_started = self._started
+        self._limits = shared.limits
         self._replay: Replay | None = None
         """None for a trial that is a single call: a crash loses no more than that call"""
 
@@ -171,7 +179,8 @@ class Trial:
             if shared.hooks is not None:
                 await shared.hooks.before_task(pending)
             if shared.multi_call:
-                self._replay = await shared.open_replay(pending, self._deadline)
+                self._limits = shared.limits_of(pending)
+                self._replay = await shared.open_replay(pending, self._deadline, self._limits)
         except AttemptError as error:
             shared.retrier.never_asked(error, pending, self._clock)
             raise
@@ -211,7 +220,10 @@ class Trial:
                 await asyncio.to_thread(replay.workspace.close)
 
     async def _converse(self, prompts: Prompts) -> Conversation:
-        conversation = Conversation(prompts, self._pending.sample, self._pending.trial, self._shared.blobs.read)
+        pending, shared = self._pending, self._shared
+        conversation = Conversation(
+            prompts, pending.sample, pending.trial, shared.blobs.read, key=pending.key, run=shared.run_name
+        )
         self._conversation_started = time.time()
         prompt = conversation.scripted_prompt
         while prompt is not None:
@@ -271,7 +283,7 @@ class Trial:
                 self._pending,
                 self._deadline,
                 lambda: replay.progress,
-                timed=self._shared.limits.guarded,
+                timed=self._limits.guarded,
             )
         except (RestartTrial, Uncertain):
             raise
@@ -293,7 +305,7 @@ class Trial:
                 reply = await self._reply(replay, calls, turn)
             except AttemptError as error:
                 calls.raise_outage()  # the reason why the target failed
-                if not isinstance(error, ProgramExited) or self._shared.limits.on_exit == "error":
+                if not isinstance(error, ProgramExited) or self._limits.on_exit == "error":
                     raise
                 exited = error
                 reply = Reply(text=error.output, stop=f"{EXIT}{error.code}", stop_detail=error.message)
@@ -318,13 +330,14 @@ class Trial:
 
     async def _reply(self, replay: Replay, calls: RecordedCalls, turn: Turn) -> Reply:
         """Ask the target, within the limits of the trial. At a limit that scores, return the reply so far."""
-        shared, limits, started = self._shared, self._shared.limits, time.monotonic()
+        shared, limits, started = self._shared, self._limits, time.monotonic()
         assert shared.target is not None
         time_limit = limits.time_left(replay.seconds_before, replay.recorded_seconds)
         guard = min(shared.spec.limits.turn_timeout, self._deadline.at - started) if limits.guarded else math.inf
         seconds = guard if time_limit is None else min(guard, time_limit.seconds)
         turn = replace(turn, calls=calls, deadline=time.time() + seconds)
         late: TimeoutError | None = None
+        reached: LimitReached | None = None
         try:
             with shared.retrier.within(None if time_limit is None else time_limit.seconds) as block:
                 calls.expire = block.expire
@@ -333,30 +346,40 @@ class Trial:
             if not block.expired:
                 raise
             late, reply = error, Reply(text=calls.text_so_far)
+        except LimitReached as error:  # a limit of the target's own
+            reached, reply = error, Reply(text=error.output or calls.text_so_far)
         except ProgramExited as error:
             if calls.limit is None and not calls.halted:
                 raise
             reply = Reply(text=error.output)
         if calls.halted:  # what a target says after a refused call is not its answer
             raise Halted
-        if late is None and calls.limit is None:
+        if late is None and reached is None and calls.limit is None:
             return reply
         calls.raise_outage()
         notes = getattr(late and late.__cause__, "__notes__", [])  # the output of a program
-        if calls.limit is None and time_limit is not None and calls.seconds_unanswered > time_limit.limit / 2:
+        if (
+            calls.limit is None
+            and late is not None
+            and time_limit is not None
+            and calls.seconds_unanswered > time_limit.limit / 2
+        ):
             silence = f"a model call had no answer for {calls.seconds_unanswered:.0f} s when the time was up"
             raise AttemptError("timeout", "; ".join([silence, *notes]))
-        stop = calls.limit or "time_limit"
-        detail = limits.describe(stop, time_limit)
+        if calls.limit is None and reached is not None:
+            stop, detail = LIMIT_NAMES[reached.limit], reached.message
+        else:
+            stop = calls.limit or "time_limit"
+            detail = limits.describe(stop, time_limit)
         if limits.on_limit == "error":
             raise AttemptError("timeout" if stop == "time_limit" else "agent", "; ".join([detail, *notes]), retry=False)
-        if stop == "time_limit" and time_limit is not None and time_limit.default:
+        if late is not None and stop == "time_limit" and time_limit is not None and time_limit.default:
             shared.note_once(f"a default time limit has ended a trial: {detail}")
         return replace(reply, stop=stop, stop_detail="; ".join([detail, *notes]))
 
     def _check_enforced(self, reply: Reply) -> None:
         """Report once which limits could not be enforced, or left something out."""
-        limits, usage, note_once = self._shared.limits, reply.usage, self._shared.note_once
+        limits, usage, note_once = self._limits, reply.usage, self._shared.note_once
         written = {"tokens": limits.tokens, "cost": limits.cost, "calls": limits.calls}
         if not usage.requests:
             for name in (name for name, limit in written.items() if limit is not None):

@@ -17,7 +17,7 @@ from holdfast.errors import UsageError
 from holdfast.export.registry import Exported
 from holdfast.export.tables import rows
 from holdfast.export.tracking import about, environment, flat, numbers, shown_name
-from holdfast.spec.redact import bare_url
+from holdfast.http.urls import bare_url
 from holdfast.store.durable import temporary_folder
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
     from holdfast.spec.eval import Origin
     from holdfast.store.records import Usage
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchHub
     from holdfast.targets.types import Message, Reply
 
 _FORM = '{"reason": "<one or two sentences>", "score": <a number from LOWEST to HIGHEST>}'
@@ -149,7 +149,7 @@ class Judge(WaitingGrader):
         """Return 0.5 for a score that the judge gives, and 1 for a share of checks that passed."""
         return 0.5 if block.prompt is None else 1.0
 
-    def use_batches(self, batches: Batches) -> None:
+    def use_batches(self, batches: BatchHub) -> None:
         """Ask in batches."""
         self._model.use_batches(batches, self.block.name)
 
@@ -281,7 +281,7 @@ class JudgeModel:
         self.takes_tools: bool | None = None
         """None: untried"""
 
-    def use_batches(self, batches: Batches, grader: str) -> None:
+    def use_batches(self, batches: BatchHub, grader: str) -> None:
         """Ask in batches, for a grader of this name."""
         self._model.use_batches(batches, grader)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_schema import GraderBlock
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
-    from holdfast.targets.batches import Batches
+    from holdfast.targets.batching import BatchHub
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -188,7 +188,7 @@ class Grader:
         """Return numbers about the whole run from the sums of its verdicts' `counts`."""
         return {}
 
-    def use_batches(self, batches: Batches) -> None:
+    def use_batches(self, batches: BatchHub) -> None:
         """Use the run's batches for requests. Called before the grader is opened."""
 
     async def __aenter__(self) -> Self:

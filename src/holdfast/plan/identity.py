@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast import __version__
 from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
 from holdfast.data.checks import misspelled_fields
@@ -33,6 +32,7 @@ from holdfast.store.durable import slug
 from holdfast.store.manifest import DatasetInfo, Fingerprints, Identity, Manifest
 from holdfast.store.rundir import RunDir
 from holdfast.targets.build import target_identity, target_sees_row
+from holdfast.versions import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

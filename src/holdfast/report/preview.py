@@ -18,16 +18,16 @@ from holdfast.display.format import dollars
 from holdfast.errors import AttemptError, ResultsError, VersionError
 from holdfast.graders.build import grader_places
 from holdfast.graders.likelihood import expected_positions
+from holdfast.http.urls import bare_url
 from holdfast.plan.changes import format_count
 from holdfast.plan.identity import installed_code
 from holdfast.spec.providers import endpoint_of
-from holdfast.spec.redact import bare_url
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import content_text
 from holdfast.store.rundir import RunDir
-from holdfast.targets.batch_apis import BatchApi, batch_api_of
-from holdfast.targets.concurrency import concurrency_of
+from holdfast.targets.batching import most_requests
+from holdfast.targets.build import concurrency_of
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ def estimate(spec: Eval, prompts: Sequence[Prompts], plan: Plan, rundir: RunDir)
         cheaper = prices.estimate(tokens, replies or 0, requests, batch=True)
         known = cheaper is not None and cost is not None and cheaper < cost
         size = target.batch.size or trials
-        api = batch_api_of(endpoint_of(target.model, target.api, target.base_url, target.api_key_env)) or BatchApi
-        most = max(1, min(api.most_requests, size))
+        endpoint = endpoint_of(target.model, target.api, target.base_url, target.api_key_env)
+        most = max(1, min(most_requests(endpoint), size))
         batching = Batching(sum(-(-count // most) for count in waves), len(waves), cheaper if known else None)
     at_least = open_ended and replies is None
     return RunEstimate(trials, requests, tokens, at_least, cost, prices.date, replies, replies_of, batching, judged)

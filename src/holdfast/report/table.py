@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
-from contextlib import suppress
 from io import StringIO
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -23,8 +20,7 @@ from holdfast.report.preview import preview
 from holdfast.report.stats import wilson
 from holdfast.spec.benchmark_tasks import TASK_FIELD
 from holdfast.spec.redact import without_secrets
-from holdfast.store.batches import waiting_batches
-from holdfast.targets.batch_files import ACCOUNT, answer_command
+from holdfast.targets.batching import batch_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -149,21 +145,6 @@ def failure_lines(outcome: Outcome, run: str) -> Iterator[str]:
         yield from [counted] if example is None else [f"{counted}, for example:", f"  {example}"]
     if failed or errors:
         yield f"look: holdfast show {run} {'--failed' if failed else '--errors'}, or holdfast view {run}"
-
-
-def batch_lines(rundir: RunDir, states: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """Describe the batches of a run that have no results yet; `states` has their progress, by intent."""
-    for batch in waiting_batches(rundir):
-        count = len(batch.intent.requests)
-        requests = "1 request" if count == 1 else f"{count:,} requests"
-        age = duration(max(0.0, time.time() - (batch.sent or batch.intent.time)))
-        state = states.get(batch.intent.intent, "not collected yet")
-        verb = "submitted"
-        if batch.intent.account == ACCOUNT:
-            verb = "written"
-            with suppress(FileNotFoundError):  # removing the file cancels the batch
-                state += f"; answer it with: {answer_command(rundir.batches, batch.intent.intent)}"
-        yield f"batch {batch.name}: {requests} of {batch.intent.where}, {verb} {age} ago, {state}"
 
 
 def with_raised_limit(command: str, reason: BudgetReached) -> str:

@@ -203,7 +203,7 @@ class Eval(msgspec.Struct, frozen=True):
     @property
     def multi_call(self) -> bool:
         """True if a trial may make several recorded calls: it has turns, tools or a workspace, or is an agent."""
-        agent = self.target.multi_call or any(getattr(self.target, name, False) for name in ("tools", "may_pause"))
+        agent = any(getattr(self.target, name, False) for name in ("multi_call", "tools", "may_pause", "proxied"))
         return self.multi_turn or agent or self.workspace is not None
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import UsageError
+from holdfast.http.urls import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -51,11 +52,6 @@ def fill_variables(text: str, where: str) -> str:
     return VARIABLE.sub(lambda match: os.environ[match[1]], text)
 
 
-def bare_url(url: str) -> str:
-    """Return a URL for names and messages: without `user:password@`, query and fragment."""
-    return _without_password(re.split(r"[?#]", url, maxsplit=1)[0])
-
-
 def shown_url(url: str) -> str:
     """Return a URL for manifests and keys: values in its query are replaced by digits of their digests.
 
@@ -64,7 +60,7 @@ def shown_url(url: str) -> str:
     """
     start, mark, query = url.partition("?")
     shown = "&".join(_hidden_pair(pair) for pair in query.split("&"))
-    return _without_password(start) + mark + (shown if query else "")
+    return without_password(start) + mark + (shown if query else "")
 
 
 def _is_harmless(value: str) -> bool:
@@ -291,7 +287,3 @@ def _hidden_pair(pair: str) -> str:
         return pair
     hidden = f"(hidden:{digest_bytes((value if mark else name).encode())[7:15]})"
     return f"{name}={hidden}" if mark else hidden
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"//[^/@]+@", "//", url)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, cast
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from holdfast.errors import Problem
+from holdfast.http.urls import bare_url
 from holdfast.spec.document import Document
 from holdfast.spec.plugins import Registry
-from holdfast.spec.redact import bare_url
 from holdfast.spec.schema import (
     Api,
     BaseUrl,
@@ -37,6 +37,8 @@ class TargetBlock(Block):
 
     multi_call: ClassVar[bool] = False
     """a reply may take several model or tool calls, which are recorded one by one"""
+    proxied: ClassVar[bool] = False
+    """for plug-ins: the target's programs call models through a recording proxy, so that a reply has several calls"""
     works_alone: ClassVar[bool] = False
     """code that works on its own until it is done: an agent, a program, a function"""
     has_exit_code: ClassVar[bool] = False
@@ -71,7 +73,7 @@ class TargetBlock(Block):
     @property
     def counts_calls(self) -> bool:
         """True if the target's model calls are counted one by one."""
-        return self.multi_call
+        return self.multi_call or self.proxied
 
     @property
     def takes_files(self) -> bool:
@@ -526,13 +528,16 @@ def read_target(data: Any, document: Document, problems: list[Problem], key: str
 
 
 def target_kind(data: dict[str, Any]) -> str | None:
-    """Return the kind that a target's block names; None unless it names exactly one."""
+    """Return the kind that a target's block names; None unless it names exactly one.
+
+    With `type`, all other keys belong to the plug-in, whatever their names.
+    """
+    if "type" in data and data["type"] not in set(TARGETS):
+        return str(data["type"])
     kinds = [kind for kind in TARGETS if kind in data]
     if "agent" in kinds:
         kinds = [kind for kind in kinds if kind != "model"]  # agents have a key of this name, too
-    if "type" in data:
-        return None if kinds else str(data["type"])
-    return kinds[0] if len(kinds) == 1 else None
+    return kinds[0] if len(kinds) == 1 and "type" not in data else None
 
 
 def _schema(kind: str) -> type[TargetBlock]:

@@ -6,9 +6,10 @@ are in no key, so writing them out changes nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from holdfast.spec.eval_schema import Limits, TrialLimitsBlock
 from holdfast.spec.schema import is_embedded
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 LimitName = Literal["time_limit", "token_limit", "cost_limit", "call_limit"]
 """the `stop` of an output that a limit ended"""
+LIMIT_NAMES: Final[dict[str, LimitName]] = {
+    "time": "time_limit",
+    "tokens": "token_limit",
+    "cost": "cost_limit",
+    "calls": "call_limit",
+}
 
 
 class TimeLeft(NamedTuple):
@@ -31,6 +38,17 @@ class TimeLeft(NamedTuple):
     """under `limits`"""
     default: bool
     """the file does not set it"""
+
+
+class RowLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one row's trials, which replace the eval's. None: the eval's limit counts."""
+
+    time: float | None = None
+    """seconds for all replies"""
+    tokens: int | None = None
+    cost: float | None = None
+    calls: int | None = None
+    """model calls"""
 
 
 class TrialLimits(msgspec.Struct, frozen=True):
@@ -51,6 +69,15 @@ class TrialLimits(msgspec.Struct, frozen=True):
     """the key of `limits` that `time` comes from"""
     guarded: bool
     """time-outs of attempts are errors, which are retried"""
+    of_row: frozenset[str] = frozenset()
+    """limits that the row has: names of `RowLimits`"""
+
+    def for_row(self, row: RowLimits) -> TrialLimits:
+        """Return the limits of a row's trials. A limit of time replaces all others of time."""
+        values: dict[str, Any] = {name: value for name, value in asdict(row).items() if value is not None}
+        if "time" in values:
+            values |= {"turn_time": None, "guarded": False}
+        return replace(self, of_row=frozenset(values), **values)
 
     def time_left(self, turns: float, turn: float) -> TimeLeft | None:
         """Return the limit of time that is nearest, given the seconds of earlier turns, and of this one so far."""
@@ -60,20 +87,26 @@ class TrialLimits(msgspec.Struct, frozen=True):
         if self.time is not None:
             limits.append((self.time - turns - turn, self.time, self.time_key))
         nearest = min(limits, default=None)
-        return None if nearest is None else TimeLeft(*nearest, default=nearest[2] in self.defaults)
+        if nearest is None:
+            return None
+        return TimeLeft(*nearest, default=nearest[2] in self.defaults and "time" not in self.of_row)
 
     def describe(self, stop: LimitName, time: TimeLeft | None) -> str:
         """Describe the limit that was reached, with the key that sets it."""
         match stop:
             case "token_limit":
-                return f"the limit of {self.tokens:,} tokens is reached (limits.trial.tokens)"
+                return f"the limit of {self.tokens:,} tokens is reached ({self._source('tokens')})"
             case "cost_limit":
-                return f"the limit of ${self.cost:g} is reached (limits.trial.cost)"
+                return f"the limit of ${self.cost:g} is reached ({self._source('cost')})"
             case "call_limit":
-                return f"the limit of {self.calls:,} model calls is reached (limits.trial.calls)"
+                return f"the limit of {self.calls:,} model calls is reached ({self._source('calls')})"
         assert time is not None
         default = ", by default" if time.default else ""
-        return f"the time limit of {time.limit:g} s is reached (limits.{time.key}{default})"
+        source = "of the row" if "time" in self.of_row else f"limits.{time.key}{default}"
+        return f"the time limit of {time.limit:g} s is reached ({source})"
+
+    def _source(self, name: str) -> str:
+        return "of the row" if name in self.of_row else f"limits.trial.{name}"
 
 
 def is_agent(spec: Eval) -> bool:

@@ -23,7 +23,6 @@
 `claims`     assigns trials to workers
 `shared`     journals that a run shares with the run that it borrows from
 `inputs`     the files that users' code read
-`batches`    the ledger of batches, and their results
 `blobs`      stores the files of trials by content
 `rundir`     the directory as a whole
 `home`       Holdfast's own directory of this user, and the umask

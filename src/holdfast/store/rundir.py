@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LEDGER: Final = "batches"
-"""The journal of batches: see `store.batches`."""
+"""The journal of batches: see `holdfast.batches.ledger`."""
 ARCHIVE: Final = "archived"
 """Folder beside the runs of an eval where `--fresh` puts the old ones."""
 

@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, Fault, Problem
 from holdfast.spec.fingerprint import check_program, learn
 from holdfast.spec.target_schema import AgentTarget, CommandTarget
 from holdfast.targets.command import Command
-from holdfast.targets.matching import Volatile
+from holdfast.targets.exchange import Volatile
 from holdfast.targets.types import Target
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Recipe(NamedTuple):
     environment: dict[str, str]
     model_option: str
     volatile: tuple[Volatile, ...]
-    """beside what its API declares"""
+    """in addition to its API's"""
     files: Callable[[str], dict[str, str]] = lambda url: {}  # noqa: ARG005 - most agents need none
     """files of its configuration folder, given the trial's base URL"""
 

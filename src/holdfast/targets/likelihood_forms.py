@@ -1,27 +1,36 @@
-"""The requests by which servers give the log-probabilities of a text that they are given.
+"""The requests by which servers return the log-probabilities of a text, and the paths of such servers.
 
 Echo      completions that return their prompt, with its log-probabilities: vLLM, NIM and others
 SGLang    SGLang's own /generate
-LlamaCpp  llama.cpp's own /completion, where a grammar forces the model to say the very tokens of the continuation
+LlamaCpp  llama.cpp's own /completion, with a grammar that forces the model to produce the continuation's tokens
 
-Each is tried once on a short text before it is used. A server may accept `echo` and ignore it, in which case every
-continuation would score alike; so what comes back is counted, and never taken on trust.
+Each is tried once on a short text before it is used. A server may accept `echo` and ignore it, and every continuation
+would score alike; so the returned log-probabilities are counted, not trusted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
+from collections import deque
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
-from holdfast.errors import AttemptError
+from holdfast.errors import AttemptError, Fault
+from holdfast.http.balancer import client_of
+from holdfast.targets.access import eval_hints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from contextlib import AsyncExitStack
 
-    from holdfast.targets.model_server import ModelServer
-
+    from holdfast.http.balancer import Balancer
+    from holdfast.http.client import Client
 
 _LOGPROBS: Final = "Let the server return log-probabilities; for vLLM, start it with --max-logprobs 1 or more."
+_PAUSES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""seconds between the attempts of a probe"""
+_ABSENT: Final = (401, 403, 404, 405, 501)
+"""a path that the server does not have, or that a proxy does not let through"""
 
 
 class Tokens(NamedTuple):
@@ -72,7 +81,7 @@ class Form(Protocol):
     """what the user should know about the server"""
 
     async def probe(self, span: Tokens | Characters, text: str) -> None:
-        """Check the server's answer for a text; raise Unsupported where it is of no use."""
+        """Check the server's answer for a text; raise Unsupported if it is of no use."""
         ...
 
     async def score(self, span: Tokens | Characters) -> Score:
@@ -83,7 +92,7 @@ class Form(Protocol):
 class Unsupported(Exception):
     """The server gives no likelihoods in this form; the message completes "the server …".
 
-    A remedy is given where the server has the form, and a setting of it stands in the way.
+    A remedy is given if the server has the form, but one of its settings prevents it.
     """
 
     def __init__(self, reason: str, remedy: str | None = None) -> None:
@@ -133,7 +142,7 @@ class Echo:
                 raise Unsupported("returns no `text_offset`, so where the continuation begins is unknown")
             self._shift = "".join(values["tokens"]).find(text)
             if self._shift < 0:
-                raise Unsupported(f"returns other tokens than those of {text!r}")
+                raise Unsupported(f"returns tokens that are not in {text!r}")
         if self._added or self._shift:
             self.notice = "the server adds a BOS token to every prompt; it counts as a part of the context"
 
@@ -204,12 +213,12 @@ def _choice(reply: Any) -> Any:
 
 
 class _OwnForm:
-    """A form of one server alone, which takes token ids and is known by its answer."""
+    """A form of one kind of server, which takes token ids and is recognized by its answer."""
 
     takes_text = False
     notice: str | None = None
     lacks: ClassVar[str]
-    """completes "the server …" where it is another one"""
+    """completes "the server …" for another kind of server"""
 
     def __init__(self, server: ModelServer) -> None:
         self._server = server
@@ -263,7 +272,7 @@ class SGLang(_OwnForm):
 
 
 class LlamaCpp(_OwnForm):
-    """llama.cpp's /completion: the grammar allows one token at each step, and `n_probs` tells how likely it was."""
+    """llama.cpp's /completion: the grammar allows one token at each step, and `n_probs` returns its probability."""
 
     name = "llama.cpp"
     lacks = "does not force tokens by a grammar, as llama.cpp does since December 2025"
@@ -301,7 +310,7 @@ def _score(values: list[Any], bests: Iterable[Any], sent: Any, received: Any) ->
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise AttemptError("bad_reply", f"a token of the continuation has the log-probability {value!r:.40}")
     greedy = all(value == best for value, best in zip(values, bests, strict=True))
-    # `sum`, as lm-eval computes it: its digits depend on the order, and from Python 3.12 on also on the function.
+    # `sum`, as in lm-eval: the digits depend on the order, and since Python 3.12 on the function.
     return Score(
         float(sum(values)),
         greedy,
@@ -340,3 +349,91 @@ def _cut_probe(returned: int | None, sent: int | None) -> Unsupported:
         f"cut a prompt of a few words{counts}",
         "Start the server with a longer context, or turn off its truncation of prompts.",
     )
+
+
+class ModelServer:
+    """Servers of one model: OpenAI's paths below the base URL, and the server's own paths next to it.
+
+    Each path has a client, opened on first use.
+    """
+
+    def __init__(self, urls: Sequence[str], headers: Mapping[str, str], key_hint: str, opened: AsyncExitStack) -> None:
+        self._urls = urls
+        self._headers = headers
+        self._key_hint = key_hint
+        self._opened = opened
+        self._clients: dict[str, Client | Balancer] = {}
+
+    async def post(self, path: str, body: Any) -> Any:
+        """Post JSON to a path and return the JSON of the reply. `/v1` in the path stands for the base URL."""
+        return await (await self._client(path)).post(body)
+
+    async def find(self, method: Literal["GET", "POST"], path: str, body: Any = None) -> Any:
+        """Return the reply of a path; None if the server does not have the path."""
+        client = await self._client(path)
+        try:
+            return await patiently(lambda: client.get() if method == "GET" else client.post(body))
+        except Fault as fault:
+            if fault.status not in _ABSENT:
+                raise
+        except AttemptError as error:
+            if error.kind not in ("bad_request", "bad_reply") and error.status not in _ABSENT:
+                raise
+        return None
+
+    async def _client(self, path: str) -> Client | Balancer:
+        if path not in self._clients:
+            urls = [
+                f"{url}{path.removeprefix('/v1')}" if path.startswith("/v1/") else f"{url.removesuffix('/v1')}{path}"
+                for url in self._urls
+            ]
+            client = client_of(urls, self._headers, eval_hints(self._key_hint))
+            self._clients[path] = await self._opened.enter_async_context(client)
+        return self._clients[path]
+
+
+async def patiently(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the result of a call at the start of a run, which is repeated a few times if that may help."""
+    for pause in _PAUSES:
+        try:
+            return await call()
+        except AttemptError as error:
+            if not error.retry or error.kind == "bad_reply" or error.status in _ABSENT:
+                raise
+            await asyncio.sleep(max(pause, error.retry_after or 0))
+    return await call()
+
+
+class Gate:
+    """Limits requests in flight to a number that may change at any time. First come, first served."""
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit = limit
+        self._active = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> Self:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._leave()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._active -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._active < self._limit():
+            turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self._active += 1
+                turn.set_result(None)

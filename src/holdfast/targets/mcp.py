@@ -16,8 +16,9 @@ import msgspec
 
 from holdfast.containment.program import contained
 from holdfast.errors import AttemptError, Fault
+from holdfast.http.urls import bare_url
 from holdfast.spec.fingerprint import check_program, is_file
-from holdfast.spec.redact import bare_url, fill_variables
+from holdfast.spec.redact import fill_variables
 from holdfast.targets.tools import Tool, with_rules
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _SHOWN: Final = 400
 
 
 def mcp_client() -> Any:
-    """Import the official package; raise Fault where it is missing."""
+    """Import the official package; raise Fault if it is missing."""
     try:
         import mcp
         import mcp.client.stdio
@@ -206,7 +207,7 @@ class Connection:
                 ready.set_exception(self._gone("ended before it answered"))
 
     async def call(self, name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> Any:
-        """Call a tool, with `meta` as the request's `_meta`; raise AttemptError where the server is gone."""
+        """Call a tool, with `meta` as the request's `_meta`; raise AttemptError if the server is gone."""
         if self._task is None or not self.alive:
             raise self._gone("is gone")
         call = asyncio.ensure_future(self._client.call_tool(name, arguments, meta=meta))

@@ -1,4 +1,4 @@
-"""A model behind an API, in whatever dialect."""
+"""A model with an API, in any dialect."""
 
 from __future__ import annotations
 
@@ -12,37 +12,49 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.dialects.clouds import dialect_at
-from holdfast.dialects.reading import mend, split_thoughts
+from holdfast.dialects import dialect_at
+from holdfast.dialects.reading import split_thoughts
 from holdfast.dialects.stops import UNKNOWN, is_known
 from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
+from holdfast.http.balancer import client_of
+from holdfast.http.client import Client
+from holdfast.http.events import mend
 from holdfast.spec.grader_schema import is_judge
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
 from holdfast.spec.redact import shown_url
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import normal_expression
+from holdfast.targets.access import eval_hints, headers_of, signer_of
+from holdfast.targets.batching import batch_problem
 from holdfast.targets.prices import Prices
-from holdfast.targets.signing import headers_of, signer_of
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from holdfast.dialects.types import Answer
+    from holdfast.http.balancer import Balancer
     from holdfast.spec.eval import Origin
     from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.spec.grader_schema import PromptGrader
-    from holdfast.targets.balancer import Balancer
-    from holdfast.targets.batch_client import BatchClient
-    from holdfast.targets.batches import Batches
-    from holdfast.targets.client import Client
+    from holdfast.targets.batching import BatchedClient, BatchHub
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
 
     Ask = Callable[[list[Message]], Awaitable[Reply]]
 
+_PARTS: Final = {
+    "likelihood": "holdfast.targets.likelihood:LikelihoodModel",
+    "tokenizer_identity": "holdfast.targets.tokenizer:tokenizer_identity",
+    "tools": "holdfast.targets.tools:Toolbox",
+    "tools_identity": "holdfast.targets.tools:tools_identity",
+    "check_embedded": "holdfast.targets.embedded:check_embedded",
+    "serve_embedded": "holdfast.targets.embedded:serve",
+}
+"""parts that few evals need, loaded by name"""
 _MOST_PAUSES: Final = 20
 """how often a model that pauses within an answer is asked to go on"""
 
@@ -67,22 +79,20 @@ class Model(Target):
         self._schema = schema
         self.endpoint = endpoint_of(block.model, block.api, block.base_url, block.api_key_env)
         self._client: Client | Balancer | None = None
-        self._batches: Batches | None = None
-        self._batched: BatchClient | None = None
-        """where the run has batches"""
+        self._batches: BatchHub | None = None
+        self._batched: BatchedClient | None = None
+        """if the run has batches"""
         self._place = "target"
         """the block of the eval file that asks"""
         self._odd_stops: set[str] = set()
         """stop reasons that no table has"""
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
-            from holdfast.targets.embedded import check_embedded  # which few evals need
-
-            check_embedded(block.model, where)
+            _part("check_embedded")(block.model, where)
         elif block.batch is None or block.batch.via == "api":
             self._check_endpoint(where)
-        if block.batch is not None:
-            self._check_batch(where)
+        if block.batch is not None and (problem := batch_problem(block.batch, block.model, self.endpoint)):
+            raise ConfigError([Problem(where, problem)], remedy="Remove `batch`.")
         self._dialect = dialect_at(self.endpoint)
         self._signer = signer_of(self.endpoint)
 
@@ -90,23 +100,18 @@ class Model(Target):
     def build(cls, block: ModelTarget, origin: Origin) -> Model:
         """Build the target of an eval, with its tools."""
         if origin.spec.continuations is not None:
-            from holdfast.targets.likelihood import LikelihoodModel  # which few evals need
-
             if block.batch is not None:
                 problem = Problem(origin.where("batch"), "likelihoods cannot be asked for in batches")
                 raise ConfigError([problem], remedy="Remove `batch`.")
-            return LikelihoodModel(block, Prices(block.model, origin.spec.prices), origin)
-        tools = None
-        if block.tools:
-            from holdfast.targets.tools import Toolbox  # which few evals need
-
-            tools = Toolbox(block.tools, origin.spec)
+            model: Model = _part("likelihood")(block, Prices(block.model, origin.spec.prices), origin)
+            return model
+        tools = _part("tools")(block.tools, origin.spec) if block.tools else None
         prices, where = Prices(block.model, origin.spec.prices), origin.where("model")
         return cls(block, prices, tools, where, _schema_of(block, origin))
 
     @classmethod
     def identity(cls, block: ModelTarget, origin: Origin) -> dict[str, Any]:
-        """Leave out where the model is asked, unless `identity: url` is set."""
+        """Leave out the model's URL, unless `identity: url` is set."""
         provider, name = provider_of(block.model, block.base_url)
         api = block.api or provider.api
         identity: dict[str, Any] = {"model": name, "api": api, "params": block.params, "version": block.version}
@@ -127,9 +132,7 @@ class Model(Target):
             urls = [""] if default else sorted(shown_url(url) for url in endpoint.urls)
             identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
         if block.tools:
-            from holdfast.targets.tools import tools_identity
-
-            identity |= {"tools": tools_identity(block.tools, origin.spec), "max_steps": block.max_steps}
+            identity |= {"tools": _part("tools_identity")(block.tools, origin.spec), "max_steps": block.max_steps}
         return identity
 
     @classmethod
@@ -149,7 +152,7 @@ class Model(Target):
         return model
 
     def _check_endpoint(self, where: str) -> None:
-        """Raise ConfigError where the model cannot be asked, before anything is."""
+        """Raise ConfigError if the model cannot be asked."""
         if self.block.stream and self.endpoint.access == "aws" and self.endpoint.api == "messages":
             message = f"{self.block.model} cannot be streamed: Bedrock has a format of its own for streams"
             raise ConfigError([Problem(where, message)], remedy="Remove `stream: true` from target.")
@@ -164,23 +167,7 @@ class Model(Target):
             remedy=hint or f"export {exports}, or point base_url there at your server.",
         )
 
-    def _check_batch(self, where: str) -> None:
-        from holdfast.targets.batch_apis import batch_api_of  # which few evals need
-
-        problem = None
-        if is_embedded(self.block.model):
-            problem = "the embedded model has no batches"
-        elif self.block.batch is not None and self.block.batch.via == "files":
-            if self.endpoint.api != "chat":
-                problem = f"files of batches are for the chat API, not {self.endpoint.api!r}"
-        elif batch_api_of(self.endpoint) is None:
-            problem = f"batches of {self.block.model} are not supported (API {self.endpoint.api!r})"
-        elif len(self.endpoint.urls) > 1:
-            problem = "batches are submitted to one server: give a single base_url"
-        if problem is not None:
-            raise ConfigError([Problem(where, problem)], remedy="Remove `batch`.")
-
-    def use_batches(self, batches: Batches, where: str = "target") -> None:
+    def use_batches(self, batches: BatchHub, where: str = "target") -> None:
         """Take part in the batches of a run, before it is opened."""
         self._batches, self._asked_by = batches, where
 
@@ -192,9 +179,7 @@ class Model(Target):
 
     async def _base_urls(self, opening: AsyncExitStack) -> list[str]:
         if is_embedded(self.block.model):
-            from holdfast.targets.embedded import serve
-
-            return [await opening.enter_async_context(serve(self.block.model))]
+            return [await opening.enter_async_context(_part("serve_embedded")(self.block.model))]
         return self.endpoint.urls
 
     @property
@@ -207,28 +192,18 @@ class Model(Target):
     async def _open(self, opening: AsyncExitStack) -> None:
         urls = await self._base_urls(opening)
         path = self._dialect.path(self.endpoint.model, stream=self.block.stream)
-        from holdfast.targets.balancer import client_of
-
         headers = headers_of(self.endpoint, self._dialect)
-        hint = suggest_prefix(self.block.model, self.block.base_url) or ""
-        client = client_of([url + path for url in urls], headers, self._key_hint, hint, self._signer)
+        hints = eval_hints(self._key_hint, suggest_prefix(self.block.model, self.block.base_url) or "")
+        client = client_of([url + path for url in urls], headers, hints, self._signer)
         self._client = await opening.enter_async_context(client)
         self._batched = self._join_batches(path)
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
 
-    def _join_batches(self, path: str) -> BatchClient | None:
-        from holdfast.targets.client import Client
-
+    def _join_batches(self, path: str) -> BatchedClient | None:
         if self._batches is None or not isinstance(self._client, Client):
             return None
-        from holdfast.targets.batch_apis import batch_api_of
-        from holdfast.targets.batch_client import BatchClient
-
-        in_files = self.block.batch is not None and self.block.batch.via == "files"
-        if not in_files and batch_api_of(self.endpoint) is None:
-            return None
-        return BatchClient(self._batches, self._client, self.endpoint, path, self.block.batch, self._asked_by)
+        return self._batches.client(self._client, self.endpoint, path, self.block.batch, self._asked_by)
 
     async def __aexit__(self, *details: Any) -> None:
         await self._opened.__aexit__(*details)
@@ -245,8 +220,6 @@ class Model(Target):
             raise self.explained(error) from error
 
     async def _reply_with_tools(self, turn: Turn, toolbox: Toolbox) -> Reply:
-        from holdfast.targets.tools import answer
-
         assert turn.calls is not None
         tools = await toolbox.of(turn.calls)
         await toolbox.restore(tools, turn)
@@ -260,13 +233,13 @@ class Model(Target):
             if not calls:
                 return replace(reply, messages=messages)
             for call in calls:
-                messages.append(await answer(tools, call, turn))
+                messages.append(await toolbox.answer(tools, call, turn))
         return Reply(text=reply.text, messages=messages, stop="max_steps", first_token=reply.first_token)
 
     async def answer(
         self, messages: list[Message], calls: Calls, more: dict[str, Any], load: Callable[[str], bytes] | None = None
     ) -> Reply:
-        """Return the model's answer to a conversation, from the trial's record where it is there."""
+        """Return the model's answer to a conversation, from the trial's record if possible."""
 
         async def ask(sent: list[Message]) -> Reply:
             async def live() -> Any:
@@ -283,7 +256,7 @@ class Model(Target):
         more: Mapping[str, Any] = MappingProxyType({}),
         load: Callable[[str], bytes] | None = None,
     ) -> Coroutine[Any, Any, Reply]:
-        """Return the model's answer to a conversation; `more` is sent beside the target's parameters.
+        """Return the model's answer to a conversation; `more` is sent in addition to the target's parameters.
 
         `load` returns the content of a file that a message names by its digest.
         """
@@ -392,6 +365,10 @@ class Model(Target):
         return Fault("rejected", error.message, remedy=line, status=error.status)
 
 
+def _part(name: str) -> Any:
+    return load_reference(_PARTS[name])
+
+
 def _stop_notices(model: str, words: set[str]) -> Iterator[str]:
     for word in sorted(words - {UNKNOWN}):
         yield f"{model} ended answers with {word!r}, which Holdfast does not know; they are graded as whole ones"
@@ -405,12 +382,10 @@ def _schema_of(block: ModelTarget, origin: Origin) -> dict[str, Any] | None:
 
 
 def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:
-    """Return what can change a likelihood, as far as it is set."""
+    """Return the settings that can change a likelihood, if they are set."""
     identity: dict[str, Any] = {}
     if settings := block.likelihood.model_dump(exclude_defaults=True):
         identity["likelihood"] = settings
     if block.tokenizer is not None:
-        from holdfast.targets.tokenizer import tokenizer_identity
-
-        identity["tokenizer"] = tokenizer_identity(block.tokenizer, origin)
+        identity["tokenizer"] = _part("tokenizer_identity")(block.tokenizer, origin)
     return identity

@@ -1,6 +1,6 @@
 """Prices of tokens, in US dollars per million: a dated table, and `prices:` of the eval file, which goes first.
 
-The table is `prices.json` beside this module, with the figures of the package genai-prices, or the file that
+The table is `prices.json` next to this module, with the figures of the package genai-prices, or the file that
 $HOLDFAST_PRICES names. A model that is not listed has an unknown price, which is shown as unknown and never as zero.
 """
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _BUILT_IN: Final = Path(__file__).with_name("prices.json")
 _TABLES: Final = {"vertex": "google"}
-"""prefixes whose prices are those of another"""
+"""prefixes with another prefix's prices"""
 _OTHER_PREFIXES: Final = ("x-ai", "models")
-"""what stands before the names of xAI's models at routers, and of Google's in its own lists"""
+"""prefixes of xAI's models at routers, and of Google's in its own lists"""
 _STANDARD: Final = (None, "", "auto", "default", "standard", "standard_only", "on_demand")
-"""service tiers that cost what the table says"""
+"""service tiers at the table's prices"""
 
 Rate = float | tuple[tuple[int, float], ...]
 """dollars per million tokens; or several, each for requests with more input tokens than its first number"""
@@ -48,7 +48,7 @@ class Rates(Struct, frozen=True):
     cache_write: Rate | None = None
     """None: as input"""
     cache_write_1h: Rate | None = None
-    """of what is written to be kept for an hour; None: unknown"""
+    """of tokens that are cached for an hour; None: unknown"""
     input_audio: Rate | None = None
     """None: unknown"""
     output_audio: Rate | None = None
@@ -63,9 +63,9 @@ class _Listed(Struct, frozen=True):
     match: list[Any]
     rates: Rates
     batch: dict[str, Rate] = {}
-    """of batches, as far as they differ"""
+    """of batches, if they differ"""
     tiers: dict[str, dict[str, Rate]] = {}
-    """likewise of service tiers"""
+    """of service tiers, if they differ"""
 
 
 class _Provider(Struct, frozen=True):
@@ -77,11 +77,11 @@ class _Provider(Struct, frozen=True):
 class _Table(Struct, frozen=True):
     date: str
     models: dict[str, tuple[float, float] | Rates] = {}
-    """rates by the exact name, or those of input and output alone"""
+    """rates by the exact name, or only the rates of input and output"""
     names: dict[str, list[Any]] = {}
     """rules for names without a prefix, by the prefix of the provider that they belong to"""
     providers: dict[str, msgspec.Raw] = {}
-    """decoded where a price is needed: most runs need one provider"""
+    """decoded when a price is needed: most runs need one provider"""
 
 
 @lru_cache(maxsize=4)
@@ -104,13 +104,13 @@ class Prices:
         self._batch: Rates | None = None
         self._tiers: dict[str, Rates] = {}
         self._written = False
-        """the rates come from the eval file, where one rate is for all tokens"""
+        """the rates come from the eval file, which has one rate for all tokens"""
         self._gaps: set[str] = set()
-        """what requests were charged for and the table has no price of, so that their cost is unknown"""
+        """charges that the table has no price for, which make the cost unknown"""
         self._absurd = False
         """the server has reported token counts that cannot be true"""
         self.date: str | None = None
-        """of the table; None where the prices come from the eval file, or are unknown"""
+        """of the table; None if the prices come from the eval file, or are unknown"""
         prefix, name, own = _split(model)
         written = prices.get(model) or prices.get(name)
         if written is not None:
@@ -130,7 +130,7 @@ class Prices:
 
     @property
     def known(self) -> bool:
-        """True where a budget in dollars can be enforced."""
+        """True if a budget in dollars can be enforced."""
         return self._rates is not None
 
     @property
@@ -146,9 +146,9 @@ class Prices:
         ]
 
     def usage(self, tokens: TokenCounts, requests: int = 1, *, batch: bool = False) -> Usage:
-        """Return tokens with their cost, which is unknown where the price or the tokens are.
+        """Return tokens with their cost, which is unknown if the price or the tokens are.
 
-        Where the rates of a batch are not known, it costs as much as other requests, which is at least what it costs.
+        If the rates of a batch are unknown, it counts at the price of other requests, which is an upper bound.
         """
         self._absurd |= tokens.absurd
         tier = None if batch or self._written or tokens.tier in _STANDARD else tokens.tier
@@ -173,7 +173,7 @@ class Prices:
         )
 
     def _gap(self, rates: Rates | None, tokens: TokenCounts, tier: str | None) -> str | None:
-        """Return what a request was charged for and has no price; None if there is nothing."""
+        """Return a charge of a request that has no price; None if all have one."""
         if tokens.unpriced is not None:
             return tokens.unpriced
         if rates is None:
@@ -189,7 +189,7 @@ class Prices:
         return None
 
     def estimate(self, sent: int, received: int, requests: int, *, batch: bool = False) -> float | None:
-        """Return about what requests cost that have so many tokens together; None where the price is unknown."""
+        """Estimate the cost of requests from their total tokens; None if the price is unknown."""
         rates = (self._batch or self._rates) if batch else self._rates
         if rates is None or not requests:
             return None if rates is None else 0.0
@@ -197,7 +197,7 @@ class Prices:
 
 
 def _split(model: str) -> tuple[str, str, bool]:
-    """Return the prefix of a model's provider, empty where it has none, its name there, and whether it is known by it.
+    """Return the prefix of a model's provider (empty without one), its name there, and whether the table has that name.
 
     A name such as `team/gpt-4o` is one that somebody gave to a model of their own.
     """
@@ -257,7 +257,7 @@ def _matches(clause: list[Any], name: str) -> bool:
 
 
 def _cost(rates: Rates, sent: float, received: float, tokens: TokenCounts) -> float:
-    """Return the dollars of a request, of whose tokens some have rates of their own. Its length decides about all."""
+    """Return the dollars of a request. Some of its tokens have rates of their own; its length determines all rates."""
     read, written, long = tokens.cache_read, tokens.cache_write - tokens.cache_write_long, tokens.cache_write_long
     heard, spoken = tokens.input_audio, tokens.output_audio
     writing = _first(rates.cache_write, rates.input)

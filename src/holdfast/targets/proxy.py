@@ -1,15 +1,15 @@
 """A server on loopback for agents that nobody can look into. It speaks every API that has a dialect.
 
 Each trial has a base URL of its own. What is asked there goes to the real server; the answers are recorded before their
-end is handed over, counted, priced, and after a crash given from the record. An outage reaches the agent as it is:
-whether it gets over it is its own affair, but what it says without having got over it is not taken as its answer.
+end is handed over, counted, priced, and replayed from the record after a crash. An outage reaches the agent as it is.
+It may recover; if it does not, its output is not taken as its answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlencode
@@ -20,38 +20,46 @@ from aiohttp import web
 from msgspec import UnsetType
 
 from holdfast.dialects import dialect_of
-from holdfast.dialects.reading import STOPPED_EARLY
+from holdfast.dialects.types import STOPPED_EARLY
 from holdfast.errors import AttemptError, Fault
+from holdfast.http.balancer import client_of
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.redact import Secrets
 from holdfast.store.records import ProxiedResponse, Usage
-from holdfast.targets.balancer import client_of
-from holdfast.targets.exchange import check_answer, dialect_at, place_of, read_counts, read_messages
-from holdfast.targets.matching import Volatile, without
+from holdfast.targets.access import eval_hints
+from holdfast.targets.exchange import (
+    Volatile,
+    check_answer,
+    dialect_at,
+    place_of,
+    read_counts,
+    read_messages,
+    without,
+)
 from holdfast.targets.prices import Prices
 from holdfast.targets.types import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.dialects.types import StreamReader
+    from holdfast.http.balancer import Balancer
+    from holdfast.http.client import Client
     from holdfast.spec.eval_schema import Price
     from holdfast.spec.schema import Api
-    from holdfast.spec.target_schema import CommandTarget, PythonTarget
-    from holdfast.targets.balancer import Balancer
-    from holdfast.targets.client import Client
+    from holdfast.spec.target_schema import TargetBlock
     from holdfast.targets.exchange import Place
     from holdfast.targets.types import Calls
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
 _GONE: Final = (ConnectionError, aiohttp.ClientError)
-"""what writing to an agent raises that has gone; the answer is kept all the same"""
+"""raised by writing to an agent that is gone; the answer is still kept"""
 _KEYS: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
-"""headers with an agent's own key, passed on where the eval has none"""
+"""headers with an agent's own key, passed on if the eval has no key"""
 _KEY_VARIABLES: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
 """where the providers' clients look for keys"""
 DUMMY_KEY: Final = "sk-holdfast-the-proxy-adds-the-real-key"
-"""what an agent gets instead of a key: clients do not start without one"""
+"""given to agents instead of a key: clients do not start without one"""
 _PASSED_ON: Final = ("anthropic-version", "anthropic-beta", "openai-organization", "openai-project", "openai-beta")
 _PROVIDERS: Final[dict[str, Api]] = {"openai": "chat", "anthropic": "messages", "google": "gemini"}
 """with the API whose headers their other paths have too"""
@@ -60,13 +68,12 @@ _PROVIDERS: Final[dict[str, Api]] = {"openai": "chat", "anthropic": "messages", 
 class Proxy:
     """The server; one for a run."""
 
-    def __init__(
-        self, block: CommandTarget | PythonTarget, prices: Mapping[str, Price], volatile: Sequence[Volatile] = ()
-    ) -> None:
+    def __init__(self, block: TargetBlock, prices: Mapping[str, Price], volatile: Sequence[Volatile] = ()) -> None:
+        """`base_url`, `api_key_env` and `ignore` of the block count if it has them."""
         self._upstream = {name: _upstream(name, block) for name in _PROVIDERS}
         """by provider: base URLs, and the environment variable with the key"""
         self.secrets = Secrets(key_env for _, key_env in self._upstream.values())
-        self._volatile = [*volatile, *map(Volatile, block.ignore)]
+        self._volatile = [*volatile, *map(Volatile, getattr(block, "ignore", ()))]
         self._prices = prices
         self._models: dict[str, Prices] = {}
         """the prices of the models that were asked"""
@@ -116,13 +123,14 @@ class Proxy:
             **keys,
         }
 
-    def admit(self, calls: Calls) -> None:
-        """Assign requests to the trial's URL to this attempt from now on."""
+    @contextmanager
+    def serving(self, calls: Calls) -> Iterator[str]:
+        """Take requests of an attempt at the trial's base URL, which is yielded; refuse them afterwards."""
         self._trials[calls.id] = calls
-
-    def dismiss(self, calls: Calls) -> None:
-        """Refuse further requests of the attempt."""
-        self._trials.pop(calls.id, None)
+        try:
+            yield self.base_url(calls)
+        finally:
+            self._trials.pop(calls.id, None)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         calls = self._trials.get(request.match_info["trial"])
@@ -167,7 +175,7 @@ class Proxy:
         )
 
     async def client(self, place: Place, request: web.Request) -> Client | Balancer:
-        """Return the client for a path of the real server, with the key of the eval, else the agent's own."""
+        """Return the client for a path of the real server, with the key of the eval, or else the agent's own."""
         query = _query(place, request)
         path = f"{place.path}?{query}" if query and request.method != "GET" else place.path
         urls, key_env = self._upstream[place.provider]
@@ -179,7 +187,8 @@ class Proxy:
             headers |= {name: value for name, value in own.items() if DUMMY_KEY not in value}
         name = f"{place.provider} {path} {sorted(headers.items())}"
         if name not in self._clients:
-            client = client_of([f"{url}/{path}" for url in urls], headers, f"Check the key in {key_env}.")
+            hints = eval_hints(f"Check the key in {key_env}.")
+            client = client_of([f"{url}/{path}" for url in urls], headers, hints)
             self._clients[name] = await client.__aenter__()
         return self._clients[name]
 
@@ -197,7 +206,7 @@ class Proxy:
 
     @property
     def final_notices(self) -> list[str]:
-        """What requests were charged for and no price is known of, and servers that sent what nobody asked for."""
+        """Charges without a known price, and servers that sent replies unasked."""
         parts = (*self._models.values(), *self._clients.values())
         return [notice for part in parts for notice in part.notices]
 
@@ -315,13 +324,14 @@ class _Answer:
         return self.response
 
 
-def _upstream(provider: str, block: CommandTarget | PythonTarget) -> tuple[list[str], str]:
+def _upstream(provider: str, block: TargetBlock) -> tuple[list[str], str]:
     """Return the base URLs of a provider, and the environment variable with its key."""
-    # $OPENAI_BASE_URL counts as the base_url of models that have a prefix of the hub: here it is OpenAI's alone.
+    # $OPENAI_BASE_URL counts as the base_url of models that have a prefix of the hub: here it is only OpenAI's.
     environ = {name: value for name, value in os.environ.items() if provider == "openai" or name != "OPENAI_BASE_URL"}
     own = endpoint_of("" if provider == "openai" else f"{provider}/any", environ=environ)
-    urls = own.urls if block.base_url is None else endpoint_of("", None, block.base_url).urls
-    return urls, block.api_key_env or own.key_env
+    base_url, key_env = getattr(block, "base_url", None), getattr(block, "api_key_env", None)
+    urls = own.urls if base_url is None else endpoint_of("", None, base_url).urls
+    return urls, key_env or own.key_env
 
 
 def _query(place: Place, request: web.Request) -> str:
@@ -343,7 +353,7 @@ def _refusal(
     headers: Mapping[str, str] | None = None,
     body: Any = None,
 ) -> web.Response:
-    """Return an error in the shape that clients read, with the real server's body where there is one."""
+    """Return an error in the shape that clients read, with the real server's body if there is one."""
     if not isinstance(body, dict):
         body = {"type": "error", "error": {"message": message, "type": kind, "param": None, "code": kind}}
     return web.Response(status=status, headers=headers, body=msgspec.json.encode(body), content_type="application/json")

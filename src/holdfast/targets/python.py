@@ -23,20 +23,21 @@ from holdfast.functions import (
     parameters_of,
     user_error,
 )
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import several_answers
-from holdfast.spec.target_schema import ModelTarget, PythonTarget
+from holdfast.spec.target_schema import TARGETS, ModelTarget, PythonTarget
 from holdfast.store.records import OnCutOff, Usage
-from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
 from holdfast.targets.tools import Toolbox, ToolContext, as_text, find_home, tools_identity, use
-from holdfast.targets.types import PROCESS, Home, ReplayPolicy, Reply, Target
+from holdfast.targets.types import PROCESS, PROXY, Home, ReplayPolicy, Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
     from holdfast.spec.eval import Origin
+    from holdfast.targets.model import Model
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.tools import Tool
     from holdfast.targets.types import Message, PastCall, Turn
@@ -62,10 +63,10 @@ class Context:
     state: Any = None
     """the `state` of the previous reply"""
     workspace: Path | None = None
-    """the trial's folder, where the eval has a `workspace`"""
+    """the trial's folder, if the eval has a `workspace`"""
     base_url: str = ""
     """an OpenAI-compatible URL of this trial, for frameworks with a client of their own: calls through it are recorded,
-    counted and replayed as those of `model` are"""
+    counted and replayed like calls of `model`"""
     deadline: float | None = None
     """when the time for this reply is up, in seconds since the epoch"""
     _owner: tuple[PythonFunction, Turn, asyncio.AbstractEventLoop] | None = field(default=None, repr=False)
@@ -179,9 +180,8 @@ class PythonFunction(Target):
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
             if self._function.takes("context"):
-                from holdfast.targets.proxy import Proxy
-
-                self._proxy = await opening.enter_async_context(Proxy(self.block, self._prices))
+                proxy = load_reference(PROXY)(self.block, self._prices)
+                self._proxy = await opening.enter_async_context(proxy)
             if self._tools is not None:
                 await opening.enter_async_context(self._tools)
             await opening.enter_async_context(_lifetime(self._object, self.block.params, self._where))
@@ -208,18 +208,15 @@ class PythonFunction(Target):
             context.workspace = calls.workspace
             context._owner = self, turn, asyncio.get_running_loop()
             calls.observed = self._function.takes("context")
-        if proxy is not None and calls is not None:
-            context.base_url = proxy.base_url(calls)
-            proxy.admit(calls)
         try:
-            return await self._call(turn, context)
+            if proxy is None or calls is None:
+                return await self._call(turn, context)
+            with proxy.serving(calls) as context.base_url:
+                return await self._call(turn, context)
         except (AttemptError, Fault):
             raise
         except Exception as error:  # raised by the agent: an error of this trial, never of the run
             raise user_error("agent", error) from error
-        finally:
-            if proxy is not None and calls is not None:
-                proxy.dismiss(calls)
 
     async def _call(self, turn: Turn, context: Context) -> Reply:
         if turn.calls is not None:
@@ -248,14 +245,15 @@ class PythonFunction(Target):
         return await self._models[name].answer(messages, turn.calls, params, turn.load)
 
     def _model(self, name: str) -> Model:
-        """Return a model that the function names; its provider's prefix counts where the target has no `base_url`."""
+        """Return a model that the function names; its provider's prefix counts if the target has no `base_url`."""
         by_prefix = self.block.base_url is None and has_provider(name)
         key_env = None if by_prefix else self.block.api_key_env
         try:
             block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=key_env)
-            return Model(block, Prices(name, self._prices), where=f"context.model({name!r})")
+            model: Model = TARGETS.load("model")(block, Prices(name, self._prices), where=f"context.model({name!r})")
         except UsageError as error:  # the function names the model only now
             raise Fault("auth", error.message, remedy=error.remedy) from error
+        return model
 
     async def use(
         self,
@@ -344,7 +342,7 @@ def _as_json(value: Any) -> Any:
 
 
 def settle_reply(returned: Any) -> Reply:
-    """Return what a user's code returned as the reply that the journal will give back."""
+    """Return a user's return value as the reply that the journal will give back."""
     return _settle(_as_reply(returned))
 
 
@@ -371,7 +369,7 @@ def _as_reply(returned: Any) -> Reply:
 
 
 def _from_dict(returned: dict[str, Any]) -> Reply:
-    """Read a dict. An empty `tool_calls` or `messages` says that no tool was called; None, or no such key, nothing."""
+    """Read a dict. An empty `tool_calls` or `messages` means that no tool was called; None means unknown."""
     text = next((returned[key] for key in ("output", "text", "content") if key in returned), None)
     messages: list[Message] | None = _listed(returned, "messages")
     value = UNSET
@@ -404,7 +402,7 @@ def _from_dict(returned: dict[str, Any]) -> Reply:
 
 
 def _listed(returned: dict[str, Any], key: str) -> list[dict[str, Any]] | None:
-    """Return a list of objects in a reply; None where the reply does not say."""
+    """Return a list of objects in a reply; None if the reply does not have it."""
     value = returned.get(key)
     if value is None:
         return None
@@ -429,7 +427,7 @@ def _instance_of(target: Callable[..., Any], where: str) -> Callable[..., Any]:
 
 @asynccontextmanager
 async def _lifetime(target: Callable[..., Any], params: dict[str, Any], where: str) -> AsyncIterator[None]:
-    """Open the target on the way in and close it on the way out, where it has methods for that."""
+    """Open the target on the way in and close it on the way out, if it has methods for that."""
     opening, closing = _method(target, "open", ("params",), where), _method(target, "close", (), where)
     if opening is not None:
         try:

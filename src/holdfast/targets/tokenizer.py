@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from holdfast.spec.eval import Origin
-    from holdfast.targets.model_server import ModelServer
+    from holdfast.targets.likelihood_forms import ModelServer
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -31,12 +31,12 @@ class Tokenizer(Protocol):
         ...
 
     async def prefix(self) -> int | None:
-        """Return the token that stands before an empty context: BOS, else EOS; None where neither is known."""
+        """Return the token before an empty context: BOS, or else EOS; None if neither is known."""
         ...
 
 
 class ServerTokenizer:
-    """The tokenizer of the server, in the form of vLLM and SGLang or in that of llama.cpp."""
+    """The tokenizer of the server, in the form of vLLM and SGLang or of llama.cpp."""
 
     def __init__(self, server: ModelServer, path: str, fields: Mapping[str, Any], key: str) -> None:
         self.source = f"token ids from the server's {path.lstrip('/')}"
@@ -47,7 +47,7 @@ class ServerTokenizer:
 
     @classmethod
     async def find(cls, server: ModelServer, model: str) -> ServerTokenizer | None:
-        """Return the tokenizer of a server; None for a server that has none."""
+        """Return the tokenizer of a server; None for a server without one."""
         vllm = {"model": model, "add_special_tokens": False}
         llama_cpp = {"add_special": False}
         for path in ("/tokenize", "/v1/tokenize"):
@@ -110,7 +110,7 @@ class LocalTokenizer:
         return ids
 
     async def prefix(self) -> int | None:
-        """Return the id of the token that the folder's `tokenizer_config.json` calls BOS, else of EOS."""
+        """Return the id of the token that the folder's `tokenizer_config.json` calls BOS, or else EOS."""
         ids = (self._tokenizer.token_to_id(token) for token in self._special)
         return next((number for number in ids if number is not None), None)
 

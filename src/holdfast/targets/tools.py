@@ -1,8 +1,8 @@
-"""Tools a model may call: Python functions, and what MCP servers offer.
+"""Tools a model may call: Python functions, scripted responses, and what MCP servers offer.
 
-A tool that fails does not fail the trial: what went wrong goes back to the model as the tool's result. A tool that is
-gone, a server that crashed, is an error of the attempt, which is tried again. The traceback of a Python function is
-recorded beside the result; the model does not see it.
+A tool that fails does not fail the trial: the error goes back to the model as the tool's result. A tool that is gone,
+such as a server that crashed, is an error of the attempt, which is retried. The traceback of a Python function is
+recorded with the result; the model does not see it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.functions import Function, describe_error, function_source, load_function, user_traceback
 from holdfast.spec.fingerprint import command_files
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import redact, shown_url
 from holdfast.spec.target_schema import MAX_RESULT
 from holdfast.targets.types import PROCESS, Home, ToolFailure
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.eval import Eval
-    from holdfast.spec.target_schema import ToolBlock
+    from holdfast.spec.target_schema import ScriptedResponse, ScriptedTool, ToolBlock
     from holdfast.store.records import OnCutOff
     from holdfast.targets.mcp import McpServer
     from holdfast.targets.types import Calls, Message, PastCall, ReplayPolicy, Turn
 
+_MCP_SERVER = "holdfast.targets.mcp:McpServer"
 _LONGEST_MARK = 80
-"""bytes that say how much of a result is left out"""
+"""bytes of the note about what is left out"""
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
 _GOOGLE = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.+(?:\n(?!\s+\w+\s*(?:\([^)]*\))?:)\s+.+)*)", re.MULTILINE)
 _SPHINX = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)", re.MULTILINE)
@@ -50,9 +52,9 @@ class ToolContext:
     trial: int
     turn: int
     workspace: Path | None
-    """the trial's folder, where the eval has a workspace"""
+    """the trial's folder, if the eval has a workspace"""
     call_id: str
-    """the same whenever this call of this trial is made, after a crash too: a key for idempotent requests"""
+    """the same whenever this call of this trial is made, even after a crash: a key for idempotent requests"""
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,10 @@ class Toolbox:
                 function = load_function(block.python, spec.folder, where, spec.functions)
                 tool = function_tool(function, block.replay, where)
             elif block.scripted is not None:
-                from holdfast.targets.scripted import scripted_tool
-
                 tool = scripted_tool(block.scripted, where)
             else:
-                from holdfast.targets.mcp import McpServer
-
-                self._servers.append(McpServer(block, spec.folder, where, f"tools[{number}]"))
+                server = load_reference(_MCP_SERVER)(block, spec.folder, where, f"tools[{number}]")
+                self._servers.append(server)
                 continue
             self._functions.append(with_rules(tool, block))
         names = [tool.name for tool in self._functions]
@@ -118,7 +117,7 @@ class Toolbox:
             await server.close()
 
     async def of(self, calls: Calls) -> dict[str, Tool]:
-        """Return the tools that a trial can call, by name; starts the trial's own servers where needed."""
+        """Return the tools that a trial can call, by name; starts the trial's own servers if needed."""
         tools = {tool.name: tool for tool in self._functions}
         for server in self._servers:
             for tool in await server.tools(calls):
@@ -135,6 +134,20 @@ class Toolbox:
             return find_home(tools, past, turn)
 
         await turn.calls.restore(find)
+
+    @staticmethod
+    async def answer(tools: dict[str, Tool], call: Any, turn: Turn) -> Message:
+        """Return the message that answers a model's tool call."""
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise AttemptError("bad_reply", f"not a tool call: {call!r:.200}")
+        text = function.get("arguments")
+        try:
+            arguments = msgspec.json.decode(text or "{}") if isinstance(text, str | None) else text
+        except msgspec.DecodeError:
+            arguments = text  # which is reported to the model
+        result = await use(tools, function["name"], arguments, turn)
+        return {"role": "tool", "tool_call_id": str(call.get("id") or ""), "name": function["name"], "content": result}
 
 
 def with_rules(tool: Tool, block: ToolBlock) -> Tool:
@@ -175,7 +188,7 @@ async def _run(
 
 
 def limit_text(text: str, most: int) -> str:
-    """Return a text of at most so many bytes: of a longer one the beginning and the end, and how much is left out."""
+    """Limit a text to `most` bytes: a longer text keeps its beginning and its end, and a note of what is left out."""
     if len(text) <= most // 4:  # no character has more than four bytes
         return text
     data = text.encode(errors="replace")
@@ -198,20 +211,6 @@ def find_home(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None
         return None
     rerun = functools.partial(_run, tools, past.name, past.arguments, turn, past.turn, past.call_id)
     return Home(tool.home, rerun)
-
-
-async def answer(tools: dict[str, Tool], call: Any, turn: Turn) -> Message:
-    """Return the message that answers a model's tool call."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise AttemptError("bad_reply", f"not a tool call: {call!r:.200}")
-    text = function.get("arguments")
-    try:
-        arguments = msgspec.json.decode(text or "{}") if isinstance(text, str | None) else text
-    except msgspec.DecodeError:
-        arguments = text  # which is reported to the model
-    result = await use(tools, function["name"], arguments, turn)
-    return {"role": "tool", "tool_call_id": str(call.get("id") or ""), "name": function["name"], "content": result}
 
 
 def function_tool(function: Callable[..., Any], replay: ReplayPolicy, where: str) -> Tool:
@@ -276,7 +275,7 @@ def as_text(result: Any) -> str:
 
 
 def _parse_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """Return the description in a docstring, and those of the parameters by name."""
+    """Return the description in a docstring, and the parameters' descriptions by name."""
     about = {match[1]: " ".join(match[2].split()) for match in _SPHINX.finditer(doc)}
     section = re.search(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\n)+)", doc, re.MULTILINE)
     if section is not None:
@@ -305,3 +304,60 @@ def _tool_identity(block: ToolBlock, spec: Eval, number: int) -> dict[str, Any]:
     if block.mcp.url is not None:
         server = {"url": shown_url(block.mcp.url)}
     return {"mcp": server, "only": block.only, **version}
+
+
+def scripted_tool(block: ScriptedTool, where: str) -> Tool:
+    """Return a tool that answers from its responses; a call that fits no response gets an error as its result."""
+    responses = [(_matching(response, where), response) for response in block.responses]
+
+    async def run(arguments: dict[str, Any], _: ToolContext) -> str:
+        for fits, response in responses:
+            if fits(arguments):
+                if response.error is not None:
+                    return f"Error: {response.error}"
+                return as_text(response.result)
+        return f"Error: no response of the scripted tool {block.name!r} fits these arguments"
+
+    return Tool(block.name, block.description, block.parameters, "record", run)
+
+
+def _matching(response: ScriptedResponse, where: str) -> Callable[[dict[str, Any]], bool]:
+    """Return a test of a call's arguments: whether the response is for the call."""
+    patterns = {name: _pattern(pattern, where) for name, pattern in response.match_regex.items()}
+    valid: Callable[[Any], bool] = lambda _: True  # noqa: E731 - the alternative is a method
+    if response.match_schema:
+        import jsonschema_rs  # few tools are told apart by schemas
+
+        try:
+            valid = jsonschema_rs.validator_for(response.match_schema, retriever=_no_retrieval).is_valid
+        except ValueError as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError([Problem(where, f"match_schema is not a JSON Schema: {reason}")]) from error
+
+    def fits(arguments: dict[str, Any]) -> bool:
+        return (
+            (not response.match or response.match == arguments)
+            and all(
+                name in arguments and pattern.search(as_text(arguments[name])) for name, pattern in patterns.items()
+            )
+            and valid(arguments)
+        )
+
+    return fits
+
+
+def _pattern(source: str, where: str) -> Any:
+    """Compile a pattern that is matched in linear time."""
+    import re2  # type: ignore[import-untyped]  # few tools are told apart by patterns
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(source, options)
+    except re2.error as error:
+        message = f"match_regex: {source!r} is not a regular expression of RE2: {error}"
+        raise ConfigError([Problem(where, message)]) from error
+
+
+def _no_retrieval(uri: str) -> dict[str, Any] | bool:
+    raise ValueError(f"{uri} is not fetched; put what it refers to under $defs")

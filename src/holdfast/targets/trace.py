@@ -1,8 +1,8 @@
 """Collects the tool calls of one turn from requests, replies and tool calls: each once, in order, with its result.
 
 A call is asked for in a model's answer, run through `context.tool`, or both. Agents repeat it in the messages of later
-requests, where its result is too. A call that only stands in a request is one that the agent wrote itself: it counts
-behind the last user message; what stands before it is history, or an example.
+requests, together with its result. A call that is only in a request was written by the agent itself: it counts after
+the last user message; earlier ones are history or examples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Seen(msgspec.Struct, eq=False):
 
     name: str
     arguments: Any
-    """an object; where it is not JSON, the text that the model wrote"""
+    """an object; if it is not JSON, the text that the model wrote"""
     id: str
     result: Any = UNSET
     step: Hashable = None
@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, eq=False):
 
 
 def calls_in(message: Mapping[str, Any]) -> Iterator[Seen]:
-    """Yield the tool calls of an assistant message, also those without a name."""
+    """Yield the tool calls of an assistant message, including calls without a name."""
     calls = message.get("tool_calls") if message.get("role", "assistant") == "assistant" else None
     for call in calls if isinstance(calls, list | tuple) else ():
         yield _call(call)
@@ -145,7 +145,7 @@ class Trace:
         match.result = result
 
     def covered_by(self, messages: Sequence[Message]) -> bool:
-        """Return True where the messages of a reply hold all calls; adds further calls that they hold."""
+        """Return True if the messages of a reply hold all calls; add further calls that they hold."""
         matched = self._matched(messages, all_new=True)
         return len(matched) == len(self._calls)
 

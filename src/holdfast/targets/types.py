@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.spec.eval import Origin
     from holdfast.spec.target_schema import TargetBlock
-    from holdfast.targets.batches import Batches
+    from holdfast.spec.trial_limits import RowLimits
+    from holdfast.targets.batching import BatchHub
 
 Message = dict[str, Any]
 """a message as OpenAI's chat API has it: role, content, tool calls"""
@@ -30,21 +31,23 @@ again if it was cut off. `never`: the same, but if it was cut off it is not made
 `again`: it runs again, to bring a server's own state back."""
 
 
+PROXY: Final = "holdfast.targets.proxy:Proxy"
+"""the recording proxy, loaded by name because aiohttp takes long to import"""
 PROCESS: Final = object()
 """the home of state in this process, such as the globals of a Python module"""
 
 
 class ToolFailure(msgspec.Struct, frozen=True):
-    """A tool's result where its Python function raised."""
+    """A tool's result if its Python function raised."""
 
     message: str
     """for the model"""
     traceback: str
-    """of the user's code, for the record alone"""
+    """of the user's code, only for the record"""
 
 
 class PastCall(msgspec.Struct, frozen=True):
-    """A finished tool call of a trial, to be run again where the state it built has been lost."""
+    """A finished tool call of a trial, to be run again if the state it built has been lost."""
 
     turn: int
     name: str
@@ -60,7 +63,7 @@ class Home(msgspec.Struct, frozen=True):
     home: object
     """compared by identity"""
     rerun: Callable[[], Awaitable[object]] | None
-    """runs the call there; None where it cannot be run any more"""
+    """runs the call there; None if it can no longer be run"""
 
 
 FindHome = Callable[[PastCall], Awaitable[Home | None]]
@@ -68,10 +71,10 @@ FindHome = Callable[[PastCall], Awaitable[Home | None]]
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model call is read that is in the form of somebody else's program."""
+    """How to read a model call that is in a third-party program's form."""
 
     identity: Any = UNSET
-    """the request without what clients change on every start; the record is searched for it"""
+    """the request without the parts that clients change on every start; the record is searched for it"""
     messages: list[Message] = []
     """the conversation in the request"""
     usage: Callable[[Any], Usage]
@@ -86,7 +89,7 @@ class Calls(Protocol):
     id: str
     """the trial's id in this process"""
     workspace: Path | None
-    """the trial's folder, where the eval has one"""
+    """the trial's folder, if the eval has a workspace"""
     first: bool
     """the first attempt at the turn, and the previous turn was answered in this process"""
     observed: bool
@@ -95,7 +98,7 @@ class Calls(Protocol):
     """what the target has answered so far: the answer, if a limit ends the attempt"""
 
     async def model(self, request: Any, ask: Callable[[], Awaitable[Any]], reading: Reading | None = None) -> Any:
-        """Return a model's answer, as JSON; `ask` gets it where it is not on record.
+        """Return a model's answer, as JSON; `ask` gets it if it is not on record.
 
         Default: the request has `messages`, and the answer is a `Reply`.
         """
@@ -111,10 +114,10 @@ class Calls(Protocol):
         function: str | UnsetType | None = UNSET,
         on_cut_off: OnCutOff = "stop",
     ) -> Any:
-        """Return a tool's result, as JSON; `run` gets it where it is not on record, from the id of the call.
+        """Return a tool's result, as JSON; `run` gets it from the id of the call if it is not on record.
 
-        `on_cut_off` is for `replay: never`, and `home` holds the state that a `replay: again` call builds. Of a
-        `ToolFailure`, the message is the result, and the traceback is recorded beside it.
+        `on_cut_off` is for `replay: never`, and `home` holds the state that a `replay: again` call builds. The
+        message of a `ToolFailure` is the result, and its traceback is recorded as well.
         """
         ...
 
@@ -142,9 +145,9 @@ class Continuation(msgspec.Struct, frozen=True):
 
     text: str
     context: str | None = None
-    """what stands before the text; None: the prompt"""
+    """the text before it; None: the prompt"""
     rolling: bool = False
-    """the text stands alone, and is divided where it is longer than the model's context"""
+    """the text has no context, and is divided if it is longer than the model's context"""
 
 
 def most_likely(logprobs: Sequence[float]) -> int:
@@ -175,10 +178,18 @@ class Turn(msgspec.Struct, frozen=True):
     """returns the content of a file in `messages`, by its digest"""
     deadline: float | None = None
     """when the time for this reply is up, in seconds since the epoch; None: not known"""
+    key: str = ""
+    """the trial's key: the same in every process and every run that would reuse the trial's output"""
+    run: str = ""
+    """the run's name, such as `myeval/3f2a…`"""
+    base_url: str = ""
+    """a base URL for this trial's model calls, which are recorded (`TargetBlock.proxied`)"""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """variables by which the clients of OpenAI, Anthropic and Google find `base_url`; the proxy adds the keys"""
 
     @property
     def seed(self) -> int:
-        """Seed of the trial: the same number for the same sample and trial, whatever the order of execution."""
+        """Seed of the trial: the same number for the same sample and trial, in any order of execution."""
         return xxh3_64_intdigest(f"{self.sample.digest}:{self.trial}".encode()) & 0x7FFFFFFF
 
 
@@ -206,11 +217,11 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     stop_detail: str | UnsetType = UNSET
     """which limit ended the reply, or the end of what a failed program printed; filled in by the engine"""
     calls: list[ToolCall] | UnsetType = UNSET
-    """every tool call of this turn, filled in by the engine where `messages` do not hold them all"""
+    """every tool call of this turn, filled in by the engine if `messages` do not hold them all"""
     trace: list[TraceStep] | None = None
-    """the target's inner steps in this turn, where it reports them; stored as `Output.trace`"""
+    """the target's inner steps in this turn, if it reports them; stored as `Output.trace`"""
     value: Any = UNSET
-    """the answer itself, where it is no text but an object, a list, a number …; JSON. `text` is then its text"""
+    """the answer itself, if it is an object, a list, a number … and not a text; JSON. `text` is its text"""
 
 
 class Target:
@@ -253,8 +264,12 @@ class Target:
         keep their sum within the limit, which may change at any time.
         """
 
-    def use_batches(self, batches: Batches) -> None:
-        """Take what makes requests in batches, before the target is opened, if the run has any."""
+    def use_batches(self, batches: BatchHub) -> None:
+        """Take the run's batches, if it has any, before the target is opened."""
+
+    def limits(self, sample: Sample) -> RowLimits | None:
+        """Return a row's own limits, for trials with recorded calls; None: the limits of the eval count."""
+        return None
 
     async def __aenter__(self) -> Self:
         """Open connections and start servers."""

@@ -1,7 +1,7 @@
-"""Balances requests over several servers of one model: each goes to the server with the fewest in flight.
+"""Balances requests over several servers that answer alike: each goes to the server with the fewest in flight.
 
 A server that fails rests for a while. Retries go to another server, and a server that refuses everything at once does
-not attract all requests. Only when all servers refuse connections does the run stop.
+not attract all requests. Only if all servers refuse connections is the request refused.
 """
 
 from __future__ import annotations
@@ -12,27 +12,24 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.targets.client import Client
+from holdfast.http.client import Client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from holdfast.targets.signing import Signer
+    from holdfast.http.client import Signer
+    from holdfast.http.failures import Hints
 
 _FIRST_REST: Final = 1.0
-"""seconds; longer than the engine waits before the first retry"""
+"""seconds; longer than callers wait before the first retry"""
 _LONGEST_REST: Final = 30.0
 
 
 def client_of(
-    urls: Sequence[str],
-    headers: Mapping[str, str],
-    key_hint: str,
-    path_hint: str = "",
-    signer: Signer | None = None,
+    urls: Sequence[str], headers: Mapping[str, str], hints: Hints, signer: Signer | None = None
 ) -> Client | Balancer:
     """Return a client for one URL, or a balancer for several."""
-    clients = [Client(url, headers, key_hint=key_hint, path_hint=path_hint, signer=signer) for url in urls]
+    clients = [Client(url, headers, hints=hints, signer=signer) for url in urls]
     return clients[0] if len(clients) == 1 else Balancer(clients)
 
 

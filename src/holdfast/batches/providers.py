@@ -1,15 +1,22 @@
-"""The two APIs of batches: OpenAI's, which Azure, Groq and others have too, Together with changes, and Anthropic's.
+"""The APIs of batches: OpenAI's, which Azure, Groq and others have too, Together's variant of it, and Anthropic's.
 
-Both take many requests at once, each with a `custom_id`, answer them within a day, and return a file with a line for
-each. The `custom_id` is that of the request, `<trial's key>-<request's digest>`, with the first digits of the intent
-behind it, so that a result says which batch it belongs to.
+They take many requests at once, each with a `custom_id`, answer them within a day, and return a file with a line for
+each. The `custom_id` is the request's name, `<trial's key>-<request's digest>`, followed by the first digits of the
+intent, so that a result shows which batch it belongs to.
+
+A model that the user runs without a server has batches as files, for `vllm run-batch -i REQUESTS -o ANSWERS`: a file of
+requests in OpenAI's format, whose answers are expected in a second file, a line for each request. Removing the file of
+requests cancels the batch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shlex
+import shutil
 import time
 from codecs import BOM_UTF8
+from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final, NamedTuple
@@ -17,23 +24,30 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.batches.ledger import result_lines
 from holdfast.errors import AttemptError, Fault
-from holdfast.store.durable import advice_for, replacing
+from holdfast.http.events import parse
+from holdfast.spec.schema import is_embedded
+from holdfast.store.durable import advice_for, make_directory, replacing, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
     from pathlib import Path
 
+    from holdfast.batches.ledger import Batch
+    from holdfast.http.client import Client
     from holdfast.spec.providers import ModelEndpoint
     from holdfast.spec.schema import Api
-    from holdfast.store.batches import Batch
-    from holdfast.targets.client import Client
+    from holdfast.spec.target_schema import BatchBlock
 
+FILES: Final = "files|"
+"""stands for the account of batches that are files, in the ledger"""
 _SKEW_SECONDS: Final = 900.0
 """by which the provider's clock may differ from ours"""
 _FILE_SECONDS: Final = 600.0
 """that a provider may take to read an uploaded file"""
 _NOT_RUN: Final = ("batch_expired", "batch_cancelled", "batch_canceled")
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError)
 _decoder: Final = msgspec.json.Decoder()
 
 
@@ -88,13 +102,13 @@ class BatchApi:
     uploads: ClassVar[bool] = True
     """requests are uploaded as a file first"""
     verb: ClassVar[str] = "submitted"
-    """what was done to a batch that is under way"""
+    """how a batch was sent, for messages"""
     head: ClassVar[bytes] = b""
     between: ClassVar[bytes] = b"\n"
     tail: ClassVar[bytes] = b"\n"
 
     def __init__(self, client: Client, base_url: str, path: str) -> None:
-        """`base_url` and `path` are those of single requests."""
+        """`base_url` and `path` as for single requests."""
         self._client = client
         self._base = base_url
         self._path = path
@@ -124,7 +138,7 @@ class BatchApi:
         raise NotImplementedError
 
     def advice(self, batch: str) -> str:
-        """Return what the user has to do for a batch that is under way; empty if nothing."""
+        """Return what the user has to do about a batch that is under way; empty if nothing."""
         return ""
 
     async def look(self, batch: str) -> Look:
@@ -132,7 +146,7 @@ class BatchApi:
         raise NotImplementedError
 
     async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
-        """Return a batch that may have been submitted, or whether it is still unknown if there is one.
+        """Return a batch that may have been submitted; False if it was not, True if that is unknown.
 
         `others` are the ids of batches of other intents.
         """
@@ -143,7 +157,24 @@ class BatchApi:
         raise NotImplementedError
 
     def read(self, line: bytes) -> BatchResult | None:
-        """Read a line of results; None if it is none."""
+        """Read a line of results; None for any other line."""
+        try:
+            return self._result(_decode(line))
+        except _MALFORMED:
+            return None
+
+    def _result(self, value: Any) -> BatchResult:
+        """Return the result in a line; any error of reading it means that the line is another one."""
+        raise NotImplementedError
+
+    def _look(self, answer: Any) -> Look:
+        try:
+            return self._description(answer)
+        except _MALFORMED as error:
+            raise AttemptError("bad_reply", f"not the description of a batch: {str(answer)[:200]}") from error
+
+    def _description(self, batch: Any) -> Look:
+        """Return the state of a batch as the provider describes it."""
         raise NotImplementedError
 
     async def download(self, look: Look, path: Path) -> None:
@@ -158,7 +189,7 @@ class BatchApi:
     async def _json(self, method: str, url: str, body: Any = None) -> Any:
         data = None if body is None else msgspec.json.encode(body)
         async with self._client.call(method, url, data) as response:
-            return self._client.parse(await response.read())
+            return parse(await response.read())
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
@@ -184,7 +215,7 @@ class OpenAIBatches(BatchApi):
         with file.open("rb") as content:
             data, content_type = self._client.form(fields, content, name)
             async with self._client.call("POST", self._base + path, data, content_type) as response:
-                stored = self._client.parse(await response.read())
+                stored = parse(await response.read())
         deadline = time.monotonic() + _FILE_SECONDS
         while stored.get("status") in ("pending", "running") and time.monotonic() < deadline:  # as Azure's files are
             await asyncio.sleep(1)
@@ -203,25 +234,22 @@ class OpenAIBatches(BatchApi):
         """Return the state of a batch."""
         return self._look(await self._json("GET", f"{self._base}/batches/{batch}"))
 
-    def _look(self, answer: Any) -> Look:
-        try:
-            batch = answer.get("job", answer)  # as Together wraps a batch that it has created
-            status = str(batch["status"]).lower()
-            counts = batch.get("request_counts") or {}
-            files = [batch.get("output_file_id"), batch.get("error_file_id")]
-            done = int(counts.get("completed") or 0) + int(counts.get("failed") or 0)
-            return Look(
-                id=str(batch["id"]),
-                status=status,
-                done=done,
-                total=int(counts.get("total") or 0),
-                ended=status in ("completed", "failed", "expired", "cancelled", "canceled"),
-                files=tuple(f"{self._base}/files/{file}/content" for file in files if file),
-                problem=_problem(batch) if status == "failed" else None,
-                results=done,
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise AttemptError("bad_reply", f"not the description of a batch: {str(answer)[:200]}") from error
+    def _description(self, batch: Any) -> Look:
+        batch = batch.get("job", batch)  # Together wraps a batch that it has created
+        status = str(batch["status"]).lower()
+        counts = batch.get("request_counts") or {}
+        files = [batch.get("output_file_id"), batch.get("error_file_id")]
+        done = int(counts.get("completed") or 0) + int(counts.get("failed") or 0)
+        return Look(
+            id=str(batch["id"]),
+            status=status,
+            done=done,
+            total=int(counts.get("total") or 0),
+            ended=status in ("completed", "failed", "expired", "cancelled", "canceled"),
+            files=tuple(f"{self._base}/files/{file}/content" for file in files if file),
+            problem=_problem(batch) if status == "failed" else None,
+            results=done,
+        )
 
     async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
         """Look for the uploaded file, or the intent in the metadata."""
@@ -248,23 +276,18 @@ class OpenAIBatches(BatchApi):
         """Cancel a batch."""
         await self._json("POST", f"{self._base}/batches/{batch}/cancel", {})
 
-    def read(self, line: bytes) -> BatchResult | None:
-        """Read a line of the output file or the error file."""
-        try:
-            result = _decode(line)
-            custom_id, response, error = result["custom_id"], result.get("response"), result.get("error") or {}
-            if isinstance(error, dict) and error.get("code") in _NOT_RUN:
-                return BatchResult(custom_id, run=False)
-            if response:
-                status, body = int(response.get("status_code") or 200), response.get("body")
-                if status < 300:
-                    return BatchResult(custom_id, body)
-                whole = isinstance(error, dict) and "error" in error
-                reason = body or (error if whole else {"error": error})  # vLLM has no body there
-                return BatchResult(custom_id, error=self._client.refusal(status, msgspec.json.encode(reason)))
-            return BatchResult(custom_id, error=self._client.refusal(500, msgspec.json.encode({"error": error})))
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
-            return None
+    def _result(self, value: Any) -> BatchResult:
+        custom_id, response, error = value["custom_id"], value.get("response"), value.get("error") or {}
+        if isinstance(error, dict) and error.get("code") in _NOT_RUN:
+            return BatchResult(custom_id, run=False)
+        if response:
+            status, body = int(response.get("status_code") or 200), response.get("body")
+            if status < 300:
+                return BatchResult(custom_id, body)
+            whole = isinstance(error, dict) and "error" in error
+            reason = body or (error if whole else {"error": error})  # vLLM has no body there
+            return BatchResult(custom_id, error=self._client.refusal(status, msgspec.json.encode(reason)))
+        return BatchResult(custom_id, error=self._client.refusal(500, msgspec.json.encode({"error": error})))
 
 
 class TogetherBatches(OpenAIBatches):
@@ -285,9 +308,9 @@ class TogetherBatches(OpenAIBatches):
         """Create the batch, which is found again by its file."""
         return await self._create(uploaded)
 
-    def _look(self, answer: Any) -> Look:
-        look = super()._look(answer)
-        return look._replace(done=round(answer.get("job", answer).get("progress") or 0), total=100, results=None)
+    def _description(self, batch: Any) -> Look:
+        look = super()._description(batch)
+        return look._replace(done=round(batch.get("job", batch).get("progress") or 0), total=100, results=None)
 
 
 def _problem(batch: dict[str, Any]) -> BatchProblem:
@@ -333,37 +356,34 @@ class AnthropicBatches(BatchApi):
         """Create the batch."""
         with file.open("rb") as content:
             async with self._client.call("POST", self._url, content) as response:
-                return self._look(self._client.parse(await response.read())).id
+                return self._look(parse(await response.read())).id
 
     async def look(self, batch: str) -> Look:
         """Return the state of a batch."""
         return self._look(await self._json("GET", f"{self._url}/{batch}"))
 
-    def _look(self, batch: Any) -> Look:
-        try:
-            counts = dict(batch["request_counts"])
-            ended = batch["processing_status"] == "ended"
-            status = str(batch["processing_status"])
-            if ended and batch.get("cancel_initiated_at"):
-                status = "cancelled"
-            elif ended and counts.get("expired"):
-                status = "expired"
-            return Look(
-                id=str(batch["id"]),
-                status=status,
-                done=sum(counts.values()) - counts.get("processing", 0),
-                total=sum(counts.values()),
-                ended=ended,
-                files=(f"{self._url}/{batch['id']}/results",) if ended else (),
-                results=sum(counts.values()) if ended else None,
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise AttemptError("bad_reply", f"not the description of a batch: {str(batch)[:200]}") from error
+    def _description(self, batch: Any) -> Look:
+        counts = dict(batch["request_counts"])
+        ended = batch["processing_status"] == "ended"
+        status = str(batch["processing_status"])
+        if ended and batch.get("cancel_initiated_at"):
+            status = "cancelled"
+        elif ended and counts.get("expired"):
+            status = "expired"
+        return Look(
+            id=str(batch["id"]),
+            status=status,
+            done=sum(counts.values()) - counts.get("processing", 0),
+            total=sum(counts.values()),
+            ended=ended,
+            files=(f"{self._url}/{batch['id']}/results",) if ended else (),
+            results=sum(counts.values()) if ended else None,
+        )
 
     async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
         """Look among batches of the same time and size for one whose results carry the intent.
 
-        A batch has no results before it has ended; until then it is unknown whose it is.
+        A batch has no results before it has ended; until then its owner is unknown.
         """
         unknown, query = False, "?limit=100"
         while query:
@@ -391,22 +411,15 @@ class AnthropicBatches(BatchApi):
         """Cancel a batch."""
         await self._json("POST", f"{self._url}/{batch}/cancel", {})
 
-    def read(self, line: bytes) -> BatchResult | None:
-        """Read a line of the results."""
-        try:
-            value = _decode(line)
-            custom_id, result = value["custom_id"], value["result"]
-            if result["type"] == "succeeded":
-                return BatchResult(custom_id, result["message"])
-            if result["type"] in ("expired", "canceled"):
-                return BatchResult(custom_id, run=False)
-            error = result["error"]
-            kind = (error.get("error") or error).get("type")
-            return BatchResult(
-                custom_id, error=self._client.refusal(_STATUS.get(kind, 500), msgspec.json.encode(error))
-            )
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
-            return None
+    def _result(self, value: Any) -> BatchResult:
+        custom_id, result = value["custom_id"], value["result"]
+        if result["type"] == "succeeded":
+            return BatchResult(custom_id, result["message"])
+        if result["type"] in ("expired", "canceled"):
+            return BatchResult(custom_id, run=False)
+        error = result["error"]
+        kind = (error.get("error") or error).get("type")
+        return BatchResult(custom_id, error=self._client.refusal(_STATUS.get(kind, 500), msgspec.json.encode(error)))
 
 
 def _decode(line: bytes) -> Any:
@@ -432,7 +445,7 @@ def glance(line: bytes) -> tuple[str, bool] | None:
             return str(value["custom_id"]), result["type"] == "succeeded"
         answered = bool(response) and not value.get("error") and int(response.get("status_code") or 200) < 300
         return str(value["custom_id"]), answered
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError):
+    except _MALFORMED:
         return None
 
 
@@ -446,6 +459,93 @@ def same_answers(lines: Iterable[bytes]) -> bool:
     return all(answer == answers[0] for answer in answers)
 
 
+class FileBatches(OpenAIBatches):
+    """Files of requests that somebody answers."""
+
+    verb: ClassVar[str] = "wrote"
+
+    def __init__(self, client: Client, folder: Path, path: str) -> None:
+        super().__init__(client, "", path)
+        self._folder = folder
+
+    async def upload(self, file: Path, intent: str) -> str:
+        """Store the requests under a hidden name."""
+        await asyncio.to_thread(self._stage, file, intent)
+        return intent
+
+    def _stage(self, file: Path, intent: str) -> None:
+        make_directory(self._folder)
+        with file.open("rb") as source, replacing(self._staged(intent)) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+    def _staged(self, intent: str) -> Path:
+        return self._folder / f".{intent}.staged"
+
+    async def submit(self, file: Path, uploaded: str | None, intent: str) -> str:
+        """Show the requests under their name."""
+        self._staged(intent).replace(requests_of(self._folder, intent))
+        sync_directory(self._folder)
+        return intent
+
+    def advice(self, batch: str) -> str:
+        """Return the command that answers the batch."""
+        return f"; answer it with: {answer_command(self._folder, batch)}"
+
+    async def look(self, batch: str) -> Look:
+        """Count the answers. A file that is still being written has fewer lines than requests."""
+        return await asyncio.to_thread(self._count, batch)
+
+    def _count(self, batch: str) -> Look:
+        requests, answers = requests_of(self._folder, batch), answers_of(self._folder, batch)
+        done = total = 0
+        with suppress(FileNotFoundError):
+            done = sum(glance(line) is not None for _, line in result_lines(answers))
+        try:
+            total = sum(1 for _ in result_lines(requests))
+            status = "completed" if done >= total else "in_progress"
+        except FileNotFoundError:
+            status = "cancelled"
+        files = (str(answers),) if answers.exists() else ()
+        return Look(batch, status, done, total, status != "in_progress", files)
+
+    async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
+        """Look for the file of requests."""
+        intent = batch.intent.intent
+        return await self.look(intent) if requests_of(self._folder, intent).exists() else False
+
+    async def cancel(self, batch: str) -> None:
+        """Remove the requests."""
+        requests_of(self._folder, batch).unlink(missing_ok=True)
+
+    async def download(self, look: Look, path: Path) -> None:
+        """Copy the answers, which somebody may still change, to where results are kept."""
+        await asyncio.to_thread(self._copy, look, path)
+
+    def _copy(self, look: Look, path: Path) -> None:
+        with replacing(path) as target:
+            if look.files:
+                with answers_of(self._folder, look.id).open("rb") as source:
+                    shutil.copyfileobj(source, target, 1 << 20)
+
+
+def requests_of(folder: Path, intent: str) -> Path:
+    """Return the file of a batch's requests."""
+    return folder / f"{intent}.requests.jsonl"
+
+
+def answers_of(folder: Path, intent: str) -> Path:
+    """Return the file in which a batch's answers are expected."""
+    return folder / f"{intent}.answers.jsonl"
+
+
+def answer_command(folder: Path, intent: str) -> str:
+    """Return the command that answers a batch."""
+    requests, answers = requests_of(folder, intent), answers_of(folder, intent)
+    with requests.open("rb") as file:
+        model = msgspec.json.decode(file.readline())["body"]["model"]
+    return shlex.join(["vllm", "run-batch", "-i", str(requests), "-o", str(answers), "--model", model])
+
+
 _APIS: Final[dict[Api, type[BatchApi]]] = {
     "chat": OpenAIBatches,
     "completions": OpenAIBatches,
@@ -455,8 +555,24 @@ _APIS: Final[dict[Api, type[BatchApi]]] = {
 
 
 def batch_api_of(endpoint: ModelEndpoint) -> type[BatchApi] | None:
-    """Return the API of batches where a model is asked; None if there is none."""
+    """Return the API of batches at a model's server; None if it has no batches."""
     host = urlsplit(endpoint.urls[0]).hostname or ""
     if endpoint.provider == "together" or host.endswith(("together.xyz", "together.ai")):
         return TogetherBatches if endpoint.api in ("chat", "completions") else None
     return None if endpoint.access in ("aws", "gcp") else _APIS.get(endpoint.api)
+
+
+def batch_problem(block: BatchBlock, model: str, endpoint: ModelEndpoint) -> str | None:
+    """Return why a model cannot be asked in batches; None if it can."""
+    if is_embedded(model):
+        return "the embedded model has no batches"
+    if block.via == "files":
+        return None if endpoint.api == "chat" else f"files of batches are for the chat API, not {endpoint.api!r}"
+    if batch_api_of(endpoint) is None:
+        return f"batches of {model} are not supported (API {endpoint.api!r})"
+    return "batches are submitted to one server: give a single base_url" if len(endpoint.urls) > 1 else None
+
+
+def most_requests(endpoint: ModelEndpoint) -> int:
+    """Return how many requests one batch may have."""
+    return (batch_api_of(endpoint) or BatchApi).most_requests

@@ -1,17 +1,14 @@
-"""Requests that are answered in batches: collected, submitted once, and waited for, by this process or a later one.
+"""What all batch clients of a run share: it submits batches, asks about them, and hands out their results.
 
-`BatchClient.post` takes a request as `Client.post` does, and returns when its batch has been answered. `Batches` is the
-part that all clients of a run share: it submits when everything in flight waits for a batch, asks the provider how
-far its batches are, and hands out their results.
-
-Nothing is paid for twice, because of the order of steps (`store.batches`) and of these rules:
+A batch is submitted when everything in flight waits for one. This process or a later one waits for its results.
+Nothing is paid for twice, because of the order of steps in the `ledger` and of these rules:
 
 1. A request is named by the trial's key and its own digest. Before it is put into a batch, it is looked up in the
-   results on disk and in the batches under way, also in those of other processes.
-2. A batch of which it is unknown whether it was submitted is looked for at the provider. Its requests wait meanwhile.
-   It is abandoned only if it has not appeared for a while.
+   results on disk and in the batches under way, including other processes' batches.
+2. If it is unknown whether a batch was submitted, the provider is asked for it, and its requests wait meanwhile. The
+   batch is abandoned only if it does not appear for a while.
 3. A batch belongs to the account that submitted it. If the present account cannot see it, its requests are refused.
-4. A batch that takes too long is cancelled, and its end awaited, before its requests are asked again.
+4. A batch that takes too long is cancelled, and its end awaited, before its requests are made again.
 """
 
 from __future__ import annotations
@@ -25,33 +22,34 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import AttemptError, Fault, Waiting
-from holdfast.store.batches import (
+from holdfast.batches.client import AGAIN, LONGEST_PAUSE, BatchClient, BatchRequest, Flight, copy_error
+from holdfast.batches.ledger import (
     Batch,
     BatchAbandoned,
     BatchCollected,
     BatchIntent,
+    BatchStore,
     BatchSubmitted,
     BatchUploaded,
     now,
     result_lines,
 )
+from holdfast.batches.providers import FILES, BatchProblem, Look, batch_api_of, glance, same_answers
+from holdfast.errors import AttemptError, Fault, Waiting
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.records import Usage
-from holdfast.targets.batch_apis import BatchProblem, Look, glance, same_answers
-from holdfast.targets.batch_files import ACCOUNT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.store.batches import BatchStore
+    from holdfast.http.client import Client
+    from holdfast.spec.providers import ModelEndpoint
+    from holdfast.spec.target_schema import BatchBlock
     from holdfast.store.lines import LineRef
-    from holdfast.targets.batch_client import BatchClient
+    from holdfast.store.rundir import RunDir
 
 _LOOK_SECONDS: Final = 0.25
-_LONGEST_PAUSE: Final = 60.0
-"""between two questions about a batch"""
 _DOUBT_SECONDS: Final = 60.0
 """how long a batch may take to appear in the provider's list after it was submitted; $HOLDFAST_BATCH_DOUBT_SECONDS"""
 _STALE_SECONDS: Final = 900.0
@@ -59,17 +57,7 @@ _STALE_SECONDS: Final = 900.0
 _AT_ONCE: Final = 256
 """results that are handed out before others get their turn"""
 _PAID: Final = Usage(requests=1)
-"""of a request that was run, and of whose answer nothing is known"""
-AGAIN: Final = object()
-"""stands for the result of a request that was not run"""
-
-
-class BatchRequest(NamedTuple):
-    """A request that waits to be submitted."""
-
-    body: Any
-    size: int
-    future: asyncio.Future[LineRef | object]
+"""of a request that was run, and whose answer is lost"""
 
 
 class _Results(NamedTuple):
@@ -81,55 +69,6 @@ class _Results(NamedTuple):
     """by request: the places of its answers"""
     conflicts: set[str]
     """requests with answers that differ"""
-
-
-class Flight:
-    """A batch whose results are still to come."""
-
-    def __init__(self, batch: Batch, client: BatchClient | None) -> None:
-        self.batch = batch
-        self.client = client
-        """None: no client of this process has the account"""
-        self.doubt_until: float | None = None
-        """by the monotonic clock: when a batch that does not appear counts as never submitted; None: not looked for"""
-        self.waiters: dict[str, asyncio.Future[LineRef | object]] = {}
-        self.look: Look | None = None
-        self.since = time.monotonic()
-        self.next_look = 0.0
-        self.cancelled_here = False
-        self.refused: Fault | None = None
-
-    def __str__(self) -> str:
-        return f"{self.batch.name}: {self.progress}"
-
-    @property
-    def progress(self) -> str:
-        """How far the batch is, in words."""
-        count = len(self.batch.intent.requests)
-        if self.look is None:
-            return f"? of {count:,} done"
-        if self.look.total in (0, count):
-            return f"{self.look.done:,} of {count:,} done"
-        return f"{self.look.done / self.look.total:.0%} of {count:,} done"
-
-    def schedule(self) -> None:
-        """Ask again later: soon at first, ever more rarely while nothing changes."""
-        age = time.monotonic() - self.since
-        self.next_look = time.monotonic() + min(_LONGEST_PAUSE, max(1.0, age / 10))
-
-    def fail(self, error: AttemptError | Fault) -> None:
-        """Raise an error for everybody who waits for this batch."""
-        for future in self.waiters.values():
-            if not future.done():
-                future.set_exception(_copy(error))
-        self.waiters.clear()
-
-    def release(self) -> None:
-        """Let everybody who waits for this batch ask again."""
-        for future in self.waiters.values():
-            if not future.done():
-                future.set_result(AGAIN)
-        self.waiters.clear()
 
 
 class Batches:
@@ -148,7 +87,7 @@ class Batches:
         live_limit: int,
         forget: bool = False,
     ) -> None:
-        """`idle` tells that nothing in flight could make a request; `forget`: results on disk do not count."""
+        """`idle` returns True if nothing in flight could make a request. With `forget`, results on disk are ignored."""
         self._store = store
         self._notice = notice
         self._held = held
@@ -158,7 +97,7 @@ class Batches:
         self._wait = wait
         self._forget = forget
         self.live = asyncio.Semaphore(live_limit)
-        """requests that are sent alone"""
+        """limits the requests that are made outside of batches"""
         self._clients: list[BatchClient] = []
         self._flights: dict[str, Flight] = {}
         self._flight_of: dict[str, Flight] = {}
@@ -178,9 +117,19 @@ class Batches:
         """The folder of the results, and of batches that are files."""
         return self._store.folder
 
-    def join(self, client: BatchClient) -> None:
-        """Add a client, once it is open."""
-        self._clients.append(client)
+    def client(
+        self, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
+    ) -> BatchClient | None:
+        """Return a client for batches of a model, whose single requests `client` makes; None if it has no batches.
+
+        `block` is None for a model that is asked live, in a run that has batches from before.
+        """
+        in_files = block is not None and block.via == "files"
+        if not in_files and batch_api_of(endpoint) is None:
+            return None
+        joined = BatchClient(self, client, endpoint, path, block, where)
+        self._clients.append(joined)
+        return joined
 
     def open(self) -> None:
         """Read the ledgers and the results, once all clients have joined."""
@@ -228,7 +177,7 @@ class Batches:
         return (name if mark == batch.intent.intent[:8] else None), seen[1]
 
     def _client_for(self, batch: Batch) -> BatchClient | None:
-        """Return the client that may ask for a batch: one of its account, else one of its server."""
+        """Return the client that may ask for a batch: one with its account, or else one of its server."""
         server = batch.intent.account.rpartition("|")[0]
         same = [client for client in self._clients if client.account == batch.intent.account]
         return next(iter([*same, *(each for each in self._clients if each.server == server)]), None)
@@ -253,7 +202,7 @@ class Batches:
         """Return the batch in which a request waits; raise Fault if this account cannot see it."""
         flight = self._flight_of.get(name)
         if flight is not None and (flight.refused is not None or flight.client is None):
-            raise _copy(flight.refused or self._refuse(flight, ""))
+            raise copy_error(flight.refused or self._refuse(flight, ""))
         return flight
 
     def was_left(self, name: str) -> bool:
@@ -269,7 +218,7 @@ class Batches:
             "Set that key and server again to collect the batch. To give the batch up, and pay for its requests once "
             "more: holdfast batches RUN --abandon"
         )
-        if batch.intent.account == ACCOUNT:
+        if batch.intent.account == FILES:
             message = f"{about} was written to a file, whose answers are still to come"
             remedy = "Set `batch: {via: files}` again to collect it. To give it up: holdfast batches RUN --abandon"
         flight.refused = Fault("rejected", message, remedy=remedy)
@@ -300,7 +249,7 @@ class Batches:
             self._stop(Fault("disk", f"cannot keep the record of batches: {error}", remedy=advice_for(error)))
 
     def leave(self) -> None:
-        """Let nobody wait for a batch any more: another process collects it."""
+        """Let nobody wait for a batch any longer: another process collects it."""
         self._drop_unsent()
         for flight in self._flights.values():
             for future in flight.waiters.values():
@@ -313,7 +262,7 @@ class Batches:
             pass
 
     async def _use_pause(self) -> None:
-        """Submit what has gathered while everything waits; without that, leave if the user does not want to wait."""
+        """Submit the requests that have gathered; without any, leave unless the user wants to wait."""
         unsent = sum(len(client.unsent) for client in self._clients)
         if unsent and not self._stopping():
             self._catch_up()
@@ -325,14 +274,14 @@ class Batches:
                 self._stop(Waiting("; ".join(self.summary())))
 
     def _drop_unsent(self) -> None:
-        """Cancel what was not submitted: the run is stopping."""
+        """Cancel the requests that were not submitted: the run is stopping."""
         for client in self._clients:
             for request in client.unsent.values():
                 request.future.cancel()
             client.unsent.clear()
 
     def _catch_up(self) -> None:
-        """Read what other workers have submitted and collected: one of them may have died over a request of ours."""
+        """Read what other workers have submitted and collected: one may have died with a request of ours."""
         before = {intent: (batch.collected, batch.abandoned) for intent, batch in self._store.batches.items()}
         for intent, batch in self._store.refresh().items():
             if batch.waiting or before.get(intent) != (batch.collected, batch.abandoned):
@@ -344,7 +293,7 @@ class Batches:
                     request.future.set_result(AGAIN)
 
     async def _submit(self, client: BatchClient, *, whole: bool) -> None:
-        """Submit what a client has gathered; `whole`: only batches that are full."""
+        """Submit the requests that a client has gathered; with `whole`, only full batches."""
         while client.unsent and time.monotonic() >= client.not_before and not self._stopping():
             group, full = client.next_group()
             if whole and not full:
@@ -418,13 +367,13 @@ class Batches:
 
     def _postpone(self, client: BatchClient, error: AttemptError) -> None:
         client.failures += 1
-        delay = error.retry_after or min(_LONGEST_PAUSE, 2.0**client.failures)
+        delay = error.retry_after or min(LONGEST_PAUSE, 2.0**client.failures)
         client.not_before = time.monotonic() + delay
         if client.failures in (1, 10):
             self._notice(f"cannot submit a batch; trying again: {error.message}")
 
     async def _look_at_flights(self) -> None:
-        """Ask about the batches that somebody here waits for. Others are those of other workers, who may be living."""
+        """Ask about batches that somebody here waits for. Other batches belong to workers that may still be alive."""
         for flight in list(self._flights.values()):
             if not flight.waiters or flight.refused is not None or flight.client is None:
                 continue
@@ -453,8 +402,8 @@ class Batches:
     async def look(self) -> dict[str, str]:
         """Ask once about all batches under way, and store the results of those that have ended.
 
-        Nothing is submitted, cancelled or given up. Return what is known of each, by intent. The caller has the run to
-        itself, so no other process is about to submit one of these batches.
+        Nothing is submitted, cancelled or given up. Return the state of each, by intent. The caller holds the run's
+        lease, so no other process is about to submit one of these batches.
         """
         return {intent: await self._state(flight) for intent, flight in list(self._flights.items())}
 
@@ -531,7 +480,7 @@ class Batches:
             self._notice(f"batch {batch.id} has taken longer than max_wait and is being cancelled")
 
     async def _refused_whole(self, flight: Flight, client: BatchClient, problem: BatchProblem) -> None:
-        """Handle a batch of which the provider ran nothing."""
+        """Handle a batch that the provider refused as a whole."""
         batch = flight.batch
         await self._store.write(BatchAbandoned(batch.intent.intent, problem.message, now(), batch.id))
         self._remove(flight)
@@ -584,7 +533,7 @@ class Batches:
         self._hand_back(flight, look, set(batch.intent.requests) - seen, lost=lost)
 
     async def _download(self, batch: Batch, client: BatchClient, look: Look) -> _Results:
-        """Store the results of a batch. Those that are fewer than the provider counts are fetched again."""
+        """Store the results of a batch; fetch them again if the provider counts more."""
         pause = _LOOK_SECONDS
         for last in (False, False, True):
             await client.api.download(look, self._store.results(batch))
@@ -629,13 +578,9 @@ class Batches:
             flight.fail(AttemptError("server", message, usage=_PAID if lost else None))
 
 
-def _copy(error: AttemptError | Fault) -> AttemptError | Fault:
-    """Return an error for one of many who get it: each raise adds to an error's traceback."""
-    if isinstance(error, Fault):
-        return Fault(error.kind, error.message, remedy=error.remedy, status=error.status, away=error.away)
-    return AttemptError(
-        error.kind, error.message, remedy=error.remedy, status=error.status, retry=error.retry, usage=error.usage
-    )
+def open_batches(rundir: RunDir, journals: Path, **options: Any) -> Batches:
+    """Return the batches of a run; `journals` is the folder of this process's ledger, `options` as for `Batches`."""
+    return Batches(BatchStore(rundir, journals), **options)
 
 
 def _doubt_seconds() -> float:

@@ -1,4 +1,4 @@
-"""Batches of several workers: what one has submitted, no other submits again, whatever it knew before."""
+"""Batches of several workers: a request that one has submitted is not submitted by another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spec.providers import endpoint_of
-from holdfast.spec.target_schema import BatchBlock
-from holdfast.store.batches import (
+from holdfast.batches.hub import Batches
+from holdfast.batches.ledger import (
     BatchAbandoned,
     BatchCollected,
     BatchIntent,
@@ -22,11 +21,11 @@ from holdfast.store.batches import (
     BatchUploaded,
     apply,
 )
+from holdfast.http.client import Client
+from holdfast.spec.providers import endpoint_of
+from holdfast.spec.target_schema import BatchBlock
 from holdfast.store.rundir import RunDir
-from holdfast.targets.asking import ASKER
-from holdfast.targets.batch_client import BatchClient
-from holdfast.targets.batches import Batches
-from holdfast.targets.client import Client
+from holdfast.targets.batching import ASKER
 from tests.support.batches import BatchServer, batch_server
 from tests.support.running import wait_for
 
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+
+    from holdfast.batches.client import BatchClient
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "question"}]}
 
@@ -86,7 +87,8 @@ async def worker(run: Path, name: str, server: BatchServer) -> AsyncIterator[Wor
             live_limit=1,
         )
         endpoint = endpoint_of("m", "chat", server.url)
-        asking = BatchClient(batches, client, endpoint, "/chat/completions", BatchBlock(), "target")
+        asking = batches.client(client, endpoint, "/chat/completions", BatchBlock(), "target")
+        assert asking is not None
         batches.open()
         yield Worker(batches, asking)
 

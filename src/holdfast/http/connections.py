@@ -1,15 +1,14 @@
 """HTTP/1.1 to one server, over connections that are kept open.
 
-aiohttp takes longer to import than the rest of a short run needs, and more time for a request than everything else
-that is done for a trial. This is the part of HTTP that asking a model directly takes; `web_session.py` has the rest.
+This implements only the HTTP that a direct request needs; `session.py` has the rest. aiohttp takes longer to import
+than a short run needs for everything else, and more time per request than the rest of the work for it.
 
-Failures are OSErrors: those of sockets, `socket.gaierror`, `ssl.SSLError`, and BrokenReply.
+Failures are OSErrors: a socket's, `socket.gaierror`, `ssl.SSLError`, or BrokenReply.
 
-Nothing that a server sends takes more memory than a reply may have bytes, compressed ones included, or holds up other
-requests for long. HTTP/1.1 has nothing that ties a reply to its request except their order on a connection, so bytes
-that arrive without a request outstanding end the connection, and from then on no connection to that server is reused.
-The first connections are reused only after a pause, so that a server with such a habit is found out before one of its
-stray replies can be taken for an answer.
+Whatever a server sends, it takes no more memory than a reply may have bytes, and holds up other requests only briefly.
+Only the order on a connection ties a reply to its request in HTTP/1.1. So bytes that arrive while no request is
+outstanding end the connection, and no connection to that server is reused afterwards. The first connections are reused
+only after a pause, so that a server with this habit is found out before a stray reply can be taken for an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import re
 import select
 import socket
 import time
-import zlib
 from base64 import b64encode
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -27,222 +25,35 @@ from urllib.parse import quote, unquote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from holdfast.targets.asking import REPLY_BYTES
+from holdfast.http.response import REPLY_BYTES, BrokenReply, Response, TooLong, check_size
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
 
 _CONNECT_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 30.0
 """how long a connection is kept without being used"""
 _MOST_UNWRITTEN: Final = 8
-"""requests that wait for each other: each more would delay the first one by the time that a trial takes"""
+"""requests that are written together: each further one would delay the first by the time of preparing a request"""
 _ADDRESS_SECONDS: Final = 300.0
-"""how long the addresses of a host are believed"""
+"""how long the addresses of a host are cached"""
 _LONGEST_HEAD: Final = 1 << 17
 _LONGEST_HEADER: Final = 1 << 14
-"""of one name, if it is repeated: joining the values takes time that grows with the square of their length"""
-_STEP: Final = 1 << 18
-"""bytes that are decompressed at once: a fraction of a millisecond, after which other requests have their turn"""
-_MOST_UNREAD: Final = 1 << 22
-"""bytes of a stream that wait for their reader before the server has to wait, too"""
+"""of one repeated header: joining the values takes quadratic time"""
 _PROBATION: Final = 32
 """replies of a server before its connections are reused at once"""
 _QUIET_SECONDS: Final = 0.25
-"""until then, how long a connection has to be silent after a reply before it is reused"""
+"""during the probation, how long a connection must be silent after a reply before it is reused"""
 _TIMED_OUT: Final = (b"HTTP/1.1 408", b"HTTP/1.0 408")
-"""what some servers send before they close a connection that was not used for long; never an answer"""
+"""sent by some servers before they close a connection that was idle for long; never an answer"""
 _URL_SAFE: Final = "!#$%&'()*+,/:;=?@[]~"
-"""characters that stand for themselves in a URL; `%` introduces what is quoted already"""
+"""characters that stand for themselves in a URL; `%` begins a quoted character"""
 _UNSAFE: Final = re.compile(r"[\r\n\0]")
-
-
-class BrokenReply(OSError):
-    """A reply that is not HTTP, or ended early."""
-
-
-class TooLong(BrokenReply):
-    """A reply with more bytes than a reply may have."""
 
 
 class _NotSent(Exception):
     """A request that was not written, since its connection turned out to be unusable."""
-
-
-class Response:
-    """A response. Its body arrives piece by piece."""
-
-    def __init__(self, status: int, headers: dict[str, str], connection: _Connection) -> None:
-        self.status = status
-        self.headers = headers
-        """by names in lower case"""
-        self._connection = connection
-        self._unread: bytes | bytearray = b""
-        """what has arrived and was not read yet"""
-        self._size = 0
-        """bytes of the body so far"""
-        self._held_up = False
-        """the server has to wait until something is read"""
-        self._ended: OSError | bool = False
-        """the failure that ended the body early, or True at its end"""
-        self._arrival: asyncio.Future[None] | None = None
-        self._inflater = inflater_of(headers) if "content-encoding" in headers else None
-
-    @property
-    def ends_with_connection(self) -> bool:
-        """True if nothing but the end of the connection tells where the body ends."""
-        return self.status not in (204, 304) and self.headers.keys().isdisjoint(("content-length", "transfer-encoding"))
-
-    @property
-    def inflating(self) -> bool:
-        """True while there is something left to decompress."""
-        return self._inflater is not None and self._inflater.busy
-
-    async def read(self) -> bytes:
-        """Return the whole body."""
-        if self._ended is not True:
-            return b"".join([piece async for piece in self.pieces()])
-        return bytes(self._unread)
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
-        while True:
-            while self._unread:
-                arrived, self._unread = self._unread, b""
-                if self._held_up:
-                    self._held_up = False
-                    self._go_on()
-                yield bytes(arrived)
-            if self._ended is True:
-                return
-            if self._ended:
-                raise self._ended
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-
-    def feed(self, data: bytes) -> None:
-        """Take a piece of the body."""
-        if self._inflater is None:
-            self._take(data)
-            return
-        busy = self._inflater.busy
-        self._inflater.feed(data)
-        if not busy:
-            self._inflate()
-
-    def _inflate(self) -> None:
-        """Decompress one step. The rest follows in later iterations of the event loop, before anything else is read."""
-        assert self._inflater is not None
-        self._take(self._inflater.step())
-        if self._inflater.busy:
-            self._connection.pause()
-            if not self._held_up:
-                asyncio.get_running_loop().call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        """Decompress what has arrived, then have more read."""
-        if self._ended:
-            return
-        if self.inflating:
-            try:
-                self._inflate()
-            except BrokenReply as error:
-                self._connection.fail(error)
-                return
-        if not self.inflating and not self._held_up:
-            self._connection.resume()
-
-    def _take(self, data: bytes) -> None:
-        if not data:
-            return
-        self._size += len(data)
-        if not self._unread:
-            self._unread = data
-        else:
-            if isinstance(self._unread, bytes):
-                self._unread = bytearray(self._unread)
-            self._unread += data
-        if self._size > _MOST_UNREAD or self._size > self._connection.most_bytes:
-            self._connection.check_size(self._size)
-            if len(self._unread) > _MOST_UNREAD and not self._connection.whole:
-                self._held_up = True
-                self._connection.pause()
-        if self._arrival is not None:
-            self._wake()
-
-    def end(self, failure: OSError | None = None) -> None:
-        """Take the end of the body, or the failure that ends it."""
-        if failure is None and self._inflater is not None and not self._inflater.whole:
-            failure = BrokenReply("the compressed reply ended early")
-        self._ended = failure or True
-        self._wake()
-
-    def close(self) -> None:
-        """Close the connection, unless the body has been read to its end."""
-        if not self._ended:
-            self._connection.close()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-
-def inflater_of(headers: Mapping[str, str]) -> Inflater | None:
-    """Return what decompresses a body with such headers; None if it is not compressed."""
-    if "content-encoding" not in headers:
-        return None
-    encoding = headers["content-encoding"].strip().lower()
-    return None if encoding in ("", "identity") else Inflater(encoding)
-
-
-class Inflater:
-    """Decompresses a body step by step: a thousandth of its length may be all that arrives."""
-
-    def __init__(self, encoding: str) -> None:
-        if encoding not in ("gzip", "x-gzip", "deflate"):
-            raise BrokenReply(f"the reply is compressed with {encoding!r}, which was not asked for")
-        self._zlib = zlib.decompressobj(wbits=47)  # a header of gzip or of zlib
-        self._may_be_bare = encoding == "deflate"
-        self._start = b""
-        """what came before there was anything to return"""
-        self._packed = bytearray()
-        """what has arrived and was not decompressed yet"""
-        self.busy = False
-        """there is something left to decompress"""
-
-    @property
-    def whole(self) -> bool:
-        """True if everything has arrived."""
-        return self._zlib.eof or not self._start
-
-    def feed(self, data: bytes) -> None:
-        """Take a piece. What follows the end of the compressed data is dropped."""
-        if not self._zlib.eof:
-            self._packed += data
-            self.busy = True
-
-    def step(self) -> bytes:
-        """Return the next bytes."""
-        data, self._packed = bytes(self._packed), bytearray()
-        if self._may_be_bare:
-            self._start += data
-        else:
-            self._start = self._start or data[:1]
-        try:
-            try:
-                inflated = self._zlib.decompress(data, _STEP)
-            except zlib.error:
-                if not self._may_be_bare:
-                    raise
-                self._zlib = zlib.decompressobj(wbits=-15)  # some servers leave out the header
-                inflated = self._zlib.decompress(self._start, _STEP)
-        except zlib.error as error:
-            raise BrokenReply(f"the reply cannot be decompressed: {error}") from error
-        self._packed += self._zlib.unconsumed_tail
-        self.busy = not self._zlib.eof and (bool(self._packed) or len(inflated) == _STEP)
-        self._may_be_bare = self._may_be_bare and not inflated
-        return inflated
 
 
 class Connections:
@@ -252,7 +63,7 @@ class Connections:
         """`headers` are sent with every request."""
         self.most_bytes = REPLY_BYTES.get()
         self.strayed = False
-        """the server has sent what nobody asked for; connections are not reused any more"""
+        """the server has sent something that no request asked for; connections are no longer reused"""
         self._replies = 0
         """how many have arrived, up to the end of the probation"""
         parts = urlsplit(url)
@@ -291,7 +102,7 @@ class Connections:
     async def request(
         self, method: str, url: str, data: bytes, headers: Mapping[str, str] | None, *, whole: bool
     ) -> Response:
-        """Make a request to a URL of the server; `headers` are further ones, or replace others.
+        """Make a request to a URL of the server; `headers` are added, or replace others.
 
         Return the response when its head has arrived; with `whole`, when all of it has.
         """
@@ -308,10 +119,9 @@ class Connections:
                 raise
 
     def write_soon(self, connection: _Connection) -> None:
-        """Have a request written, together with some that are sent in the same iteration of the event loop.
+        """Write a request soon, together with others of the same iteration of the event loop.
 
-        Between two trials, a system call would take what trials need out of the processor's caches: both take less time
-        if each is done many times in a row.
+        Batching writes keeps CPU caches warm; interleaving system calls with the preparation of requests is slower.
         """
         if not self._unwritten:
             self.loop.call_soon(self._write)
@@ -329,7 +139,7 @@ class Connections:
         now = time.monotonic()
         while self._idle:
             if self._replies >= _PROBATION:
-                connection = self._idle.pop()  # whose state is still in the processor's caches
+                connection = self._idle.pop()  # its state is still in the CPU's caches
             elif now - self._idle[0].used < _QUIET_SECONDS:
                 return None
             else:
@@ -351,7 +161,7 @@ class Connections:
         self._idle.append(connection)
 
     def stray(self) -> None:
-        """Note that the server has sent what nobody asked for: no connection is reused from now on."""
+        """Stop reusing connections: the server has sent something that no request asked for."""
         self.strayed = True
         while self._idle:
             self._idle.popleft().close()
@@ -463,22 +273,22 @@ class _Connection(asyncio.Protocol):
     def write(self) -> None:
         """Write the request that was sent, unless the connection has been closed since.
 
-        If there is something to read before the request is written, it is not the reply. It is left to
-        `data_received` or `connection_lost`, and the request goes to another connection.
+        Bytes that arrive before the request is written are not its reply. They are left to `data_received` or
+        `connection_lost`, and the request goes to another connection.
         """
         if self.lost or not self._unwritten:
             return
         assert self._transport is not None
-        # After a TLS handshake, servers send tickets that nobody asked for. Of other strays, `data_received` is told.
+        # After a TLS handshake, servers send tickets unasked. `data_received` sees other stray bytes.
         if (self.used or not self._pool.secure) and self._readable.poll(0):
             self._not_sent()
-            self._pool.loop.call_later(1.0, self.close)  # it may be nothing that either of them would see
+            self._pool.loop.call_later(1.0, self.close)  # neither of them may ever be called
             return
         self._transport.write(self._unwritten)
         self._unwritten = b""
 
     def _not_sent(self) -> None:
-        """Report that the request was not written; that of a new connection has failed."""
+        """Report that the request was not written; on a new connection, that is a failure."""
         self._unwritten = b""
         if self._waiter is not None and not self._waiter.done():
             new = BrokenReply("the server sent something, or closed the connection, before it was asked")
@@ -493,7 +303,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def pause(self) -> None:
-        """Have the server wait."""
+        """Make the server wait."""
         if not self._paused and not self.lost:
             assert self._transport is not None
             self._paused = True
@@ -508,11 +318,6 @@ class _Connection(asyncio.Protocol):
         if self._complete:
             self._end()
 
-    def check_size(self, size: int) -> None:
-        """Raise TooLong if a reply may not have so many bytes."""
-        if size > self.most_bytes:
-            raise TooLong(f"the reply has more than {self.most_bytes:,} bytes")
-
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._unwritten:
             self._take_stray(data)
@@ -524,10 +329,10 @@ class _Connection(asyncio.Protocol):
             if self._response is None:
                 if self._read > _LONGEST_HEAD:
                     failure = BrokenReply("the headers of the reply do not end")
-            elif self._read > self.most_bytes:  # in chunks of next to nothing, or after the end
-                self.check_size(self._read - _LONGEST_HEAD)
+            elif self._read > self.most_bytes:  # in tiny chunks, or after the end
+                check_size(self._read - _LONGEST_HEAD, self.most_bytes)
         except (HttpParserError, HttpParserUpgrade) as error:
-            cause = error.__context__  # what a call of ours raised
+            cause = error.__context__  # raised by one of the methods below
             failure = cause if isinstance(cause, BrokenReply) else BrokenReply(f"the reply is not HTTP: {error}")
         except TooLong as error:
             failure = error
@@ -538,7 +343,7 @@ class _Connection(asyncio.Protocol):
             self.fail(failure)
 
     def _take_stray(self, data: bytes) -> None:
-        """Close a connection on which something arrived that nobody asked for."""
+        """Close a connection on which bytes arrived that no request asked for."""
         if data.strip() and not data.startswith(_TIMED_OUT):
             self._pool.stray()
         self.close()
@@ -560,7 +365,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._complete or status < 200:
-            self._headers = {}  # a preliminary reply, after which the other one comes
+            self._headers = {}  # a preliminary reply, which the final one follows
             return
         self._response = Response(status, self._headers, self)
         self._reusable = self._parser.should_keep_alive()
@@ -579,7 +384,7 @@ class _Connection(asyncio.Protocol):
         response = self._response
         assert response is not None and self._transport is not None
         if response.inflating:
-            return  # `resume` follows when that is done
+            return  # `resume` is called when that is done
         # refused before all of the request was there
         unsent = not self.lost and self._transport.get_write_buffer_size() > 0
         reusable = self._reusable and not self._surplus and not unsent and not self.lost

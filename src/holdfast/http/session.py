@@ -1,6 +1,6 @@
-"""Requests that take more of HTTP than a direct connection: through a proxy, or with files.
+"""Requests that need more of HTTP than `connections.py` has: through a proxy, or with files.
 
-Failures are those of `connections.py`. Redirects are the caller's affair.
+Failures are the same OSErrors. Redirects are left to the caller.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import aiohttp
 from yarl import URL
 
-from holdfast.targets.asking import REPLY_BYTES
-from holdfast.targets.connections import BrokenReply, TooLong, inflater_of
+from holdfast.http.response import REPLY_BYTES, BrokenReply, check_size, inflater_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 _CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=300)
-"""of requests that no trial waits for, and that the engine sets no limit for"""
+"""of uploads and downloads, for which callers set no limit"""
 
 
 class WebResponse:
@@ -55,8 +54,8 @@ class WebResponse:
                 while inflater is None or inflater.busy:
                     piece = packed if inflater is None else inflater.step()
                     size += len(piece)
-                    if size > self._most_bytes and not endless:
-                        raise TooLong(f"the reply has more than {self._most_bytes:,} bytes")
+                    if not endless:
+                        check_size(size, self._most_bytes)
                     yield piece
                     if inflater is None:
                         break
@@ -78,7 +77,7 @@ class WebSession:
 
     def __init__(self, headers: Mapping[str, str], proxy: str | None) -> None:
         self._most_bytes = REPLY_BYTES.get()
-        # The engine sets time-outs and limits concurrency.
+        # Callers set time-outs and limit concurrency.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ttl_dns_cache=300),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
@@ -91,7 +90,7 @@ class WebSession:
     async def request(self, method: str, url: str, data: bytes, headers: Mapping[str, str] | None) -> WebResponse:
         """Make a request; return the response when its head has arrived."""
         try:
-            sent = URL(url, encoded=headers is not None)  # a signature is for the URL as it is written
+            sent = URL(url, encoded=headers is not None)  # a signature covers the URL as it is written
             response = await self._session.request(method, sent, data=data, headers=headers, allow_redirects=False)
             return WebResponse(response, self._most_bytes)
         except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
@@ -125,7 +124,7 @@ class WebSession:
 
 
 def _failure(error: Exception) -> OSError:
-    """Return the failure of the system behind one of aiohttp's, or one with its words."""
+    """Return the operating system's error that caused an error of aiohttp, or a BrokenReply with its message."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError) and isinstance(error.certificate_error, OSError):
         return error.certificate_error
     if isinstance(error, aiohttp.ClientConnectorError):

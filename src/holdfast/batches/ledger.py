@@ -8,14 +8,13 @@
     collected   the results are in `batches/<intent>.jsonl`, as the provider wrote them
     abandoned   there is no such batch at the provider, or it is no longer wanted
 
-A process that dies between two steps leaves a batch of which it is unknown whether it was submitted. The next process
-asks the provider (`targets.batches`). Each worker has a ledger of its own; readers read them all.
+If a process dies between two steps, it is unknown whether the batch was submitted. The next process
+asks the provider (`hub`). Each worker has a ledger of its own; readers read them all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -88,7 +87,7 @@ class BatchAbandoned(msgspec.Struct, frozen=True, tag="abandoned", tag_field="st
     why: str
     time: float
     batch: str | None = None
-    """the provider's id as far as it was known: a batch that turns out to have been submitted counts all the same"""
+    """the provider's id, if it was known: a batch that turns out to have been submitted still counts"""
 
 
 BatchStep = BatchIntent | BatchUploaded | BatchSubmitted | BatchCollected | BatchAbandoned
@@ -110,17 +109,17 @@ class Batch(msgspec.Struct):
 
     @property
     def abandoned(self) -> str | None:
-        """Why the batch does not count, whatever the order in which the ledgers are read."""
+        """Why the batch does not count; does not depend on the order in which ledgers are read."""
         return self.abandonments.get(self.id)
 
     @property
     def waiting(self) -> bool:
-        """True if its results are still to come, as far as is known."""
+        """True if its results are still to come."""
         return self.collected is None and self.abandoned is None
 
     @property
     def name(self) -> str:
-        """The provider's id, or what stands for it in messages."""
+        """The provider's id, or a substitute for messages."""
         return self.id or f"(unconfirmed {self.intent.intent})"
 
 
@@ -154,11 +153,6 @@ def waiting_batches(rundir: RunDir) -> list[Batch]:
     return [batch for batch in read_batches(rundir).values() if batch.waiting]
 
 
-def forget_results(rundir: RunDir) -> None:
-    """Remove the results of batches, once the run is finished and its outputs and grades hold them."""
-    shutil.rmtree(rundir.batches, ignore_errors=True)
-
-
 class BatchStore:
     """The ledgers and results of a run's batches, as one process reads and writes them."""
 
@@ -172,7 +166,7 @@ class BatchStore:
         self.batches: dict[str, Batch] = {}
 
     def refresh(self) -> dict[str, Batch]:
-        """Read what ledgers have gained since the last time. Intents of other writers may come after other steps."""
+        """Read what was appended to the ledgers. Intents of other writers may come after other steps."""
         steps = [step for path in self._rundir.journals(LEDGER) for step in self._new_steps(path)]
         apply(self.batches, (step for step in steps if isinstance(step, BatchIntent)))
         apply(self.batches, (step for step in steps if not isinstance(step, BatchIntent)))

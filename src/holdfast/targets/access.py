@@ -1,4 +1,4 @@
-"""How requests to a model are authenticated: a header for all of them, or a signature for each."""
+"""Access to servers: a header for all requests or a signature for each, and what users can do about refusals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import AttemptError, Fault, UsageError
+from holdfast.http.client import Signer
+from holdfast.http.failures import Hints
 
 if TYPE_CHECKING:
     from holdfast.dialects.types import Dialect
@@ -16,17 +18,20 @@ _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 _LOG_IN: Final = "Log in again, then rerun the same command to resume from here."
 
 
-class Signer:
-    """Makes the headers of one request, whose body is known."""
-
-    async def headers(self, url: str, body: bytes) -> dict[str, str]:
-        """Return the headers that authenticate a request."""
-        raise NotImplementedError
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """What no message may repeat."""
-        return ()
+def eval_hints(key: str, path: str = "") -> Hints:
+    """Return hints about failed requests in the words of the eval file; `key` and `path` as in `Hints`."""
+    return Hints(
+        key=key,
+        path=path,
+        model="Check target.model: the server does not know it.",
+        redirect="If you trust that server with the key and the prompts, set base_url (of an HTTP target: http) so "
+        "that requests go there.",
+        size="If such replies are wanted, raise limits.reply_bytes.",
+        size_setting="limits.reply_bytes",
+        end="Serve it over HTTP/1.1 with chunks, end it with `data: [DONE]`, or name its last event as "
+        "target.stream_end. `stream_end: close` accepts such a stream.",
+        end_setting="target.stream_end",
+    )
 
 
 def headers_of(endpoint: ModelEndpoint, dialect: Dialect) -> dict[str, str]:
@@ -36,7 +41,7 @@ def headers_of(endpoint: ModelEndpoint, dialect: Dialect) -> dict[str, str]:
 
 
 def signer_of(endpoint: ModelEndpoint) -> Signer | None:
-    """Return what signs the requests to a model; None where a key is enough."""
+    """Return the signer of requests to a model; None if a key is enough."""
     if endpoint.access == "aws" and not os.environ.get(endpoint.key_env):
         return _AwsSigner(endpoint)
     return _GoogleSigner() if endpoint.access == "gcp" else None
@@ -44,6 +49,8 @@ def signer_of(endpoint: ModelEndpoint) -> Signer | None:
 
 class _AwsSigner(Signer):
     """Signs requests with the credentials that AWS's own programs use, by Signature Version 4."""
+
+    secrets = ()
 
     def __init__(self, endpoint: ModelEndpoint) -> None:
         try:

@@ -1,22 +1,17 @@
-"""When a server is asked again, and how many requests are in flight at once."""
+"""When a server is asked again, and which servers are public."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.errors import AttemptError
-from holdfast.targets.client import Client
-from holdfast.targets.concurrency import concurrency_of, is_public
-from holdfast.targets.rate_limits import limit_reset
+from holdfast.http.client import Client
+from holdfast.http.failures import limit_reset
+from holdfast.http.urls import is_public
 from tests.support.providers import Refuse, provider
-from tests.support.specs import command, load, write_spec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def in_a_minute() -> str:
@@ -76,17 +71,6 @@ def test_a_refusal_says_how_long_to_wait(headers: dict[str, str], seconds: float
     assert (raised.value.kind, raised.value.retry_after) == ("rate_limit", seconds)
 
 
-def test_waiting_for_a_reset_is_bounded_by_the_time_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    headers = {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "9m0s"}
-    with provider("chat", [Refuse(429, "slow down", headers)]) as server:
-        path = write_spec(tmp_path, target={"model": "m", "base_url": server.url})
-        done = command(monkeypatch, capsys, tmp_path, "eval", path, "--max-time", "1s", "--display", "none")
-    assert done.code == 3 and "max-time" in done.out
-    assert len(server.asked) == 2, "each trial once; both wait for the reset"
-
-
 @pytest.mark.parametrize(
     ("url", "public"),
     [
@@ -101,27 +85,5 @@ def test_waiting_for_a_reset_is_bounded_by_the_time_of_the_run(
         ("http://box.local/v1", False),
     ],
 )
-def test_servers_on_the_internet_are_told_from_those_nearby(url: str, public: bool) -> None:
+def test_servers_on_the_internet_are_distinguished_from_servers_nearby(url: str, public: bool) -> None:
     assert is_public(url) is public
-
-
-@pytest.mark.parametrize(
-    ("target", "concurrency"),
-    [
-        ({"model": "gpt-5"}, None),
-        ({"model": "anthropic/claude-x"}, None),
-        ({"model": "m", "base_url": "https://models.example.com/v1"}, None),
-        ({"model": "m", "base_url": ["https://a.example.com/v1", "https://b.example.com/v1"]}, 64),
-        ({"model": "m", "base_url": "http://127.0.0.1:1/v1"}, 64),
-        ({"model": "ollama/m"}, 64),
-        ({"model": "local/smollm2-135m"}, 4),
-        ({"http": "https://flows.example.com/run", "request": {}}, 64),
-    ],
-)
-def test_models_on_the_internet_are_asked_as_often_as_they_keep_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: dict[str, Any], concurrency: int | None
-) -> None:
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    assert concurrency_of(load(tmp_path, target=target)) == concurrency
-    assert concurrency_of(load(tmp_path, target=target, limits={"concurrency": 5})) == 5
-    assert concurrency_of(load(tmp_path, target=target, limits={"concurrency": "auto"})) is None

@@ -20,17 +20,18 @@ import pytest
 import uvloop
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.targets.asking import REPLY_BYTES
-from holdfast.targets.client import Client
-from holdfast.targets.connections import BrokenReply, Connections
-from holdfast.targets.web_session import WebSession
+from holdfast.http.client import Client
+from holdfast.http.connections import Connections
+from holdfast.http.failures import Hints
+from holdfast.http.response import REPLY_BYTES, BrokenReply
+from holdfast.http.session import WebSession
 from tests.support.workflow import Asked, workflow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
     from pathlib import Path
 
-    from holdfast.targets.connections import Response
+    from holdfast.http.response import Response
 
 BODY = b'{"answer": "two"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -42,7 +43,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 def trust(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reuse connections at once, as after the first replies of a server, except in tests of these."""
     if "probation" not in request.fixturenames:
-        monkeypatch.setattr("holdfast.targets.connections._PROBATION", 0)
+        monkeypatch.setattr("holdfast.http.connections._PROBATION", 0)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ class Script:
         self.connections = 0
         self.requests: list[bytes] = []
         self.gate = asyncio.Event()
-        """what is sent after the first piece waits for it"""
+        """later pieces wait for it"""
         self.gate.set()
         self.asked = asyncio.Semaphore(0)
         """is released at each request"""
@@ -336,7 +337,7 @@ def test_a_redirect_to_another_server_stops_the_run_and_names_it(form: str) -> N
                 async with Client(script.url, {"X-Api-Key": "sk-secret-123456"}) as client:
                     with pytest.raises(Fault, match="redirects to another server") as stopped:
                         await client.post({"q": "a prompt"})
-            assert places[form] in stopped.value.message and "base_url" in (stopped.value.remedy or "")
+            assert places[form] in stopped.value.message and "trust that server" in (stopped.value.remedy or "")
 
         uvloop.run(ask())
         assert other.asked == []
@@ -653,11 +654,16 @@ async def read_stream(client: Client) -> None:
 def test_a_reply_that_does_not_end_is_an_error_after_so_many_bytes(form: str, streams: bool) -> None:
     async def ask() -> None:
         REPLY_BYTES.set(LIMIT)
-        async with endless(*NEVER_ENDING[form]) as script, asyncio.timeout(60), Client(script.url, {}) as client:
+        hints = Hints(size="Raise the limit.")
+        async with (
+            endless(*NEVER_ENDING[form]) as script,
+            asyncio.timeout(60),
+            Client(script.url, {}, hints=hints) as client,
+        ):
             with pytest.raises(AttemptError, match="more than 1,000,000 bytes") as failed:
                 await (read_stream(client) if streams else client.post({}))
             assert failed.value.kind == "bad_reply" and not failed.value.retry
-            assert "limits.reply_bytes" in (failed.value.remedy or "")
+            assert failed.value.remedy == "Raise the limit."
             await script.lost.wait()
 
     uvloop.run(ask())
@@ -699,8 +705,8 @@ def test_a_small_reply_that_decompresses_to_a_gigabyte_takes_little_memory_and_h
     async def ask() -> None:
         async with scripted([compressed(packed, "gzip")]) as hostile, scripted(*[[other]] * 50) as sound:
             if through == "a session":
-                monkeypatch.setattr("holdfast.targets.client._proxy", lambda _: "")
-                monkeypatch.setattr("holdfast.targets.web_session.WebSession.__init__", without_proxy)
+                monkeypatch.setattr("holdfast.http.client.proxy_of", lambda _: "")
+                monkeypatch.setattr("holdfast.http.session.WebSession.__init__", without_proxy)
             async with Client(hostile.url, {}) as client, Client(sound.url, {}) as others:
                 before, answered = memory(), 0
                 attack = asyncio.create_task(client.post({}))

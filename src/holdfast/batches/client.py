@@ -1,4 +1,7 @@
-"""The client of a model whose requests are answered in batches."""
+"""The requests of one model that are answered in batches, and those who wait for the answers.
+
+`BatchClient.post` takes a request as `Client.post` does, and returns when its batch has been answered.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,73 @@ import asyncio
 import os
 import time
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.errors import AttemptError
+from holdfast.batches.providers import FILES, FileBatches, batch_api_of
+from holdfast.errors import AttemptError, Fault
 from holdfast.spec.redact import shown_url
-from holdfast.targets.asking import ASKER
-from holdfast.targets.batch_apis import batch_api_of
-from holdfast.targets.batch_files import ACCOUNT, FileBatches
-from holdfast.targets.batches import AGAIN, BatchRequest
+from holdfast.targets.batching import ASKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+    from holdfast.batches.ledger import Batch
+    from holdfast.batches.providers import BatchApi, Look
+    from holdfast.http.client import Client
     from holdfast.spec.providers import ModelEndpoint
     from holdfast.spec.target_schema import BatchBlock
-    from holdfast.store.batches import Batch
     from holdfast.store.lines import LineRef
-    from holdfast.targets.asking import Asker
-    from holdfast.targets.batch_apis import BatchApi
-    from holdfast.targets.batches import Batches, Flight
-    from holdfast.targets.client import Client
+    from holdfast.targets.batching import Asker
+
+
+AGAIN: Final = object()
+"""stands for the result of a request that was not run"""
+LONGEST_PAUSE: Final = 60.0
+"""between two questions about a batch"""
+
+
+class BatchRequest(NamedTuple):
+    """A request that waits to be submitted."""
+
+    body: Any
+    size: int
+    future: asyncio.Future[LineRef | object]
+
+
+class _Hub(Protocol):
+    """The batches of a run, as a client sees them."""
+
+    busy: set[str]
+    """requests that are being made"""
+    live: asyncio.Semaphore
+    """limits the requests that are made outside of batches"""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of batches that are files."""
+        ...
+
+    def take(self, name: str) -> LineRef | None:
+        """Take a result that is on disk; each is given out once."""
+        ...
+
+    def flight_of(self, name: str) -> Flight | None:
+        """Return the batch in which a request waits; raise Fault if this account cannot see it."""
+        ...
+
+    def was_left(self, name: str) -> bool:
+        """Return True if a batch has left a request unanswered."""
+        ...
 
 
 class BatchClient:
-    """Makes the requests of one model in batches, or alone where that is what remains."""
+    """Makes the requests of one model in batches; with `then: live`, directly if a batch left them unanswered."""
 
     def __init__(
-        self, hub: Batches, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
+        self, hub: _Hub, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
     ) -> None:
         """`block` is None for a model that is asked live, in a run that has batches from before."""
         self._hub = hub
@@ -43,7 +84,7 @@ class BatchClient:
         self.where = where
         self.api: BatchApi
         if block is not None and block.via == "files":
-            self.api, self.account = FileBatches(client, hub.folder, path), ACCOUNT
+            self.api, self.account = FileBatches(client, hub.folder, path), FILES
         else:
             api = batch_api_of(endpoint)
             assert api is not None
@@ -55,7 +96,6 @@ class BatchClient:
         self.not_before = 0.0
         self.failures = 0
         """to submit a batch, in a row"""
-        hub.join(self)
 
     @property
     def _size(self) -> int:
@@ -136,6 +176,64 @@ class BatchClient:
         if result.error is not None:
             raise result.error
         return self._client.check(result.reply)
+
+
+class Flight:
+    """A batch whose results are still to come."""
+
+    def __init__(self, batch: Batch, client: BatchClient | None) -> None:
+        self.batch = batch
+        self.client = client
+        """None: no client of this process has the account"""
+        self.doubt_until: float | None = None
+        """by the monotonic clock: when a batch that does not appear counts as never submitted; None: not looked for"""
+        self.waiters: dict[str, asyncio.Future[LineRef | object]] = {}
+        self.look: Look | None = None
+        self.since = time.monotonic()
+        self.next_look = 0.0
+        self.cancelled_here = False
+        self.refused: Fault | None = None
+
+    def __str__(self) -> str:
+        return f"{self.batch.name}: {self.progress}"
+
+    @property
+    def progress(self) -> str:
+        """How far the batch is, in words."""
+        count = len(self.batch.intent.requests)
+        if self.look is None:
+            return f"? of {count:,} done"
+        if self.look.total in (0, count):
+            return f"{self.look.done:,} of {count:,} done"
+        return f"{self.look.done / self.look.total:.0%} of {count:,} done"
+
+    def schedule(self) -> None:
+        """Ask again later: soon at first, ever more rarely while nothing changes."""
+        age = time.monotonic() - self.since
+        self.next_look = time.monotonic() + min(LONGEST_PAUSE, max(1.0, age / 10))
+
+    def fail(self, error: AttemptError | Fault) -> None:
+        """Raise an error for everybody who waits for this batch."""
+        for future in self.waiters.values():
+            if not future.done():
+                future.set_exception(copy_error(error))
+        self.waiters.clear()
+
+    def release(self) -> None:
+        """Let everybody who waits for this batch ask again."""
+        for future in self.waiters.values():
+            if not future.done():
+                future.set_result(AGAIN)
+        self.waiters.clear()
+
+
+def copy_error(error: AttemptError | Fault) -> AttemptError | Fault:
+    """Return an error for one of many who get it: each raise adds to an error's traceback."""
+    if isinstance(error, Fault):
+        return Fault(error.kind, error.message, remedy=error.remedy, status=error.status, away=error.away)
+    return AttemptError(
+        error.kind, error.message, remedy=error.remedy, status=error.status, retry=error.retry, usage=error.usage
+    )
 
 
 def _hex(key: str) -> str:
