@@ -23,8 +23,8 @@ from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
 from holdfast.data.dataset import Sample
 from holdfast.errors import ConfigError, UsageError
-from holdfast.formats.providers import resolve_eval
 from holdfast.graders.types import Case
+from holdfast.spec.formats import resolve_eval
 from tests.support.running import ROOT
 from tests.support.running import holdfast as run_command
 from tests.support.specs import command, identities, load, output_of, who, write_spec
@@ -175,6 +175,29 @@ class TestFormats:
         path.write_text("book: soups\nrecipes: [minestrone, goulash]\n")
         run = holdfast.evaluate(path, runs_dir=tmp_path / "runs", trials=2)
         assert (run.metrics.eval, run.metrics.total, run.score) == ("soups", 4, 1.0) if run.metrics else False
+
+    def test_a_folder_is_read_by_the_format_that_claims_it(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for title in ("soups", "salads"):
+            book = tmp_path / title
+            book.mkdir()
+            (book / "cookbook.toml").write_text(f'title = "{title}"\n')
+            (book / "goulash.md").write_text("Cook it for hours.")
+        run = holdfast.evaluate(tmp_path / "soups", runs_dir=tmp_path / "runs")
+        assert (run.metrics.eval, run.score) == ("soups", 1.0) if run.metrics else False
+        assert [row["sample"] for row in run.results()] == ["goulash"]
+        again = command(monkeypatch, capsys, tmp_path, "eval", "soups", "--dry-run")
+        assert again.code == 0 and "1 trial of 1 sample: 1 finished" in again.out and not again.err
+        both = command(monkeypatch, capsys, tmp_path, "eval", "soups", "salads/", "trials=2")
+        assert both.code == 0 and "soups" in both.out and "salads" in both.out, both.err
+
+    def test_a_folder_that_no_format_claims_is_refused(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        ended = command(monkeypatch, capsys, tmp_path, "eval", "empty")
+        assert ended.code == 2 and "empty is a folder without an eval.yaml" in ended.err
 
     def test_the_package_is_not_imported_for_native_files(self, installed: Path, tmp_path: Path) -> None:
         script = "import holdfast as h, sys; h.evaluate('eval.yaml'); print('holdfast_kitchen.formats' in sys.modules)"

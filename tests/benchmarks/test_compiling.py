@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.benchmarks import index
+from holdfast.benchmarks import names as index
 from holdfast.benchmarks.cache import cache_folder
 from holdfast.benchmarks.compile import compile_benchmark
 from holdfast.benchmarks.compiler import CompileRequest, explain
+from holdfast.benchmarks.format import find_benchmark, named_benchmark
 from holdfast.benchmarks.names import find_listed
 from holdfast.cli.suite import suite_of
 from holdfast.cluster.remote.bundle import collect, load_sent, send_bundles
@@ -21,13 +22,11 @@ from holdfast.cluster.remote.transport import Here
 from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, read_rows
 from holdfast.errors import ConfigError, UsageError
-from holdfast.formats import load_any
-from holdfast.formats.benchmark import find_benchmark
-from holdfast.formats.providers import find_file, named_benchmark
-from holdfast.formats.suite import load_suite
 from holdfast.plan.identity import identify
 from holdfast.spec.benchmark_schema import BenchmarkBlock
 from holdfast.spec.document import read_document
+from holdfast.spec.formats import find_file, load_any
+from holdfast.spec.suite import load_suite
 from tests.support.running import holdfast, metrics, run_dir, server
 from tests.support.specs import command
 

@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.benchmarks import index
-from holdfast.benchmarks.index import OVERLAY, overlay_index, read_index, scan, tasks_folder
-from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names, table
+from holdfast.benchmarks import names as index
+from holdfast.benchmarks.names import (
+    OVERLAY,
+    find_in_lm_eval,
+    find_listed,
+    known_names,
+    overlay_index,
+    read_index,
+    scan,
+    table,
+    tasks_folder,
+)
 from holdfast.errors import UsageError
-from holdfast.formats.providers import resolve_eval
+from holdfast.spec.formats import resolve_eval
 from tests.support.specs import command
 
 if TYPE_CHECKING:

@@ -203,7 +203,7 @@ class TestItself:
         imported = set(json.loads((tmp_path / "modules.json").read_text()))
         assert {"holdfast.targets.connections", "holdfast.graders.python"} <= imported
         later = {"holdfast.engine.outcome", "holdfast.report.metrics", "holdfast.report.outcome", "rich"}
-        unused = {"holdfast.benchmarks.names", "holdfast.formats.providers", "holdfast.formats.waza"}
+        unused = {"holdfast.benchmarks", "holdfast.formats"}
         unused |= {"aiohttp", "email", "importlib.metadata", "jinja2", "urllib.request"}
         unused |= {"holdfast.spec.file_grader_schema", "holdfast.spec.suite", "holdfast.targets.tools"}
         unused |= {"holdfast.spec.export_schema", "holdfast.spec.code_target_schema", "holdfast.engine.hooks"}

@@ -13,10 +13,10 @@ from ruamel.yaml import YAML
 
 from holdfast.data.dataset import Dataset
 from holdfast.errors import ConfigError
-from holdfast.formats import load_any
 from holdfast.formats.nat.stream import usage_of
 from holdfast.formats.nat.trace import messages_of
 from holdfast.spec.document import read_document
+from holdfast.spec.formats import load_any
 from holdfast.spec.schema import SCHEMA_VERSION
 from tests.support.nat import install_components, nat_project
 from tests.support.running import PATIENCE, holdfast, lines, metrics, run_dir, wait_for
@@ -191,7 +191,7 @@ def test_without_the_profiler_its_files_are_left_out_and_the_package_is_named(na
     edit(config, eval__general__profiler={"base_metrics": True})
     code = (
         "import sys; sys.modules['nat.plugins.profiler'] = None\n"  # as if it were not installed
-        "from pathlib import Path; from holdfast.formats import load_any\n"
+        "from pathlib import Path; from holdfast.spec.formats import load_any\n"
         "from holdfast.spec.document import read_document\n"
         "print(*load_any(read_document(Path('config.yml'))).notices, sep='\\n')\n"
     )

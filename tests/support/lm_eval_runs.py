@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from holdfast.benchmarks.index import OVERLAY
+from holdfast.benchmarks.names import OVERLAY
 from tests.support.forking import OFFLINE, Forked, start_warm_process
 from tests.support.running import ROOT, environment
 

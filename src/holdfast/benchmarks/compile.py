@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.benchmarks.cache import (
+    MIRROR,
     Compiled,
     Source,
     cache_folder,
     entries_of,
     entry_file,
+    mirror_folder,
     read_entry,
+    stamp,
     write_atomically,
 )
-from holdfast.benchmarks.data import MIRROR, mirror_folder, stamp
-from holdfast.benchmarks.index import OVERLAY, installed_version
-from holdfast.benchmarks.names import table
+from holdfast.benchmarks.names import OVERLAY, installed_version, table
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import DataError, UsageError
 from holdfast.store.durable import make_directory

@@ -7,7 +7,7 @@ import logging
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from holdfast.benchmarks.index import folders, read_index
+from holdfast.benchmarks.names import folders, read_index
 from holdfast.graders.worker_loop import answer_questions
 
 if TYPE_CHECKING:

@@ -17,14 +17,12 @@ from holdfast.cli.errors import show_note
 from holdfast.cli.flags import Concurrency, Duration, EvalFlags, ExporterName, Positive
 from holdfast.cli.runs import runs_dir_option
 from holdfast.display.choice import make_display
-from holdfast.display.terminal import echo
+from holdfast.display.terminal import echo, notes_to
 from holdfast.errors import UsageError
-from holdfast.spec.document import read_document
 from holdfast.spec.learning import running_nothing
 
 if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
-    from holdfast.spec.document import Document
     from holdfast.spec.load import Eval
     from holdfast.spec.suite import Suite
 
@@ -196,8 +194,6 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         if flags.dry_run:
             stack.enter_context(running_nothing())
         if flags.display == "json":
-            from holdfast.benchmarks.progress import notes_to
-
             stack.enter_context(notes_to(make_display("json").notice))
         return _eval(arguments, flags)
 
@@ -224,7 +220,7 @@ def _is_override(argument: str) -> bool:
 
 def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     """Run what one argument names: an eval, a suite file, or a cluster configuration."""
-    from holdfast.formats import is_configuration, is_eval, is_suite, load_any
+    from holdfast.spec.formats import is_configuration, is_eval, is_suite, load_any, resolve_eval
     from holdfast.spec.load import baseline_of
     from holdfast.spec.overrides import parse_override
 
@@ -234,7 +230,7 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
         from holdfast.cluster.config.compose import find_config
 
         config = str(find_config(config, Path(), os.environ))
-    document = _read_eval(config)
+    document = resolve_eval(config)
     if is_suite(document.data):
         from holdfast.spec.suite import read_suite
 
@@ -265,16 +261,6 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     return baseline_outcome.exit_code if baseline_outcome.exit_code > 1 else outcome.exit_code
 
 
-def _read_eval(config: str) -> Document:
-    """Read an eval file, or find the one that a name stands for, which takes the tables of benchmarks."""
-    path = Path(config)
-    if path.is_file():
-        return read_document(path)
-    from holdfast.formats.providers import resolve_eval
-
-    return resolve_eval(config)
-
-
 _EVAL_FILES: Final = ("eval.yaml", "eval.yml", "holdfast.yaml")
 _DATA: Final = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".json")
 
@@ -288,6 +274,8 @@ def _find_eval(config: str | None) -> str:
         here = [folder / name for name in _EVAL_FILES if (folder / name).is_file()]
         if here:
             return str(here[0])
+        if config is not None and _is_claimed(folder):
+            return config
         others = sorted(path.name for path in folder.glob("*.y*ml"))
         hint = f"Name one of its files: {', '.join(others[:5])}." if others else "`holdfast init` writes an eval file."
         if config is None:
@@ -300,6 +288,12 @@ def _find_eval(config: str | None) -> str:
             remedy=f"Write an eval file with `dataset: {{path: {config}}}`; `holdfast init` writes one to start from.",
         )
     return config
+
+
+def _is_claimed(folder: Path) -> bool:
+    from holdfast.spec.formats import find_reader
+
+    return find_reader(folder) is not None
 
 
 def _eval_suite(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:

@@ -52,8 +52,7 @@ def command(
     """
     from holdfast.engine.options import Options
     from holdfast.engine.session import run_eval
-    from holdfast.formats import load_any
-    from holdfast.spec.document import read_document
+    from holdfast.spec.formats import load_any, read_eval
     from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
 
@@ -67,7 +66,7 @@ def command(
     changes = [parse_override(text) for text in overrides]
     load_env_file(Path(config).parent if config else Path(manifest.folder), Path())
     spec = (
-        load_any(read_document(Path(config)), changes)
+        load_any(read_eval(Path(config)), changes)
         if config
         else eval_of_run(
             _without_budgets(manifest.eval),

@@ -14,8 +14,8 @@ from holdfast.cli.suite import suite_of, with_models
 from holdfast.cluster.config.compose import find_config
 from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import ConfigError, UsageError
-from holdfast.formats import is_eval, is_suite
 from holdfast.spec.document import read_document
+from holdfast.spec.formats import is_eval, is_suite
 from holdfast.spec.suite import Suite, read_suite
 
 if TYPE_CHECKING:

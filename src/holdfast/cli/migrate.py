@@ -55,8 +55,8 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
     if not path.is_dir() or is_run(path):
         yield path
         return
-    from holdfast.formats import find_format
     from holdfast.spec.document import read_document
+    from holdfast.spec.formats import find_format
     from holdfast.spec.migrate import is_eval
 
     count = 0
@@ -88,8 +88,8 @@ def _migrate(place: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
 
 
 def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
-    from holdfast.formats import find_format
     from holdfast.spec.document import read_document
+    from holdfast.spec.formats import find_format
     from holdfast.spec.migrate import migrate
 
     document = read_document(path)

@@ -39,7 +39,7 @@ def with_models(suite: Suite, models: Sequence[str]) -> Suite:
 def suite_command(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     """Run a suite, or resume it; with --dry-run, show its plan."""
     from holdfast.engine.suite import run_suite
-    from holdfast.formats.suite import load_suite
+    from holdfast.spec.suite import load_suite
 
     _refuse(flags)
     suite = with_models(suite, flags.models)

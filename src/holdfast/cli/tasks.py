@@ -36,9 +36,8 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
     holdfast tasks ls --all '*winogrande*'
     """
     from holdfast.benchmarks.compile import INSTALL
-    from holdfast.benchmarks.index import installed_version
-    from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names
-    from holdfast.formats.providers import installed_providers, task_names
+    from holdfast.benchmarks.names import find_in_lm_eval, find_listed, installed_version, known_names
+    from holdfast.spec.formats import installed_providers, task_names
 
     provided = task_names(installed_providers())
     rows = []
@@ -106,9 +105,9 @@ def _summary(benchmark: Benchmark) -> dict[str, Any]:
 
 
 def _find(name: str, data: str | None) -> tuple[Benchmark, BenchmarkBlock]:
-    from holdfast.formats.benchmark import find_benchmark
-    from holdfast.formats.providers import unknown_task
+    from holdfast.benchmarks.format import find_benchmark
     from holdfast.spec.benchmark_schema import BenchmarkBlock
+    from holdfast.spec.formats import unknown_task
 
     if not name:
         raise unknown_task(name)
@@ -132,7 +131,7 @@ def show_task(name: str, data: str | None, as_json: bool) -> int:
 
     Without lm-eval, or without the data, it shows what is known and what is missing.
     """
-    from holdfast.formats.benchmark import benchmark_document
+    from holdfast.benchmarks.format import benchmark_document
 
     benchmark, block = _find(name, data)
     described: dict[str, Any] = _summary(benchmark) | {"params": benchmark.params}
@@ -237,7 +236,7 @@ def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
     What is there already is compiled again only if its data has changed, also on the hub.
     """
     from holdfast.benchmarks.cache import cache_folder
-    from holdfast.formats.benchmark import compile_shown, wants_chat
+    from holdfast.benchmarks.format import compile_shown, wants_chat
 
     failed = 0
     for name in dict.fromkeys(match for each in names for match in _matching(each)):

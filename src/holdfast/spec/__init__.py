@@ -10,7 +10,8 @@
 `load_targets`   the target, and the registry of targets
 `load_graders`   graders, judges and the simulated user, and the registry of graders
 `load_likelihood` checks of evals with continuations
-`suite`          suite files: several evals and targets
+`formats`        evals of any format, from files and folders, and tasks by name
+`suite`          suites: several evals and targets, from a suite file or the command line
 `load_exports`   exporters, and the options of an export
 `schema`         the schemas of an eval file's top, its dataset and its limits, and the base of all schemas
 `trial_limits`   the limits of one trial: their defaults, whether they score, and their part of the key

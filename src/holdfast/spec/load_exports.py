@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import Problem
-from holdfast.spec.plugins import Registry, load_reference
+from holdfast.spec.plugins import BUILT_IN, Registry, load_reference
 from holdfast.spec.validation import validate_block
 
 if TYPE_CHECKING:
@@ -22,17 +22,13 @@ EXPORTERS = Registry(
         "samples": "holdfast.export.samples:write_transcripts",
         "junit": "holdfast.export.junit:write_junit",
         "html": "holdfast.export.html:write_html",
-        "nat": "holdfast.formats.nat.export:write_nat",
-        "flexeval": "holdfast.formats.flexeval:write_flexeval",
-        "waza": "holdfast.formats.waza.export:write_waza",
-        "lm-eval": "holdfast.formats.lm_eval:write_lm_eval",
         "wandb": "holdfast.export.wandb:export_wandb",
         "mlflow": "holdfast.export.mlflow:export_mlflow",
     },
 )
 """Every exporter: a function that writes a run into a folder, or sends it to a service."""
 
-LIVE_EXPORTERS: Final = {"nat": "holdfast.formats.nat.mirror:NatMirror"}
+LIVE_EXPORTERS: Final = BUILT_IN["holdfast.live_exporters"]
 """Exporters that follow a run, by their keys under `output`: each a `holdfast.export.live.LiveExporter`."""
 
 

@@ -21,8 +21,6 @@ TARGETS = Registry(
         "http": "holdfast.targets.http:HttpWorkflow",
         "command": "holdfast.targets.command:Command",
         "agent": "holdfast.targets.agents:AgentProgram",
-        "nat": "holdfast.formats.nat.target:NatWorkflow",
-        "mock": "holdfast.formats.waza.mock:Mock",
     },
 )
 """Every kind of target: a class that owns its schema. Built-in kinds are named by a key, plug-ins by `type`."""

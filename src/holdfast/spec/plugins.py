@@ -1,22 +1,52 @@
-"""Extension points: the kinds that are built in, and those that installed packages add by entry points.
+"""Extension points: kinds of the core, kinds of built-in plug-ins, and kinds that installed packages add.
 
 A package adds a grader, for example, with an entry point in its `pyproject.toml`:
 
     [project.entry-points."holdfast.graders"]
     politeness = "some_package.graders:Politeness"
 
-Names that are built in are found without looking at installed packages. The module of a kind is imported only when an
-eval names the kind.
+Built-in plug-ins are named in `BUILT_IN`, in the same form. Their names, like the core's, are found without looking at
+installed packages. A kind's module is imported only when an eval names the kind.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from importlib.metadata import EntryPoint
+
+BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
+    "holdfast.formats": {
+        "benchmark": "holdfast.benchmarks.format:BenchmarkFile",
+        "waza": "holdfast.formats.waza.format:Waza",
+        "nat": "holdfast.formats.nat.format:Nat",
+    },
+    "holdfast.tasks": {
+        "benchmarks": "holdfast.benchmarks.format:listed_benchmarks",
+        "lm-eval": "holdfast.benchmarks.format:lm_eval_tasks",
+    },
+    "holdfast.targets": {
+        "nat": "holdfast.formats.nat.target:NatWorkflow",
+        "mock": "holdfast.formats.waza.mock:Mock",
+    },
+    "holdfast.graders": {"nat": "holdfast.formats.nat.grader:NatEvaluator"},
+    "holdfast.exporters": {
+        "nat": "holdfast.formats.nat.export:write_nat",
+        "flexeval": "holdfast.formats.flexeval:write_flexeval",
+        "waza": "holdfast.formats.waza.export:write_waza",
+        "lm-eval": "holdfast.formats.lm_eval:write_lm_eval",
+    },
+    "holdfast.live_exporters": {"nat": "holdfast.formats.nat.mirror:NatMirror"},
+    "holdfast.step_readers": {"intermediate_data": "holdfast.formats.nat.stream:StreamedSteps"},
+}
+"""The built-in plug-ins by entry-point group and name: the only place where the core names them.
+
+They are not entry points of this distribution because reading those of all installed packages takes about 50 ms.
+The last two groups are not open to other packages.
+"""
 
 
 def load_reference(reference: str) -> Any:
@@ -28,18 +58,18 @@ def load_reference(reference: str) -> Any:
 class Registry:
     """The kinds of one extension point, by name."""
 
-    def __init__(self, group: str, noun: str, builtin: Mapping[str, str]) -> None:
-        """Take the entry-point group, a noun for messages, and `module:attribute` of each built-in kind."""
+    def __init__(self, group: str, noun: str, core: Mapping[str, str] | None = None) -> None:
+        """Take the entry-point group, a noun for messages, and `module:attribute` of each kind of the core."""
         self._group = group
         self._noun = noun
-        self._builtin = builtin
+        self._builtin = {**(core or {}), **BUILT_IN.get(group, {})}
         self._loaded: dict[str, Any] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._builtin or name in self.plugins
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the built-in kinds."""
+        """Iterate over the names of the kinds that are not from installed packages."""
         return iter(self._builtin)
 
     @property

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.benchmarks.data import local_dataset, mirror_folder
+from holdfast.benchmarks.cache import local_dataset, mirror_folder
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
 

@@ -59,13 +59,12 @@ from holdfast.cluster.config.variables import (
 )
 from holdfast.cluster.config.walltime import margin, walltime_seconds
 from holdfast.errors import Problem
-from holdfast.formats import is_eval
-from holdfast.formats.suite import find_evals
 from holdfast.spec.document import format_location
 from holdfast.spec.findings import Findings
+from holdfast.spec.formats import is_eval
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
-from holdfast.spec.suite import Suite
+from holdfast.spec.suite import Suite, find_evals
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
@@ -74,8 +73,8 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.executor import ExecutorRules
     from holdfast.cluster.config.profiles import Profile
     from holdfast.cluster.config.tasks import Task
-    from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Location
+    from holdfast.spec.formats import TaskProvider
     from holdfast.spec.overrides import Override
 
 _Model = TypeVar("_Model", bound=Block)

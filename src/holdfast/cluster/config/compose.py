@@ -17,11 +17,10 @@ from holdfast.cluster.config.profiles import Profile, ProfileBlock, WandbBlock, 
 from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, leaves, tree_of, walk
 from holdfast.cluster.config.schema import BASE_COMMAND, LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.formats import is_eval
-from holdfast.formats.providers import find_file, installed_providers
-from holdfast.formats.suite import find_evals
 from holdfast.spec.document import Document, Location, format_location, parse_document, read_document, read_text
+from holdfast.spec.formats import find_file, installed_providers, is_eval
 from holdfast.spec.overrides import parse_override
+from holdfast.spec.suite import find_evals
 from holdfast.spec.validation import suggest
 from holdfast.store.durable import slug
 

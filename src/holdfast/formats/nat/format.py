@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.formats import Format
+from holdfast.spec.formats import Format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.formats import Format
+from holdfast.spec.formats import Format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
