@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
     "holdfast.formats": {
         "benchmark": "holdfast.benchmarks.format:BenchmarkFile",
-        "waza": "holdfast.formats.waza.format:Waza",
-        "nat": "holdfast.formats.nat.format:Nat",
+        "waza": "holdfast.formats.waza.read:Waza",
+        "nat": "holdfast.formats.nat.read:Nat",
     },
     "holdfast.tasks": {
         "benchmarks": "holdfast.benchmarks.format:listed_benchmarks",
         "lm-eval": "holdfast.benchmarks.format:lm_eval_tasks",
     },
     "holdfast.targets": {
-        "nat": "holdfast.formats.nat.target:NatWorkflow",
+        "nat": "holdfast.formats.nat.components:NatWorkflow",
         "mock": "holdfast.formats.waza.mock:Mock",
     },
-    "holdfast.graders": {"nat": "holdfast.formats.nat.grader:NatEvaluator"},
+    "holdfast.graders": {"nat": "holdfast.formats.nat.components:NatEvaluator"},
     "holdfast.exporters": {
         "nat": "holdfast.formats.nat.export:write_nat",
         "flexeval": "holdfast.formats.flexeval:write_flexeval",
@@ -40,7 +40,7 @@ BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
         "lm-eval": "holdfast.formats.lm_eval:write_lm_eval",
     },
     "holdfast.live_exporters": {"nat": "holdfast.formats.nat.mirror:NatMirror"},
-    "holdfast.step_readers": {"intermediate_data": "holdfast.formats.nat.stream:StreamedSteps"},
+    "holdfast.step_readers": {"intermediate_data": "holdfast.formats.nat.steps:StreamedSteps"},
 }
 """The built-in plug-ins by entry-point group and name: the only place where the core names them.
 

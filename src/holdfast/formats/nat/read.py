@@ -14,6 +14,7 @@ from holdfast.formats.nat.config import SECTIONS, read_config
 from holdfast.formats.nat.dataset import KEYED, Reader
 from holdfast.formats.nat.library import has_profiler, is_installed
 from holdfast.spec.document import Document, format_location
+from holdfast.spec.formats import Format
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.validation import suggest
 
@@ -216,3 +217,16 @@ class _Translation:
 
     def _notice(self, location: Location, message: str) -> None:
         self._notices.append(f"{self._document.where(location)}: {message}")
+
+
+class Nat(Format):
+    """Configurations of NeMo Agent Toolkit, which have no versions."""
+
+    def recognizes(self, data: Mapping[str, Any]) -> bool:
+        sections = any(isinstance(data.get(key), dict) for key in ("workflow", "eval"))
+        return (sections or isinstance(data.get("base"), str)) and data.keys().isdisjoint(("graders", "schemaVersion"))
+
+    def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
+        from holdfast.formats.nat.read import translate
+
+        return translate(document, overrides)

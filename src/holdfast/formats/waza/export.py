@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.formats.waza.statistics import SuiteNumbers, deviation, mean, task_stats
-from holdfast.formats.waza.triggers import SHOULD
+from holdfast.formats.waza.tasks import SHOULD
 from holdfast.graders.build import grader_places
 from holdfast.report.run_view import GradedTrial
 from holdfast.spec.template import RENDER_ERRORS, expression

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.formats.waza.files import content
 from holdfast.formats.waza.findings import at
-from holdfast.formats.waza.gotext import literal
 from holdfast.spec.grader_schema import TAKEN_NAMES, PatternBlock
 from holdfast.spec.load_graders import GRADERS, grader_schema, names_file, rubric_text
+from holdfast.spec.template import is_template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -381,3 +381,10 @@ def _literals(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _literals(inner) for key, inner in value.items()}
     return literal(value) if isinstance(value, str) else value
+
+
+def literal(text: str) -> str:
+    """Escape a text that waza does not read as a template, so that Holdfast's templates repeat it literally."""
+    if not is_template(text):
+        return text
+    return "{% raw %}" + text.replace("endraw", "{% endraw %}endraw{% raw %}") + "{% endraw %}"

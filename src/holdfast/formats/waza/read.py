@@ -7,19 +7,19 @@ of each part is stored beside it, so that a problem is reported with its task fi
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import UsageError
+from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats.waza.config import project_folder, read_config, version_problem
 from holdfast.formats.waza.files import agent_file, skill_text
 from holdfast.formats.waza.findings import WazaFindings
 from holdfast.formats.waza.graders import Graders, TranslatedGrader, allow_only, unique_names, where_task
-from holdfast.formats.waza.hooks import translate_hooks
 from holdfast.formats.waza.target import target_fields
-from holdfast.formats.waza.tasks import Tasks, WazaTask
-from holdfast.formats.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
+from holdfast.formats.waza.tasks import SHOULD, SHOULD_NOT, Tasks, WazaTask, trigger_graders, trigger_rows
 from holdfast.spec.document import Document
+from holdfast.spec.formats import Format
 from holdfast.spec.load import limit_of
 from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.overrides import apply_override
@@ -27,7 +27,7 @@ from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from holdfast.formats.waza.config import Config
@@ -58,6 +58,23 @@ _IGNORED: Final = {
     "baseline": "is not run beside: run the eval without its skill (config.inject_skill_body=false) and use "
     "`holdfast compare`",
 }
+_ONLY_WAZA: Final = ("skill", "tasks", "tasks_from")
+"""keys that only waza's eval files have"""
+
+
+class Waza(Format):
+    """Eval files of waza, which have versions of their own."""
+
+    def recognizes(self, data: Mapping[str, Any]) -> bool:
+        config = data.get("config")
+        return not data.keys().isdisjoint(_ONLY_WAZA) or (isinstance(config, dict) and "executor" in config)
+
+    def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
+        return translate(document, overrides)
+
+    def check(self, document: Document) -> None:
+        if (problem := version_problem(document.data)) is not None:
+            raise ConfigError([Problem(document.where(("schemaVersion",)), problem)])
 
 
 def translate(document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
@@ -400,3 +417,33 @@ class _Translation:
             if not common and not task.graders and not task.checkpoints:
                 message = "has no graders: it is run and not graded, while waza would pass it"
                 self._findings.notice(task.document, (), message)
+
+
+def translate_hooks(findings: WazaFindings, document: Document, folder: Path) -> dict[str, Any]:
+    """Return the hooks of an eval.
+
+    A hook runs in its working directory. Without one it runs where its program is found, if that is named by a path,
+    else in the eval's folder.
+    """
+    hooks: dict[str, Any] = copy.deepcopy(findings.block(document, (), "hooks"))
+    for when, listed in hooks.items():
+        for number, hook in enumerate(listed if isinstance(listed, list) else []):
+            place = _hook_folder(findings, document, ("hooks", when, number), hook) if isinstance(hook, dict) else None
+            if place is not None:
+                hook["working_directory"] = os.path.relpath(place.resolve(), folder)
+    return hooks
+
+
+def _hook_folder(findings: WazaFindings, document: Document, location: Location, hook: dict[str, Any]) -> Path | None:
+    name = hook.get("working_directory")
+    if isinstance(name, str) and name:
+        place = findings.find(name)
+        if place is None:
+            findings.notice(document, (*location, "working_directory"), findings.nowhere(name))
+        return place
+    command = hook.get("command")
+    words = command.split() if isinstance(command, str) else command
+    program = str(words[0]) if isinstance(words, list) and words else ""
+    if "/" not in program or program.startswith("/"):
+        return None
+    return next((place for place in findings.places if (place / program).is_file()), None)
