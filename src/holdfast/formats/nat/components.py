@@ -1,4 +1,4 @@
-"""An evaluator of NeMo Agent Toolkit as a grader, run in this process.
+"""NeMo Agent Toolkit in an eval: a workflow as the target, and an evaluator as a grader, run in this process.
 
 An evaluator that works row by row, by construction, judges each output as soon as it is there. Any other is asked once
 about all outputs of the run, as under `nat eval`.
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 from msgspec import UNSET
 
-from holdfast.errors import AttemptError, Fault, HoldfastError, Problem
+from holdfast.errors import AttemptError, HoldfastError, Problem
 from holdfast.formats.nat.config import evaluator_part, identity_of, read_config, workflow_part
 from holdfast.formats.nat.dataset import KEYED
-from holdfast.formats.nat.library import Evaluator, Item, NatRows, Workflow, load_evaluator_config, load_workflow_config
+from holdfast.formats.nat.library import Evaluator, Item, Workflow, load_evaluator_config, load_workflow_config
 from holdfast.formats.nat.schema import NatGrader, NatTarget
 from holdfast.formats.nat.steps import messages_of, steps_of, usage_of
 from holdfast.functions import describe_error
@@ -52,9 +52,9 @@ class NatEvaluator(WaitingGrader):
         super().__init__(block, origin)
         assert block.evaluator is not None
         path = None if block.config_file is None else origin.folder / block.config_file
-        self._evaluator = Evaluator(load_evaluator_config(path, block.evaluator, block.override, origin.where()))
+        config = load_evaluator_config(path, block.evaluator, block.override, origin.where())
+        self._evaluator = Evaluator(config, block.name, block.dataset, origin.spec)
         self._spec = origin.spec
-        self._rows: NatRows | None = None
 
     @classmethod
     def resolve(
@@ -96,15 +96,7 @@ class NatEvaluator(WaitingGrader):
         return {"measured": counts[0]}
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._evaluator.open()
-            if self.block.dataset is not None:
-                self._rows = NatRows(self.block.dataset, self._spec)
-        except HoldfastError:
-            raise
-        except Exception as error:  # raised by a component
-            message = f"the evaluator {self.block.name} cannot be built: {describe_error(error)}"
-            raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
+        await self._evaluator.open()
         self.looks_at_all = self._evaluator.looks_at_all
         return self
 
@@ -142,7 +134,7 @@ class NatEvaluator(WaitingGrader):
     def _item(self, case: Case) -> Item:
         """Return what the evaluator gets of an output."""
         fields, output = case.sample.fields, case.output
-        item = None if self._rows is None else self._rows.item(case.sample.where)
+        item = None if (rows := self._evaluator.rows) is None else rows.item(case.sample.where)
         if item is None:
             item = Item(
                 id=case.sample.id,
@@ -226,9 +218,8 @@ class NatWorkflow(Target):
     def __init__(self, block: NatTarget, origin: Origin) -> None:
         super().__init__(block, origin)
         config = load_workflow_config(origin.folder / block.nat, block.override, origin.where("nat"))
-        self._workflow = Workflow(config, block.result_json_path, origin.where("result_json_path"))
+        self._workflow = Workflow(config, block.nat, block.result_json_path, origin.where("result_json_path"))
         self.notices = self._workflow.notices
-        self._name = block.nat
 
     @classmethod
     def identity(cls, block: NatTarget, origin: Origin) -> dict[str, Any]:
@@ -239,13 +230,7 @@ class NatWorkflow(Target):
         return identity if path == "$" else {**identity, "result_json_path": path}
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._workflow.open()
-        except HoldfastError:
-            raise
-        except Exception as error:  # raised by a component
-            message = f"the workflow of {self._name} cannot be built: {describe_error(error)}"
-            raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
+        await self._workflow.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:

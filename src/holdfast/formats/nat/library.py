@@ -17,9 +17,10 @@ import msgspec
 from msgspec import UNSET
 
 from holdfast.data.dataset import Dataset
-from holdfast.errors import ConfigError, Problem
+from holdfast.errors import ConfigError, Fault, HoldfastError, Problem
 from holdfast.formats.nat.config import evaluator_part, overlay, workflow_part
 from holdfast.formats.nat.dataset import row_places
+from holdfast.functions import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -82,11 +83,39 @@ def load_evaluator_config(
     return _validate({**part, "eval": {"general": general, "evaluators": {"evaluator": block}}}, path, where)
 
 
-class Workflow:
-    """A workflow, built by `open` and torn down by `close`."""
+class _Component:
+    """A workflow or an evaluator, built by `open` and torn down by `close`."""
 
-    def __init__(self, config: Any, json_path: str, where: str) -> None:
-        """`json_path` tells where the answer is in an object; `where` names that key, for messages."""
+    def __init__(self, config: Any, title: str) -> None:
+        self._config = config
+        self._title = title
+        self._stack = AsyncExitStack()
+
+    async def open(self) -> None:
+        """Build everything that it names; raise Fault if that fails."""
+        try:
+            async with AsyncExitStack() as stack:
+                await self._build(stack)
+                self._stack = stack.pop_all()
+        except HoldfastError:
+            raise
+        except Exception as error:  # raised by NAT or by a component
+            message = f"{self._title} cannot be built: {describe_error(error)}"
+            raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
+
+    async def _build(self, stack: AsyncExitStack) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Tear down what was built."""
+        await self._stack.aclose()
+
+
+class Workflow(_Component):
+    """A workflow."""
+
+    def __init__(self, config: Any, name: str, json_path: str, where: str) -> None:
+        """Take the JSONPath of the answer in an object; `where` names that key in messages."""
         from jsonpath_ng import parse
         from jsonpath_ng.exceptions import JSONPathError
 
@@ -94,30 +123,20 @@ class Workflow:
             self._find = parse(json_path).find
         except JSONPathError as error:
             raise ConfigError([Problem(where, f"{json_path!r} is not a JSONPath: {error}")]) from error
-        self._config = config
+        super().__init__(config, f"the workflow of {name}")
         self.notices: tuple[str, ...] = ()
         if config.llms and not has_profiler():
             message = "NAT reports no model calls, no tokens and no tools of frameworks without nvidia-nat-profiler"
             self.notices = (f"{message}; evaluators of trajectories see none. pip install nvidia-nat-profiler",)
-        self._stack = AsyncExitStack()
         self._sessions: Any = None
 
-    async def open(self) -> None:
-        """Build all components; raises whatever they raise."""
+    async def _build(self, stack: AsyncExitStack) -> None:
         from nat.builder.workflow_builder import WorkflowBuilder
         from nat.runtime.session import SessionManager
 
-        async with AsyncExitStack() as stack:
-            builder = await stack.enter_async_context(WorkflowBuilder.from_config(config=self._config))
-            self._sessions = await SessionManager.create(
-                config=self._config, shared_builder=builder, max_concurrency=-1
-            )
-            stack.push_async_callback(self._sessions.shutdown)
-            self._stack = stack.pop_all()
-
-    async def close(self) -> None:
-        """Tear down what was built."""
-        await self._stack.aclose()
+        builder = await stack.enter_async_context(WorkflowBuilder.from_config(config=self._config))
+        self._sessions = await SessionManager.create(config=self._config, shared_builder=builder, max_concurrency=-1)
+        stack.push_async_callback(self._sessions.shutdown)
 
     async def run(self, messages: list[dict[str, Any]]) -> NatAnswer:
         """Run the workflow as a user of its own.
@@ -204,29 +223,27 @@ class Evaluation(NamedTuple):
     """further fields of its own kind of result"""
 
 
-class Evaluator:
-    """An evaluator, built by `open` and torn down by `close`."""
+class Evaluator(_Component):
+    """An evaluator."""
 
-    def __init__(self, config: Any) -> None:
-        self._config = config
-        self._stack = AsyncExitStack()
+    def __init__(self, config: Any, name: str, dataset: Mapping[str, Any] | None, spec: Eval) -> None:
+        super().__init__(config, f"the evaluator {name}")
+        self._dataset = dataset
+        self._spec = spec
+        self.rows: NatRows | None = None
+        """the rows as NAT reads them, if the grader has a `dataset`"""
         self._info: Any = None
         self._by_row: Callable[[Any], Awaitable[Any]] | None = None
         """evaluates one item, if the evaluator works item by item by construction"""
 
-    async def open(self) -> None:
-        """Build it and the components it names; raises whatever they raise."""
+    async def _build(self, stack: AsyncExitStack) -> None:
         from nat.plugins.eval.runtime.builder import WorkflowEvalBuilder
 
-        async with AsyncExitStack() as stack:
-            builder = await stack.enter_async_context(WorkflowEvalBuilder.from_config(config=self._config))
-            self._info = builder.get_evaluator("evaluator")
-            self._stack = stack.pop_all()
+        builder = await stack.enter_async_context(WorkflowEvalBuilder.from_config(config=self._config))
+        self._info = builder.get_evaluator("evaluator")
         self._by_row = self._find_row_method()
-
-    async def close(self) -> None:
-        """Tear down what was built."""
-        await self._stack.aclose()
+        if self._dataset is not None:
+            self.rows = NatRows(self._dataset, self._spec)
 
     @property
     def looks_at_all(self) -> bool:
