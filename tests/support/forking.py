@@ -5,6 +5,9 @@ Starting Python and importing Holdfast is most of the time a short command takes
 environment, arguments and `sys.path` are those of a new `python -m MODULE`, and it ends as one, but for the clearing of
 its memory. The processes of Holdfast that it starts in turn, such as workers, are forked as well.
 
+The report of a failed test lists the processes that it started, and whether each was forked from a warm one or started
+cold. `COLD=1 scripts/test …` starts all of them cold.
+
 All processes of a test run share the warm process and three that are forked from it, which import lm-eval, MLflow or
 W&B. For each connection to its socket such a process forks one that in turn forks for each request, until the
 connection is closed.
@@ -20,6 +23,7 @@ import os
 import pkgutil
 import runpy
 import select
+import shlex
 import shutil
 import socket
 import subprocess
@@ -36,6 +40,9 @@ from typing import TYPE_CHECKING, Any, Final, Never
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+STARTED: Final[list[str]] = []
+"""the processes that the current test has started, for the report of its failure"""
+_COLD: Final = bool(os.environ.get("COLD"))
 ROOT: Final = Path(__file__).resolve().parents[2]
 _LARGEST: Final = 1 << 20
 _ENVIRONMENT: Final = dict(os.environ)
@@ -85,7 +92,9 @@ _EVAL: Final = "{schemaVersion: '1.0', name: e, samples: [{q: 1}], prompt: '{{ q
 
 
 def can_fork(env: dict[str, str], module: str = "holdfast") -> bool:
-    """True if a process of a module with this environment may be forked from the warm one."""
+    """Return True if a process of a module with this environment may be forked from the warm one."""
+    if _COLD:
+        return False
     has_lm_eval = module in _WITH_LM_EVAL
     warm = _ENVIRONMENT | (OFFLINE if has_lm_eval else {})
     differing = (key for key in env.keys() | warm.keys() if env.get(key) != warm.get(key))
@@ -98,6 +107,10 @@ class Forked(subprocess.Popen[Any]):
 
     _ended: int
 
+    def __new__(cls, args: Any, *rest: Any, **options: Any) -> Any:
+        """Start the process cold if that is what the user asked for."""
+        return start_cold(args, *rest, **options) if _COLD else super().__new__(cls)
+
     def _execute_child(
         self, args: Any, executable: Any, preexec: Any, close: Any, fds: Any, cwd: Any, env: Any, *rest: Any
     ) -> None:
@@ -109,6 +122,7 @@ class Forked(subprocess.Popen[Any]):
             "env": dict(os.environ if env is None else env),
             "new_session": rest[-2],
         }
+        STARTED.append(f"warm: {shlex.join(map(str, args[2:]))[:200]}")
         files = [own if given == -1 else given for own, given in enumerate((stdin, stdout, stderr))]
         self._forker = _forker(_choose_warm(request["module"], request["arguments"]))
         self.pid = self._forker.ask({"fork": request}, files)
@@ -150,13 +164,19 @@ class ForkedIfPossible:
         env = options.get("env")
         is_ours = args[:2] == [sys.executable, "-m"] and args[2] in _FORKABLE
         can = is_ours and can_fork(dict(os.environ if env is None else env), args[2])
-        return (Forked if can else _Popen)(args, *rest, **options)
+        return (Forked if can else start_cold)(args, *rest, **options)
 
     def __class_getitem__(cls, _: Any) -> type[ForkedIfPossible]:
         return cls
 
 
 _Popen: Final = subprocess.Popen
+
+
+def start_cold(args: Any, *rest: Any, **options: Any) -> subprocess.Popen[Any]:
+    """Start a process as usual, and note it."""
+    STARTED.append(f"cold: {shlex.join(map(str, args))[:200]}" if isinstance(args, list) else f"cold: {args}")
+    return _Popen(args, *rest, **options)
 
 
 class _Forker:
