@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.batch_providers import PROVIDERS, run_batch, settings
-from tests.support.batches import batch_server, prompt_of
+from tests.support.batches import PROVIDERS, batch_server, prompt_of, run_batch, settings
 from tests.support.breaking import (
     assert_each_once,
     kept,
