@@ -6,7 +6,7 @@ environment, arguments and `sys.path` are those of a new `python -m MODULE`, and
 its memory. The processes of Holdfast that it starts in turn, such as workers, are forked as well.
 
 The report of a failed test lists the processes that it started, and whether each was forked from a warm one or started
-cold. `COLD=1 scripts/test …` starts all of them cold.
+cold. `COLD=1 scripts/test …` starts all of them cold, as is always done on systems other than Linux.
 
 All processes of a test run share the warm process and three that are forked from it, which import lm-eval, MLflow or
 W&B. For each connection to its socket such a process forks one that in turn forks for each request, until the
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 STARTED: Final[list[str]] = []
 """the processes that the current test has started, for the report of its failure"""
-_COLD: Final = bool(os.environ.get("COLD"))
+_COLD: Final = bool(os.environ.get("COLD")) or sys.platform != "linux"
 ROOT: Final = Path(__file__).resolve().parents[2]
 _LARGEST: Final = 1 << 20
 _ENVIRONMENT: Final = dict(os.environ)
@@ -204,7 +204,9 @@ def _forker(name: str) -> _Forker:
 
 
 def start_warm_process() -> str:
-    """Start the warm process of this test run unless it runs, and return the folder of its sockets."""
+    """Start the warm process of this test run unless it runs or is not wanted, and return the folder of its sockets."""
+    if _COLD:
+        return ""
     if _FOLDER not in _ENVIRONMENT:
         folder = tempfile.mkdtemp(prefix="holdfast-warm-")
         for variables in (_ENVIRONMENT, os.environ):
