@@ -75,7 +75,7 @@ def evaluate(tmp_path: Path, installed: Path) -> Callable[..., holdfast.Run]:
 
 
 class TestGraders:
-    def test_one_grades_with_its_own_keys_and_threshold(self, evaluate: Any) -> None:
+    def test_a_grader_has_its_own_keys_and_threshold(self, evaluate: Any) -> None:
         run = evaluate(graders=[{"type": "politeness", "at_least": 2}])
         assert [row["grades"]["politeness"]["score"] for row in run.results()] == [0.5, 1.0, 0.0]
         assert [row["grades"]["politeness"]["status"] for row in run.results()] == ["passed", "passed", "failed"]
@@ -110,7 +110,7 @@ class TestGraders:
             ("exception", r"graders.py:\d+: LookupError: no rhyme for a"),
         ],
     )
-    def test_a_careless_one_makes_error_grades_and_no_scores(self, evaluate: Any, answer: str, message: str) -> None:
+    def test_a_careless_grader_makes_error_grades_and_no_scores(self, evaluate: Any, answer: str, message: str) -> None:
         run = evaluate(samples=ROWS[:1], graders=[{"type": "rhyme", "answer": answer}], accept_errors=True)
         grade = run.results()[0]["grades"]["rhyme"]
         assert (grade["status"], grade["score"]) == ("error", None)
@@ -119,12 +119,12 @@ class TestGraders:
 
 
 class TestTargets:
-    def test_one_answers_with_its_own_keys(self, evaluate: Any) -> None:
+    def test_a_target_answers_with_its_own_keys(self, evaluate: Any) -> None:
         run = evaluate(target={"type": "echo", "suffix": "!"}, graders=[{"type": "exact", "expected": "{{ q }}!"}])
         assert run.score == 1 and run.metrics.target == "echo"
         assert run.metrics.usage.requests == 3
 
-    def test_its_exceptions_are_errors_of_a_trial(self, evaluate: Any) -> None:
+    def test_exceptions_of_a_target_are_errors_of_a_trial(self, evaluate: Any) -> None:
         rows = [*ROWS, {"id": "d", "q": "crash"}]
         run = evaluate(samples=rows, graders=[], limits={"retries": 0}, accept_errors=True)
         assert [row["sample"] for row in run.results() if row.get("output") is None] == ["d"]
@@ -145,7 +145,7 @@ class TestTargets:
 
 
 class TestExporters:
-    def test_one_writes_a_run_with_its_own_options(
+    def test_an_exporter_writes_a_run_with_its_own_options(
         self, evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         output = {"export": [{"to": "menu", "dir": str(tmp_path / "menus"), "title": "Today"}]}
@@ -155,7 +155,7 @@ class TestExporters:
         assert ended.code == 0 and f"wrote {tmp_path}/menus/menu.md" in ended.out
         assert (tmp_path / "menus" / "menu.md").read_text().startswith("# Tonight\n")
 
-    def test_an_option_that_it_does_not_take_fails_the_export_alone(self, evaluate: Any) -> None:
+    def test_an_unknown_option_of_an_exporter_fails_only_the_export(self, evaluate: Any) -> None:
         with pytest.warns(RuntimeWarning, match="cannot export to menu: .*keyword argument 'titel'"):
             run = evaluate(graders=POLITENESS, output={"export": [{"to": "menu", "titel": "Today"}]})
         assert run.finished and run.exit_code == 0
@@ -216,7 +216,7 @@ class TestFormats:
 class TestFunctions:
     """`package.module:function` works wherever `file.py:function` does."""
 
-    def test_they_are_targets_tools_users_graders_and_keep_state(self, evaluate: Any) -> None:
+    def test_functions_of_a_package_are_targets_tools_users_graders_and_keep_state(self, evaluate: Any) -> None:
         module = "holdfast_kitchen.functions"
         run = evaluate(
             target={
@@ -234,13 +234,13 @@ class TestFunctions:
         with pytest.raises(ConfigError, match=r"graders\[0\]: no module named kitchen.sink\n(?s:.*)as FILE.py:wash"):
             identities(load(tmp_path, graders=[{"type": "python", "function": "kitchen.sink:wash"}]))
 
-    def test_other_texts_name_no_function(self, tmp_path: Path) -> None:
+    def test_a_text_without_a_function_name_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"'kitchen/sink' does not name a function: write FILE.py:NAME"):
             load(tmp_path, graders=[{"type": "python", "function": "kitchen/sink"}])
 
 
 class TestExecutors:
-    def test_one_runs_the_jobs_of_a_launch(
+    def test_an_executor_runs_the_jobs_of_a_launch(
         self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PYTHONPATH", str(installed))  # the jobs need the plug-in, too
@@ -270,7 +270,7 @@ class TestExecutors:
 
 
 class TestTasks:
-    def test_one_is_run_by_its_name(
+    def test_a_task_is_run_by_its_name(
         self,
         installed: Path,
         tmp_path: Path,

@@ -168,7 +168,7 @@ class TestWithoutLmEval:
     ) -> None:
         assert "is not installed" in command(monkeypatch, capsys, tmp_path, "tasks", "ls", "--all", "arc*").err
 
-    def test_its_settings_are_not_exchanged_for_others(
+    def test_settings_of_lm_eval_are_not_replaced_by_others_without_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         ended = command(monkeypatch, capsys, tmp_path, "eval", "lm-eval/hellaswag", "-m", "m")

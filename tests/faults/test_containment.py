@@ -258,7 +258,7 @@ def reply(context):
 """
 
 
-def test_what_python_code_has_started_is_ended_before_its_workspace_is_restored(case: Case) -> None:
+def test_processes_of_python_code_are_ended_before_its_workspace_is_restored(case: Case) -> None:
     """Nothing contains it: it is found by its working directory, and named."""
     (case.folder / "agent.py").write_text(PYTHON_AGENT.replace("NAME", case.name))
     case.write(target={"python": "agent.py:reply"})

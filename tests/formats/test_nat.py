@@ -245,7 +245,7 @@ def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_what_is_not_supported_is_refused_by_name_with_the_reason(
+def test_unsupported_keys_are_refused_by_name_with_the_reason(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     config = nat_project(tmp_path)
@@ -256,7 +256,7 @@ def test_what_is_not_supported_is_refused_by_name_with_the_reason(
     assert f"{config}:" in str(refused.value)
 
 
-def test_what_is_refused_can_be_left_out_on_the_command_line(tmp_path: Path) -> None:
+def test_refused_keys_can_be_unset_on_the_command_line(tmp_path: Path) -> None:
     config = nat_project(tmp_path)
     edit(config, eval__general__output__custom_scripts={"a": {"script": "a.py"}})
     spec = load_any(read_document(config), [(("eval", "general", "output", "custom_scripts"), None)])

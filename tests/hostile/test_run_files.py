@@ -253,7 +253,7 @@ def test_a_umask_that_locks_its_owner_out_is_an_error(tmp_path: Path, umask: str
     assert "hint: 077 lets only you read" in done.stderr
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(place: Path, run: Run) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_the_next(place: Path, run: Run) -> None:
     folder = run_of(place) / "export" / "csv"
     folder.mkdir(parents=True)
     ended = subprocess.Popen(["true"])
