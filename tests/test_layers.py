@@ -57,7 +57,7 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
-    """The modules of ours that a file imports, also for the type checker alone, each as its parts and a line."""
+    """Yield the modules of ours that a file imports, for the type checker too, each as its parts and a line."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -73,7 +73,7 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def references(path: Path) -> Iterator[tuple[str, ...]]:
-    """The modules of ours that a file names as `module:attribute`, each as its parts."""
+    """Yield the modules of ours that a file names as `module:attribute`, each as its parts."""
     for node in nodes(path):
         if isinstance(node, ast.Constant) and re.fullmatch(r"holdfast(\.\w+)+:\w+", str(node.value)):
             yield tuple(str(node.value).partition(":")[0].split(".")[1:])

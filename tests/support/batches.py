@@ -4,9 +4,10 @@ The forms of other providers follow their documentation: https://learn.microsoft
 https://console.groq.com/docs/batch, https://docs.together.ai/docs/inference/batch/manage, and vLLM's
 `entrypoints/openai/run_batch.py`.
 
-The provider runs the requests of a batch when the batch is submitted, and shows the results once `release` was called or `holds`
-is false. It refuses what the real ones refuse, and shows each account only its own batches. A test may be called at
-any step, to kill the process, say: instead of the step (`before`), or after it and instead of its answer (`after`).
+A provider runs the requests of a batch when the batch is submitted, and shows the results once `release` was called or
+`holds` is false. It refuses what the real ones refuse, and shows each account only its own batches. A test may be
+called at any step, to kill the process, say: instead of the step (`before`), or after it and instead of its answer
+(`after`).
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class BatchServer:
         self.batches: list[Batch] = []
         self.files: dict[str, tuple[str, bytes]] = {}
         self.billed: Counter[str] = Counter()
-        """requests that were run, in batches and alone, by prompt"""
+        """requests that were run, in batches and one by one, by prompt"""
         self.alone: Counter[str] = Counter()
-        """of these: alone"""
+        """of these, requests outside batches"""
         self.cancelled: list[str] = []
         self.refused: list[str] = []
         self._lock = threading.RLock()
@@ -242,7 +243,7 @@ class BatchServer:
         if body["completion_window"] != "24h" or any(len(value) > 512 for value in body["metadata"].values()):
             raise Refused("Invalid batch")
         if any(line["url"] != body["endpoint"] or line["method"] != "POST" for line in lines):
-            raise Refused("The URL of a line is not that of the batch")
+            raise Refused("The URL of a line is not the batch's")
 
     def _run(self, batch: Batch, path: str, requests: list[tuple[str, dict[str, Any]]]) -> None:
         left_out, self.leaves_out = self.leaves_out, set()

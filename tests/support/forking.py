@@ -2,7 +2,7 @@
 
 Starting Python and importing Holdfast is most of the time a short command takes, and tests start thousands of them.
 `Forked` is a `subprocess.Popen` whose process is forked from a warm one: its standard files, working directory,
-environment, arguments and `sys.path` are those of a new `python -m MODULE`, and it ends as one, but for the clearing of
+environment, arguments and `sys.path` are as for a new `python -m MODULE`, and it ends as one, but for the clearing of
 its memory. The processes of Holdfast that it starts in turn, such as workers, are forked as well.
 
 The report of a failed test lists the processes that it started, and whether each was forked from a warm one or started
@@ -81,7 +81,7 @@ _VARIABLES: Final = {"lm-eval": OFFLINE, "mlflow": {"DO_NOT_TRACK": "1"}, "wandb
 _WITH_LM_EVAL: Final = ("holdfast.benchmarks.compiler", "tests.support.lm_eval_oracle")
 _OF_THE_VIEWER: Final = ("holdfast.view.columns", "holdfast.view.reported", "holdfast.view.search")
 _FORKABLE: Final = ("holdfast", *_OF_THE_VIEWER, *_WITH_LM_EVAL)
-"""modules that are forked also where code under test starts them"""
+"""modules that are forked even if code under test starts them"""
 _FOLDER: Final = "FOLDER_OF_WARM_PROCESS"
 """the variable by which the processes of a test run know where the sockets are"""
 _FEW: Final = 4
@@ -351,7 +351,7 @@ def _freeze() -> None:
 
 
 def _use_huge_pages() -> None:
-    """Let the kernel put the memory of this process into huge pages, which takes it half as long to fork, where it can.
+    """Let the kernel put this process's memory into huge pages if it can, which halves the time of a fork.
 
     What is shared with other processes is copied: that is worth it only in a process that forks often.
     """
@@ -373,7 +373,7 @@ def _become(module: str, arguments: list[str], cwd: str, env: dict[str, str], ne
     os.environ.update(env)
     os.chdir(cwd)
     sys.path[0] = cwd
-    tempfile.tempdir = None  # that of the variables
+    tempfile.tempdir = None  # read again from the variables
     _make_media_folder()
     sys.argv = ["-m", *arguments]
     subprocess.Popen = ForkedIfPossible
@@ -383,7 +383,7 @@ def _become(module: str, arguments: list[str], cwd: str, env: dict[str, str], ne
 
 
 def _make_media_folder() -> None:
-    """Make the temporary folder that W&B makes as it is imported, for this process alone."""
+    """Make this process's own copy of the temporary folder that W&B makes as it is imported."""
     if module := sys.modules.get("wandb.sdk.data_types._private"):
         module.MEDIA_TMP.cleanup()
         module.MEDIA_TMP.__init__("wandb-media")

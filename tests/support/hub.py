@@ -28,7 +28,7 @@ _THINGS = (
     "mirror",
     "café",
 )
-_PLACES = ("in the harbour", "behind the mill", "on a shelf", "under the bridge", "near the orchard")
+_PLACES = ("in the harbour", "below the mill", "on a shelf", "under the bridge", "near the orchard")
 
 
 def _thing(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The cache of this user: `$HOLDFAST_HOME/benchmarks`, by default `~/.holdfast/benchmarks`."""
+"""Compiled benchmarks of this user in `$HOLDFAST_HOME/benchmarks`, and the local data that they are made from."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def entry_file(name: str, request: Mapping[str, Any]) -> Path:
 
 
 def entries_of(name: str) -> list[Compiled]:
-    """Return all compiled benchmarks of a name, with whatever settings, the newest first."""
+    """Return all compiled benchmarks of a name, with any settings, newest first."""
     files = cache_folder().glob(f"{glob.escape(name.replace('/', '-'))}-*.json")
     newest = sorted(files, key=lambda file: (-file.stat().st_mtime_ns, file.name))
     return [entry for file in newest if (entry := read_entry(file)) is not None]
 
 
 def read_entry(file: Path) -> Compiled | None:
-    """Return a compiled benchmark whose rows are there."""
+    """Return a compiled benchmark; None if it or its rows file is missing."""
     try:
         compiled = msgspec.json.decode(file.read_bytes(), type=Compiled)
     except (OSError, msgspec.DecodeError):
@@ -90,7 +90,7 @@ def mirror_folder(text: str | None, folder: Path) -> Path | None:
 
 
 def local_dataset(mirror: Path, name: str) -> Path | None:
-    """Return the folder of a dataset in a mirror: `MIRROR/OWNER/NAME`, or the mirror where it is the dataset itself."""
+    """Return a dataset's folder in a mirror: `MIRROR/OWNER/NAME`, or the mirror if it is the dataset itself."""
     inside = mirror / name
     if inside.is_dir():
         return inside

@@ -1,7 +1,10 @@
-"""Run as a program: compile a task of lm-eval into a rows file. The only place of this package that imports lm-eval.
+"""Run as a program: compile a task of lm-eval into a rows file, and its metrics into graders.
 
 The request is one JSON object on standard input. Each line of output is an object with `progress`, `result` or `error`.
 A process of its own keeps lm-eval's imports, its printing and the code of its tasks out of the process that runs evals.
+
+Holdfast itself grades accuracies over likelihoods, and exact matches after filters of texts. Everything else is graded
+by the task's own code, with the grader `lm_eval`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import msgspec
 
 from holdfast.benchmarks.cache import Source, local_dataset
 from holdfast.benchmarks.names import OVERLAY, folders, overlay_index, read_index, tasks_folder
+from holdfast.data.readers import hub_commit
+from holdfast.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 _LIKELIHOODS: Final = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
 _OFFLINE: Final = "Without a hub, name a mirror in its layout: benchmark.data=FOLDER, or HOLDFAST_DATA=FOLDER."
 _MAX_TOKENS: Final = 256
-"""length of replies where a task sets none, as lm-eval's clients have it"""
+"""default length of replies, as in lm-eval's clients"""
 _REQUEST_SEED: Final = 1234
 """that lm-eval's clients send with each request"""
 _LIKELIHOOD: Final[dict[str, dict[str, Any]]] = {
@@ -67,7 +72,7 @@ class CompileRequest(msgspec.Struct, frozen=True):
     seed: int
     chat: bool
     params: dict[str, Any]
-    """of requests, over those of the task"""
+    """of requests; they override the task's"""
     mirror: str | None
     revision: str | None
     """of all datasets, instead of `revisions`"""
@@ -155,7 +160,7 @@ def compile_task(request: CompileRequest, out: Path, report: Callable[[str], Non
 
 
 def explain(what: str, task: str, error: Exception, request: CompileRequest, sources: Iterable[Source]) -> Refused:
-    """Return the refusal for an error of a task's own code: a package that it lacks, data of another task, or else."""
+    """Return the refusal for an error of a task's own code, such as a missing package or missing data."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name is not None:
@@ -183,7 +188,7 @@ def _check_examples(name: str, task: Any) -> None:
 
 
 def closure(task: str) -> list[str]:
-    """Return the names that a group refers to, at any depth. Refuses what runs code of the model unprotected."""
+    """Return the names that a group refers to, at any depth. Refuses tasks that run a model's code unprotected."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     names: dict[str, None] = {}
@@ -219,7 +224,7 @@ def _children(listed: Any) -> Iterator[str]:
 def _pin_datasets(datasets: Any, request: CompileRequest, place: Path) -> dict[tuple[str, str | None], Source]:
     """Let lm-eval load datasets from the mirror, or from the hub at a fixed commit, and record which ones it loads.
 
-    `place` is for what the library makes of local files: its own cache does not notice all changes of them.
+    The library's own cache does not notice all changes of local files, so what it makes of them goes into `place`.
     """
     original = datasets.load_dataset
     datasets.load.dataset_module_factory = _once_each(datasets.load.dataset_module_factory)
@@ -249,7 +254,7 @@ def _pin_datasets(datasets: Any, request: CompileRequest, place: Path) -> dict[t
 
 
 def _once_each(describe: Callable[..., Any]) -> Callable[..., Any]:
-    """Describe a dataset once: the library does it again for each configuration, and MMLU describes 57 of them."""
+    """Describe a dataset only once: the library would do so for each configuration, and MMLU has 57."""
     described: dict[str, Any] = {}
 
     def describe_once(*place: Any, **options: Any) -> Any:
@@ -262,9 +267,6 @@ def _once_each(describe: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _commit(path: str) -> str:
-    from holdfast.data.readers import hub_commit
-    from holdfast.errors import DataError
-
     try:
         return hub_commit(path, None)
     except DataError as error:
@@ -385,7 +387,7 @@ def _expected(task: Any, doc: Any) -> str | list[str]:
 
 
 def _choices(task: Any, doc: Any, arguments: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return the continuations of a document, each with its context where the contexts differ."""
+    """Return the continuations of a document, each with its context if the contexts differ."""
     contexts = list(dict.fromkeys(context for context, _ in arguments))
     if len(contexts) == 1:
         row: dict[str, Any] = {"context": contexts[0], "continuations": [text for _, text in arguments]}
@@ -401,7 +403,7 @@ def _choices(task: Any, doc: Any, arguments: list[tuple[str, str]]) -> dict[str,
 
 
 def _positions(gold: Any, choices: list[str]) -> int | list[int]:
-    """Return where the right choices stand; an empty list where the data names a choice that does not exist."""
+    """Return the positions of the right choices; an empty list if the data names a choice that does not exist."""
     if isinstance(gold, list):
         return [place for place in gold if place < len(choices)]
     if isinstance(gold, str):
@@ -426,23 +428,6 @@ def _describe_group(group: Any, metrics: dict[str, list[Metric]]) -> dict[str, A
 def _plain(value: Any) -> Any:
     """Convert values of documents that JSON lacks."""
     return value.item() if hasattr(value, "item") else str(value)
-
-
-def main() -> None:
-    """Answer the request on standard input."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever the code of a task prints is not an answer
-    logging.disable(logging.CRITICAL)
-
-    def write(**line: Any) -> None:
-        answers.write(json.dumps(line) + "\n")
-
-    data = json.loads(sys.stdin.readline())
-    try:
-        request = msgspec.convert(data["request"], CompileRequest)
-        write(result=compile_task(request, Path(data["out"]), lambda text: write(progress=text)))
-    except Refused as error:
-        write(error=str(error), remedy=error.remedy)
 
 
 @dataclass(frozen=True)
@@ -489,7 +474,7 @@ def metrics_of(task: Any) -> list[Metric]:
 
 
 def graders_of(metrics: dict[str, list[Metric]]) -> list[dict[str, Any]]:
-    """Return the graders of all tasks. One that not all tasks have, or have alike, names its tasks with `where`."""
+    """Return the graders of all tasks. A grader that not all tasks share names its tasks with `where`."""
     uses: dict[str, list[tuple[dict[str, Any], list[str]]]] = {}
     for task, listed in metrics.items():
         for metric in listed:
@@ -535,7 +520,7 @@ def _definition(task: Any, metric: str, pipeline: dict[str, Any]) -> dict[str, A
 
 
 def _native_filters(functions: list[dict[str, Any]]) -> list[Any] | None:
-    """Return filters of the grader `extract`, or None where a pipeline has others.
+    """Return filters of the grader `extract`, or None if the pipeline has others.
 
     `take_first` comes last: before other filters, those would see the letters of a reply one by one.
     """
@@ -553,6 +538,23 @@ def _native_filters(functions: list[dict[str, Any]]) -> list[Any] | None:
         else:
             return None
     return [*filters, "take_first"]
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever the code of a task prints is not an answer
+    logging.disable(logging.CRITICAL)
+
+    def write(**line: Any) -> None:
+        answers.write(json.dumps(line) + "\n")
+
+    data = json.loads(sys.stdin.readline())
+    try:
+        request = msgspec.convert(data["request"], CompileRequest)
+        write(result=compile_task(request, Path(data["out"]), lambda text: write(progress=text)))
+    except Refused as error:
+        write(error=str(error), remedy=error.remedy)
 
 
 if __name__ == "__main__":

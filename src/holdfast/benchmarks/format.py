@@ -87,7 +87,7 @@ class BenchmarkFile(Format):
 
 
 def _split_dataset(override: Override) -> list[Override]:
-    """Return an override of the whole `dataset` as overrides of its keys, which leave the benchmark's own in place."""
+    """Split an override of the whole `dataset` into overrides of its keys, which keep the benchmark's other keys."""
     key, value = override
     if key == ("dataset",) and isinstance(block := as_dataset(value), dict):
         return [(("dataset", name), each) for name, each in block.items()]
@@ -95,7 +95,7 @@ def _split_dataset(override: Override) -> list[Override]:
 
 
 def _refusal(key: tuple[str, ...]) -> str | None:
-    """Return why a key cannot stand beside `benchmark`."""
+    """Return why a key cannot be combined with `benchmark`."""
     if key[0] in _BROUGHT:
         return f"`{key[0]}` cannot be combined with `benchmark`"
     if key[0] == "dataset" and len(key) > 1 and key[1] not in _SELECTIONS:
@@ -137,7 +137,7 @@ def benchmark_document(
 def compile_shown(
     benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool, newest: bool = False
 ) -> Compiled:
-    """Compile a benchmark, and show that it takes its time; on a terminal, also what is being done."""
+    """Compile a benchmark, with a note that this takes a while, and the current step on a terminal."""
     started = False
 
     def show(text: str) -> None:
@@ -180,7 +180,7 @@ def find_benchmark(block: BenchmarkBlock) -> Benchmark:
 
 
 def wants_chat(benchmark: Benchmark, block: BenchmarkBlock, target: Mapping[str, Any]) -> bool | None:
-    """Return True if questions are asked as conversations; None where the definition decides."""
+    """Return True if questions are asked as conversations; None if the definition decides."""
     if block.chat is not None:
         return block.chat
     if target.get("api") is None and _lacks_completions(target):
@@ -196,7 +196,7 @@ def _lacks_completions(target: Mapping[str, Any]) -> bool:
 
 
 def describe_settings(benchmark: Benchmark, block: BenchmarkBlock, tasks: Mapping[str, Any]) -> list[str]:
-    """Return a notice of the settings that a name stands for, where the file sets none."""
+    """Return a notice of the settings that a name stands for, unless the file sets them."""
     if block.num_fewshot is not None:
         return []
     shots = sorted({task["n_shot"] for task in tasks.values()})
@@ -244,7 +244,7 @@ class _LmEvalTasks:
         return [*overlay_index().names(), *(index.names() if index is not None else ())]
 
     def explain(self, name: str, message: str) -> UsageError | None:
-        """Say that lm-eval is not installed, or has no such task. Suggestions have the prefix that the name has."""
+        """Report that lm-eval is not installed, or has no such task; suggest names with the same prefix."""
         bare = name.removeprefix(LM_EVAL)
         if bare == name:
             remedy = f"The tasks of lm-eval need its package: {INSTALL}"

@@ -1,4 +1,8 @@
-"""Benchmarks by name: what `names.toml` knows of them, and the names of lm-eval."""
+"""Benchmarks by name: the table `names.toml`, and an index of lm-eval's tasks.
+
+lm-eval's own index parses 14,000 YAML files at every start. This one reads only the names out of them, once for each
+version of lm-eval, and does not import it.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LM_EVAL: Final = "lm-eval/"
-"""what stands before a name that means lm-eval's own settings"""
+"""prefix of names with lm-eval's own settings"""
 _NEMO_PARAMS: Final = {"temperature": 1e-7, "top_p": 0.9999999}
 """parameters of NeMo's requests, unless a benchmark has its own"""
 OVERLAY: Final = Path(__file__).with_name("overlay")
-"""definitions of NVIDIA's tasks for lm-eval, where Jinja is enough"""
+"""definitions of NVIDIA's tasks for lm-eval that need no code"""
 
 _KEY: Final = re.compile(
     r"""^["']?(task|group|tag|class|include)["']?[ \t]*:[ \t]*(.*?)[ \t]*(?:#.*)?$""", re.MULTILINE
@@ -46,14 +50,14 @@ class Benchmark(msgspec.Struct, frozen=True):
     primary: str | None = None
     """the metric that is the score, as `METRIC` or `METRIC,FILTER`; None: the task's first"""
     params: dict[str, Any] = {}
-    """parameters of requests, over those of the task"""
+    """parameters of requests; they override the task's"""
     provider: Literal["lm-eval", "native"] = "lm-eval"
     listed: bool = True
     """False for a task of lm-eval that is not in the table"""
 
     @property
     def origin(self) -> str:
-        """Whose settings the name stands for."""
+        """The tool whose settings the name stands for."""
         if self.provider == "native":
             return "Holdfast"
         return "NeMo Evaluator" if self.listed else "lm-eval"
@@ -85,7 +89,7 @@ class Table(msgspec.Struct, frozen=True):
     """by task, or by a glob that a family of names matches"""
 
     def family(self, name: str) -> str | None:
-        """Return the glob of the family that a name belongs to, the most specific one."""
+        """Return the most specific glob of the families that a name belongs to."""
         return max((glob for glob in self.about if "*" in glob and fnmatchcase(name, glob)), key=len, default=None)
 
     def about_name(self, benchmark: Benchmark) -> About | None:
@@ -131,7 +135,7 @@ def find_listed(name: str) -> Benchmark | None:
 def find_in_lm_eval(name: str) -> Benchmark | None:
     """Return a task, group or tag of lm-eval, with lm-eval's settings. `lm-eval/NAME` means the same.
 
-    Without lm-eval, its names are those of compiled benchmarks.
+    Without lm-eval, only compiled benchmarks have names.
     """
     bare = name.removeprefix(LM_EVAL)
     index = read_index()
@@ -146,7 +150,7 @@ def find_in_lm_eval(name: str) -> Benchmark | None:
 
 
 def known_names(*, every: bool = False) -> list[str]:
-    """List the names of the table; with `every`, those of lm-eval too."""
+    """List the names of the table; with `every`, lm-eval's names too."""
     names = set(table().benchmarks)
     if every:
         index = read_index()
@@ -171,7 +175,7 @@ class TaskIndex(msgspec.Struct, frozen=True):
         return sorted({*self.tasks, *self.groups, *self.tags})
 
     def files(self, name: str) -> list[str]:
-        """Return the files that define a name: those of all its tasks for a tag."""
+        """Return the files that define a name; a tag's tasks may have several."""
         if name in self.groups:
             return [self.groups[name]]
         if name in self.tasks:
@@ -180,7 +184,7 @@ class TaskIndex(msgspec.Struct, frozen=True):
 
 
 def installed_version() -> str | None:
-    """Return the version of lm-eval, or None where it is not installed."""
+    """Return the version of lm-eval, or None if it is not installed."""
     try:
         return version("lm-eval")
     except PackageNotFoundError:
@@ -196,7 +200,7 @@ def tasks_folder() -> Path:
 
 @cache
 def read_index() -> TaskIndex | None:
-    """Return the index of the installed lm-eval, or None where there is none."""
+    """Return the index of the installed lm-eval, or None if it is not installed."""
     current = installed_version()
     if current is None:
         return None
@@ -217,7 +221,7 @@ def overlay_index() -> TaskIndex:
 
 
 def scan(folder: Path, version: str) -> TaskIndex:
-    """Read the names out of all YAML files of a folder, the first file of a name in the order of lm-eval."""
+    """Read the names in all YAML files of a folder; the first file of a name counts, in lm-eval's order."""
     tasks: dict[str, str] = {}
     groups: dict[str, str] = {}
     tags: dict[str, list[str]] = {}
@@ -236,9 +240,9 @@ def scan(folder: Path, version: str) -> TaskIndex:
 
 
 def _keys(path: Path, included: dict[Path, dict[str, list[str]]], depth: int = 0) -> dict[str, list[str]]:
-    """Return the values of the keys that name a task, those of included files first.
+    """Return the values of the keys that name a task, starting with included files.
 
-    `included` holds the keys of files that were included before: a few are, by thousands of others.
+    `included` caches the keys of included files, since thousands of files include the same few.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -198,7 +198,7 @@ def unknown_task(name: str, installed: Sequence[TaskProvider] | None = None) -> 
 
 
 def is_qualified(text: str) -> bool:
-    """Return True for `PROVIDER/NAME`, where the provider is a built-in one."""
+    """Return True for `PROVIDER/NAME` with a built-in provider."""
     return "/" in text and text.partition("/")[0] in list(TASKS)
 
 

@@ -44,8 +44,8 @@ BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The built-in plug-ins by entry-point group and name: the only place where the core names them.
 
-They are not entry points of this distribution because reading those of all installed packages takes about 50 ms.
-The last two groups are not open to other packages.
+They are not entry points of this distribution, because looking through all installed packages for those takes about
+50 ms. The last two groups are not open to other packages.
 """
 
 
@@ -80,7 +80,7 @@ class Registry:
         return {entry.name: entry for entry in entry_points(group=self._group) if entry.name not in self._builtin}
 
     def load(self, name: str) -> Any:
-        """Import a kind; raises ValueError, worded for users, where there is none or its package cannot be imported."""
+        """Import a kind; raise ValueError, worded for users, if it is unknown or its package cannot be imported."""
         if name not in self._loaded:
             self._loaded[name] = self._import(name)
         return self._loaded[name]
@@ -103,13 +103,13 @@ class Registry:
             ) from error
 
     def unknown(self, name: str) -> str:
-        """Describe a name that is none of these kinds, with the nearest one and the list of all."""
+        """Describe an unknown kind, with the closest match and all known kinds."""
         from holdfast.spec.validation import suggest  # with pydantic, which jobs do without
 
         return f"unknown {self._noun} {name!r}{suggest(name, [*self, *self.plugins])}; {self.describe()}"
 
     def describe(self) -> str:
-        """List all names for a message: the built-in ones, and with their packages those of plug-ins."""
+        """List all names for a message: the built-in ones, and plug-ins' with their packages."""
         listed = f"one of {', '.join(self)}"
         plugins = [f"{name} ({_distribution(entry)})" for name, entry in sorted(self.plugins.items())]
         return f"{listed}; from plug-ins: {', '.join(plugins)}" if plugins else f"{listed}; no plug-ins are installed"

@@ -1,7 +1,7 @@
 """NeMo Agent Toolkit in an eval: a workflow as the target, and an evaluator as a grader, run in this process.
 
-An evaluator that works row by row, by construction, judges each output as soon as it is there. Any other is asked once
-about all outputs of the run, as under `nat eval`.
+An evaluator that is known to work row by row judges each output as soon as it is there. Any other evaluator gets all
+outputs of the run at once, as under `nat eval`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class NatEvaluator(WaitingGrader):
 
     @classmethod
     def totals(cls, block: NatGrader, counts: Sequence[int]) -> dict[str, float]:
-        """Return how many values are measurements because they are no scores."""
+        """Count the values that are measurements because they are not scores."""
         return {"measured": counts[0]}
 
     async def __aenter__(self) -> Self:
@@ -104,7 +104,7 @@ class NatEvaluator(WaitingGrader):
         await self._evaluator.close()
 
     async def judge(self, case: Case) -> Verdict:
-        """Return the evaluator's score as a verdict. What it reports as an error is an error, whatever the score."""
+        """Return the evaluator's score as a verdict. A reported error is an error, whatever the score."""
         if self.looks_at_all:
             raise _failed("the evaluator looks at all outputs together, and cannot judge one after a turn")
         try:
@@ -132,7 +132,7 @@ class NatEvaluator(WaitingGrader):
         return SetVerdict(verdicts, average, more or None)
 
     def _item(self, case: Case) -> Item:
-        """Return what the evaluator gets of an output."""
+        """Return an output as the evaluator gets it."""
         fields, output = case.sample.fields, case.output
         item = None if (rows := self._evaluator.rows) is None else rows.item(case.sample.where)
         if item is None:
@@ -161,7 +161,7 @@ class NatEvaluator(WaitingGrader):
         return "" if expected is None else expected
 
     def _verdict(self, judged: Evaluation) -> Verdict:
-        """Return a verdict on a value: the score that it is, or the measurement."""
+        """Return the verdict for a value: a score, or a measurement."""
         value, reasoning = judged.score, judged.reasoning
         if message := judged.error or _error_in(reasoning):
             raise _failed(message)

@@ -65,7 +65,7 @@ class NatColumns(NamedTuple):
 
 
 def row_places(spec: Eval) -> Iterator[str]:
-    """Yield the places of all rows of an eval's files, as samples have them, also of rows that are not selected."""
+    """Yield the places of all rows of an eval's files, as samples have them, including rows that are not selected."""
     block, dataset = spec.dataset, Dataset(spec)
     assert block is not None
     layout = Layout(block.format, block.delimiter, block.encoding, block.field)

@@ -92,7 +92,7 @@ class _Component:
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
-        """Build everything that it names; raise Fault if that fails."""
+        """Build it and all components that it names; raise Fault if that fails."""
         try:
             async with AsyncExitStack() as stack:
                 await self._build(stack)
@@ -141,8 +141,8 @@ class Workflow(_Component):
     async def run(self, messages: list[dict[str, Any]]) -> NatAnswer:
         """Run the workflow as a user of its own.
 
-        A single message is given as a text. A conversation is given as NAT's chat request; raises TypeError where the
-        workflow does not take one.
+        A single message is passed as text, a conversation as NAT's chat request; raises TypeError if the workflow does
+        not take one.
         """
         from nat.builder.context import Context
 
@@ -160,7 +160,7 @@ class Workflow(_Component):
                 return self._answer(result, runner, trace)
 
     def _answer(self, result: Any, runner: Any, trace: list[TraceStep]) -> NatAnswer:
-        """Return the answer as `nat eval` has it: a text if NAT can convert it, a model as JSON, else the value."""
+        """Return the answer as `nat eval` does: as text if NAT can convert it, a model as JSON, else the value."""
         from pydantic import BaseModel
 
         with suppress(ValueError):
@@ -183,11 +183,11 @@ class NatAnswer(NamedTuple):
     text: str
     trace: list[TraceStep]
     value: Any = UNSET
-    """the answer itself, where it is no text"""
+    """the answer itself, if it is not text"""
 
 
 class Item(NamedTuple):
-    """What an evaluator gets of an output."""
+    """An output as an evaluator gets it."""
 
     id: Any
     question: Any
@@ -214,7 +214,7 @@ class Item(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What an evaluator says of an output."""
+    """An evaluator's judgement of an output."""
 
     score: Any
     reasoning: Any
@@ -247,7 +247,7 @@ class Evaluator(_Component):
 
     @property
     def looks_at_all(self) -> bool:
-        """True if its verdict on an item may depend on the others."""
+        """True if the verdict on one item may depend on others."""
         return self._by_row is None
 
     async def evaluate(self, item: Item) -> Evaluation:
@@ -256,7 +256,7 @@ class Evaluator(_Component):
         return _judged(await self._by_row(item.build()))
 
     async def evaluate_all(self, items: Sequence[Item]) -> tuple[list[Evaluation], Any, dict[str, Any]]:
-        """Evaluate all items; return also the evaluator's average, and further fields of its result."""
+        """Evaluate all items; return the evaluations, the evaluator's average, and further fields of its result."""
         from nat.data_models.evaluator import EvalInput
 
         eval_input = EvalInput(eval_input_items=[item.build() for item in items])
@@ -276,7 +276,7 @@ class Evaluator(_Component):
         return method if callable(method) else None
 
     def _find_row_method(self) -> Callable[[Any], Awaitable[Any]] | None:
-        """Return what evaluates one item. NAT's base classes would turn its exception into a score of 0.0."""
+        """Return the method that evaluates one item. NAT's base classes would turn an exception into 0.0."""
         from nat.data_models.evaluator import EvalInput
         from nat.plugins.eval.evaluator.atif_base_evaluator import AtifBaseEvaluator
         from nat.plugins.eval.evaluator.base_evaluator import BaseEvaluator
@@ -302,7 +302,7 @@ class NatRows:
     """The rows of a dataset as `nat eval` reads them: with pandas, which gives each column a type."""
 
     def __init__(self, block: Mapping[str, Any], spec: Eval) -> None:
-        """`block` is NAT's dataset block, `spec` the eval that says which file is read."""
+        """Take NAT's dataset block, and the eval that names the file."""
         files = Dataset(spec).files
         config = _validate({"eval": {"general": {"dataset": {**block, "s3": None}}}}, None, spec.document.where(()))
         self._block, self._frame = config.eval.general.dataset, None
@@ -413,8 +413,8 @@ def _conversation(messages: list[dict[str, Any]], workflow: Any) -> Any:
 def _row_evaluator(method: Any, kind: type, name: str, row_method: str) -> Any:
     """Return the object that evaluates items one by one, if a method does nothing but that.
 
-    That is NAT's base class, unless its method is overridden. Of NAT's own evaluators it may also be an object that a
-    function hands its items over to, or one whose class has both methods.
+    NAT's base class does so, unless its method is overridden. In NAT's own evaluators, a function may also hand items
+    to such an object, or a class may have both methods.
     """
     ours = str(getattr(method, "__module__", "")).startswith("nat.plugins.")
     cells = getattr(method, "__closure__", None) or ()
@@ -450,7 +450,7 @@ def _more(result: Any, *known: str) -> dict[str, Any]:
 
 
 def _in_order(items: Sequence[Item], results: Sequence[Any]) -> list[Evaluation]:
-    """Return the result on each item: that with its id, or where ids do not tell, that at its place."""
+    """Return each item's result: by id, or by position if ids are not unique."""
     by_id = {str(result.id): _judged(result) for result in results}
     if len({str(item.id) for item in items}) == len(items):
         missing = Evaluation(None, None, "the evaluator returned nothing for this output")

@@ -1,4 +1,4 @@
-"""Translate a NAT configuration with an `eval` section into the document of an equal eval file.
+"""Translate a NAT configuration with an `eval` section into an equivalent eval file.
 
 The workflow becomes a `nat` target, each evaluator a `nat` grader. Nothing is ignored silently: a notice names keys
 that have no effect here or in NAT, and keys that would change the numbers are refused.

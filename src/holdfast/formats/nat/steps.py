@@ -1,8 +1,8 @@
-"""The model and tool calls of a trial, as NeMo Agent Toolkit's steps.
+"""NeMo Agent Toolkit's steps: read from its streams, converted to messages, and made from the calls of a trial.
 
-Where a target reported its steps, the output's trace is written as it is. Otherwise each assistant message is a model
-call and each tool's message a tool call; `steps.jsonl` knows when a call was made, how long it took and what it used.
-Tokens that nobody knows are left out: NAT's evaluators then leave the call out of their means.
+If a target reported its steps, the output's trace is used as it is. Otherwise each assistant message is a model call
+and each tool's message a tool call; `steps.jsonl` has their times and usage. Unknown token counts are left out: NAT's
+evaluators then leave the call out of their means.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Call(NamedTuple):
 
 
 def nat_steps(output: Output, recorded: Sequence[Step], model: str | None, types: frozenset[str]) -> list[TraceStep]:
-    """Return the steps of some types; of all types where `types` is empty, as in NAT."""
+    """Return the steps of some types; of all types if `types` is empty, as in NAT."""
     steps = output.trace if not isinstance(output.trace, UnsetType) else _derived(output, recorded, model)
     return [step for step in steps if not types or step.get("payload", {}).get("event_type") in types]
 
@@ -92,7 +92,7 @@ def _arguments(text: Any) -> Any:
 
 
 class _Records:
-    """Finds the record of each message's call. Each record is used once: attempts that failed leave records, too."""
+    """Finds the record of each message's call. Each record is used once, because failed attempts leave records too."""
 
     def __init__(self, output: Output, recorded: Iterable[Step]) -> None:
         self._output = output
@@ -103,7 +103,7 @@ class _Records:
         self._whole = _Call(timing.started, timing.started + timing.seconds)
 
     def model(self, number: int) -> _Call:
-        """Find the model call that gave a message."""
+        """Find the model call that returned a message."""
         turn, message = self._turn(number), self._output.messages[number]
         for step in self._remaining:
             if (step.kind, step.turn) == ("model", turn) and _answer(step) == message:
@@ -267,7 +267,7 @@ class StreamedSteps:
 
 
 def _read_step(line: bytes) -> TraceStep | None:
-    """Read a step as `nat eval --endpoint` does; None where the line is none, or text for people.
+    """Read a step as `nat eval --endpoint` does; None for any other line.
 
     `/generate/full` sends steps, `/generate/stream` sends them as Markdown, which no evaluator can read.
     """
@@ -290,7 +290,7 @@ def _read_step(line: bytes) -> TraceStep | None:
 
 
 def usage_of(trace: Iterable[TraceStep]) -> Usage:
-    """Add up the tokens of all model calls; unknown where a call does not say."""
+    """Add up the tokens of all model calls; unknown if a call does not report them."""
     counts = []
     for step in trace:
         payload = step["payload"]

@@ -1,4 +1,8 @@
-"""Read the files of an eval: fixtures, skills, instructions. Their contents go into the rows."""
+"""Read the files of an eval into its rows: fixtures, skills, instructions, and commits of git repositories.
+
+waza checks out a worktree. Here a commit's files become part of the row, so that the key depends on their contents and
+a run that has begun no longer needs the repository. The workspace has no `.git`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ _SECONDS: Final = 120.0
 def task_files(
     findings: WazaFindings, task: Document, folder: Path, fixtures: Path, instructions: dict[str, bytes]
 ) -> dict[str, Content]:
-    """Return the files of a task's workspace: path to content. `folder` is the eval's; later files replace earlier."""
+    """Return the contents of a task's workspace by path. `folder` is the eval's; later files replace earlier ones."""
     contents = _fixture(findings, task, folder, fixtures)
     listed = at(task, ("inputs",)).get("files") or []
     for number in range(len(listed) if isinstance(listed, list) else 0):
@@ -173,7 +177,7 @@ def instruction_files(
                 data.decode()
                 contents[posixpath.normpath(name)] = data
             except FileNotFoundError:
-                message = f"no such file: {name!r}; looked in {fixtures}, where fixtures are"
+                message = f"no such file: {name!r}; looked in {fixtures}, the folder of fixtures"
                 findings.wrong(document, location, message)
             except UnicodeDecodeError as error:
                 findings.wrong(document, location, f"{name} is not a text: {error}")
@@ -238,14 +242,18 @@ def _repository_files(findings: WazaFindings, task: Document, place: Location) -
 
 
 def is_below(name: str) -> bool:
-    """True if a relative name is inside its folder, and not the folder itself."""
+    """Return True for a relative name inside its folder, which is not the folder itself."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not name.startswith(("\\", "~"))
 
 
 @contextmanager
 def _git_folder(repository: Path) -> Iterator[Path]:
-    """Make a git folder with the refs and objects of a repository, and with nothing of its configuration."""
+    """Make a git folder with a repository's refs and objects, but without its configuration.
+
+    The repository may be a stranger's, and its configuration can name programs that git runs: to fetch missing objects,
+    as a hook, or to watch files.
+    """
     # This looks at no object and runs no program of the repository. It refuses repositories of other users.
     where = ("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir", "--show-object-format")
     quiet = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")

@@ -1,4 +1,4 @@
-"""Translate waza's graders and checkpoints, with parameters beside the type or under `config`, and older kinds.
+"""Translate waza's graders and checkpoints, with parameters next to the type or under `config`, and older kinds.
 
 A grader that checks nothing is rejected later, by the schema. Files that graders name are read here and their contents
 put into the grader, so that a grade's key depends on the contents and not on the place of the files.
@@ -333,7 +333,7 @@ def where_task(task: str) -> str:
 def unique_names(graders: Sequence[tuple[str | None, str]]) -> list[str]:
     """Return unique names for graders, given by task (None: of the eval) and name. Ambiguous names get the task's id.
 
-    waza stores results by name, and of two with one name the later replaces the earlier.
+    waza stores results by name: a second grader of a name replaces the first.
     """
     counts = Counter(name for _, name in graders)
     unique: list[str] = []
@@ -354,7 +354,7 @@ def allow_only(names: list[str]) -> list[Any]:
 
 
 def _loose_calls(calls: Any) -> Any:
-    """Return calls to look for whose names are patterns, and ignore case as all patterns of waza's tool graders do."""
+    """Return expected calls with patterns as names that ignore case, like all patterns of waza's tool graders."""
     if not isinstance(calls, list):
         return calls  # the schema reports it
     loose = []

@@ -1,7 +1,7 @@
-"""Translate a waza eval as a whole into the document of an equal eval file of Holdfast.
+"""Translate a waza eval as a whole into an equivalent eval file of Holdfast.
 
-The run's manifest stores that document, so a run is resumed, graded and compared from its directory alone. The origin
-of each part is stored beside it, so that a problem is reported with its task file and line.
+The run's manifest stores that document, so resuming, grading and comparing need only the run's directory. The origin
+of each part is stored with it, so that a problem is reported with its task file and line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _KNOWN: Final = (
 )
 _IGNORED: Final = {
     "adversarial": "is read by `waza adversarial` only",
-    "baseline": "is not run beside: run the eval without its skill (config.inject_skill_body=false) and use "
+    "baseline": "is not run as well: run the eval without its skill (config.inject_skill_body=false) and use "
     "`holdfast compare`",
 }
 _ONLY_WAZA: Final = ("skill", "tasks", "tasks_from")
@@ -182,7 +182,7 @@ class _Translation:
             self._findings.strict = self._document.path
 
     def _workspace_files(self, tasks: list[WazaTask]) -> str:
-        """Return the expression for a row's files; those of repositories are apart, as the mock executor shows."""
+        """Return the expression for a row's files; the mock executor does not list repositories' files."""
         if not any(task.checkout for task in tasks):
             return "files"
         for task in tasks:
@@ -298,7 +298,7 @@ class _Translation:
         return conversation
 
     def _tool_policy(self, config: Config, common: list[TranslatedGrader]) -> list[TranslatedGrader]:
-        """Return the check that only tools are called which the `.agent.md` declares, unless the eval has its own."""
+        """Return a check that only the tools of the `.agent.md` are called, unless the eval has its own."""
         place: Location = ("config", "skill_directories")
         agent = agent_file(self._skill_folders(config.skills))
         if (
@@ -315,7 +315,7 @@ class _Translation:
         return [TranslatedGrader(fields, self._document, place, {})]
 
     def _put_before(self, tasks: list[WazaTask], config: Config) -> None:
-        """Put the skill's text before the conversation, since a model has no skills. So the text is part of the key."""
+        """Put the skill's text before the conversation, since a model has no skills. The key depends on the text."""
         findings, source = self._findings, self._document
         skill = str(source.data.get("skill") or "")
         for task in tasks:
@@ -422,8 +422,8 @@ class _Translation:
 def translate_hooks(findings: WazaFindings, document: Document, folder: Path) -> dict[str, Any]:
     """Return the hooks of an eval.
 
-    A hook runs in its working directory. Without one it runs where its program is found, if that is named by a path,
-    else in the eval's folder.
+    A hook without a working directory runs in the folder relative to which its program is named, or else in the eval's
+    folder.
     """
     hooks: dict[str, Any] = copy.deepcopy(findings.block(document, (), "hooks"))
     for when, listed in hooks.items():

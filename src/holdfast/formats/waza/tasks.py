@@ -115,7 +115,7 @@ class Tasks:
         self._variables = {key: _to_text(value) for key, value in inputs.items()}
 
     def read(self) -> list[WazaTask]:
-        """Read all tasks in waza's order: that of the patterns, then by name."""
+        """Read all tasks in waza's order: by pattern, then by name."""
         wrong, data = self._findings.wrong, self._document.data
         if data.get("tasks") and data.get("tasks_from"):
             wrong(self._document, ("tasks_from",), "give either `tasks` or `tasks_from`, not both")
