@@ -144,7 +144,7 @@ class Case:
         self.escaped = folder / "escaped.txt"
         folder.mkdir(parents=True)
         common = {
-            "schemaVersion": "1.4",
+            "schemaVersion": "1.0",
             "name": kind,
             "samples": [{"id": f"s{number}"} for number in range(SAMPLES)],
             "prompt": "{{ id }} begins",

@@ -24,8 +24,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from holdfast.spec.load_graders import GRADERS
-from holdfast.spec.load_targets import TARGETS
-from holdfast.spec.schema import Deferred
+from holdfast.spec.target_schema import TARGETS
 
 FOLDER = Path(__file__).parent
 MARKED = re.compile(r"(<!-- (keys|fields|options): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -80,7 +79,7 @@ def find_class(path: str) -> Any:
 
 
 def block_rows(block: type[BaseModel], *, own_only: bool = False) -> Iterator[tuple[str, ...]]:
-    """Yield key, value and meaning; keys of one meaning share a row, and those without effect have none."""
+    """Yield key, value and meaning; keys of one meaning share a row; keys without effect have no row."""
     block.model_rebuild()
     common = () if "type" not in block.model_fields or block.__name__ == "GraderBlock" else _grader_fields(block)
     rows: dict[tuple[str, str], list[str]] = {}
@@ -89,7 +88,7 @@ def block_rows(block: type[BaseModel], *, own_only: bool = False) -> Iterator[tu
         if name in common or (own_only and name not in own):
             continue
         meaning = docstring(block, name)
-        if meaning.startswith(("No effect", "Older")):  # which a notice says, where they are used
+        if meaning.startswith(("No effect", "Older")):  # a notice says so when they are used
             continue
         rows.setdefault((describe(field, meaning), meaning), []).append(f"`{field.alias or name}`")
     for (value, meaning), names in rows.items():
@@ -143,8 +142,6 @@ def describe(field: FieldInfo, meaning: str) -> str:
 def words(annotation: Any, metadata: list[Any]) -> str:
     """Return a type in plain words."""
     for item in metadata:
-        if isinstance(item, Deferred):
-            return "mapping"
         function = getattr(getattr(item, "func", None), "__name__", "")
         if function in VALIDATORS:
             return VALIDATORS[function]

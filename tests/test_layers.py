@@ -32,9 +32,9 @@ ROOMS = {"watch": {"remote", "config"}, "job": {"remote", "config"}, "remote": {
 
 REGISTRIES = {
     "cluster/config/executor.py",
-    "spec/load_exports.py",
+    "spec/exports.py",
     "spec/load_graders.py",
-    "spec/load_targets.py",
+    "spec/target_schema.py",
     "spec/plugins.py",
 }
 """the modules that name later ones as `module:attribute`, which are imported when an eval or a profile uses them"""
@@ -42,7 +42,7 @@ PLUGINS = {"formats", "benchmarks"}
 """the packages of built-in plug-ins, which `spec/plugins.py` names"""
 _GRADE_TOOLS = {"set_waza_grade_pass", "set_waza_grade_fail"}
 FOREIGN = {
-    "spec/schema.py": {"nat"},
+    "spec/eval_schema.py": {"nat"},
     "spec/judge_schema.py": _GRADE_TOOLS,
     "graders/judge.py": _GRADE_TOOLS,
     "graders/sandbox.py": {"WAZA_WORKSPACE_DIR"},

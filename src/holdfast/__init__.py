@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from holdfast.graders.types import WaitingGrader as WaitingGrader
     from holdfast.report.run_view import RunView as RunView
     from holdfast.spec.document import Document as Document
+    from holdfast.spec.eval import Origin as Origin
     from holdfast.spec.formats import Format as Format
     from holdfast.spec.grader_schema import GraderBlock as GraderBlock
-    from holdfast.spec.origin import Origin as Origin
     from holdfast.spec.overrides import Override as Override
     from holdfast.spec.target_schema import TargetBlock as TargetBlock
     from holdfast.store.metrics import Metrics as Metrics
@@ -72,7 +72,7 @@ _HOMES = {
     "HoldfastError": "holdfast.errors",
     "InstantGrader": "holdfast.graders.types",
     "Metrics": "holdfast.store.metrics",
-    "Origin": "holdfast.spec.origin",
+    "Origin": "holdfast.spec.eval",
     "Override": "holdfast.spec.overrides",
     "Reply": "holdfast.targets.types",
     "Run": "holdfast.export.result",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.display.types import Display
     from holdfast.report.outcome import Outcome
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.overrides import Override
 
 

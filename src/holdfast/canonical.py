@@ -1,7 +1,7 @@
 """Digests of content: equal values have equal digests on every machine and in every version.
 
-Canonical JSON: keys sorted, no white space, UTF-8, numbers that are equal written alike (`1.0` as `1`). The
-digest is the first 128 bits of its SHA-256, with the algorithm's name in front.
+Canonical JSON has sorted keys, no white space and UTF-8, and writes equal numbers alike (`1.0` as `1`). The digest is
+the first 128 bits of its SHA-256, with the algorithm's name in front.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _normalize(value: Any) -> Any:
 
 
 encode_sorted = _encoder.encode
-"""JSON with sorted keys and numbers as they are written, which rows and messages are digested by"""
+"""encodes JSON with sorted keys and numbers as they are written; the digests of rows and messages use it"""
 
 
 def canonical(value: Any) -> bytes:

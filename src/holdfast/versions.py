@@ -1,13 +1,12 @@
-"""Versions of Holdfast's files, MAJOR.MINOR: one rule for all files that are read.
+"""Versions of Holdfast's files, MAJOR.MINOR: one rule for every file that is read.
 
 A file of the same major version is accepted, with a notice if its minor version is newer. Another major version, or an
-invalid one, is refused, and the error names the command to run. docs/versions.md lists the changes of each version.
+invalid one, is refused with what to do. docs/versions.md is the promise to users.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from typing import NamedTuple
 
 from holdfast.errors import VersionError
@@ -33,14 +32,15 @@ def parse_version(written: object) -> Version:
     return Version(int(match[1]), int(match[2]))
 
 
-def check_version(where: object, written: object, ours: str, path: object = None) -> str | None:
+def check_version(where: object, written: object, ours: str) -> str | None:
     """Check a file's version: return a notice if it is newer than ours, raise VersionError if it is not supported.
 
-    `where` names the version in messages; `path` is the argument of `holdfast migrate` in hints.
+    `where` names the version in messages.
     """
     if written is None:
         raise VersionError(
-            f"{where}: has no schemaVersion: it was written before files had versions", remedy=migrate_remedy(path)
+            f"{where}: has no schemaVersion, so Holdfast did not write it",
+            remedy="Restore the file, or run its `holdfast eval` command with --fresh.",
         )
     try:
         version = parse_version(written)
@@ -48,22 +48,13 @@ def check_version(where: object, written: object, ours: str, path: object = None
         raise VersionError(f"{where}: {error}", remedy=f'This Holdfast writes schemaVersion: "{ours}".') from error
     mine = parse_version(ours)
     if version.major != mine.major:
-        remedy = migrate_remedy(path)
-        if version > mine:
-            remedy = f"Upgrade Holdfast: the file is newer. ({migrate_command(path)} updates older files only.)"
-        raise VersionError(f"{where}: this Holdfast reads version {ours}, not {version}", remedy=remedy)
+        newer = "Upgrade Holdfast: pip install --upgrade holdfast-evals"
+        older = "Use the release of Holdfast that the file was written for."
+        raise VersionError(
+            f"{where}: this Holdfast reads version {ours}, not {version}", remedy=newer if version > mine else older
+        )
     if version.minor > mine.minor:
         return (
             f"{where}: version {version} is newer than this Holdfast, which knows {ours}; upgrade Holdfast to be safe"
         )
     return None
-
-
-def migrate_command(path: object) -> str:
-    """Return the command that brings a file up to date."""
-    return f"holdfast migrate {'FILE' if path is None else shlex.quote(str(path))}"
-
-
-def migrate_remedy(path: object) -> str:
-    """Return a hint with the command that brings a file up to date."""
-    return f"Update it with: {migrate_command(path)}"

@@ -23,8 +23,8 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, read_rows
 from holdfast.errors import ConfigError, UsageError
 from holdfast.plan.identity import identify
-from holdfast.spec.benchmark_schema import BenchmarkBlock
 from holdfast.spec.document import read_document
+from holdfast.spec.eval_schema import BenchmarkBlock
 from holdfast.spec.formats import find_file, load_any
 from holdfast.spec.suite import load_suite
 from tests.support.running import holdfast, metrics, run_dir, server
@@ -241,7 +241,7 @@ def test_an_eval_file_keeps_its_own_keys_and_adds_graders_of_lm_eval(
         for name in ("strict-match", "flexible-extract")
     ]
     file = tmp_path / "eval.yaml"
-    keys = {"schemaVersion": "1.3", "name": "mine", "benchmark": {"name": "gsm8k"}, "graders": graders}
+    keys = {"schemaVersion": "1.0", "name": "mine", "benchmark": {"name": "gsm8k"}, "graders": graders}
     with server(answer="They cost 2500. #### 2,500") as provider:
         file.write_text(json.dumps({**keys, "target": {"model": "m", "base_url": provider.base_url}}))
         holdfast("eval", file, cwd=tmp_path, env=shared_settings)

@@ -43,7 +43,7 @@ MBPP_ROW: dict[str, Any] = {
 def write_benchmark(folder: Path, name: str, options: dict[str, Any], target: dict[str, Any], **keys: Any) -> Path:
     """Write a benchmark as an eval file, with a target."""
     document = load(name, options, folder)
-    document |= {"schemaVersion": "1.3", "target": {**document["target"], **target}, **keys}
+    document |= {"schemaVersion": "1.0", "target": {**document["target"], **target}, **keys}
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(document))
     return path

@@ -206,7 +206,7 @@ class TestItself:
         unused = {"holdfast.benchmarks", "holdfast.formats"}
         unused |= {"aiohttp", "email", "importlib.metadata", "jinja2", "urllib.request"}
         unused |= {"holdfast.spec.file_grader_schema", "holdfast.spec.suite", "holdfast.targets.tools"}
-        unused |= {"holdfast.spec.export_schema", "holdfast.spec.code_target_schema", "holdfast.engine.hooks"}
+        unused |= {"holdfast.engine.hooks"}
         unused |= {"holdfast.engine.workspace", "holdfast.targets.embedded", "holdfast.targets.tokenizer"}
         unused |= {"holdfast.store.batches"}
         assert imported & (later | unused) == set()
@@ -229,17 +229,10 @@ class TestItself:
         )
         subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, env=environment())
         imported = set((tmp_path / "modules.txt").read_text().splitlines())
-        assert {"holdfast.graders.number", "holdfast.spec.number_grader_schema", "pydantic", "uvloop"} <= imported
-        schemas = {name for name in imported if name.startswith("holdfast.spec.") and name.endswith("schema")}
-        assert {name.rpartition(".")[2] for name in schemas} == {
-            "schema",
-            "target_schema",
-            "grader_schema",
-            "number_grader_schema",
-        }
+        assert {"holdfast.graders.number", "pydantic", "uvloop"} <= imported
         packages = {name.rpartition(".")[0] for name in imported}
         assert packages & {"holdfast.benchmarks", "holdfast.functions", "holdfast.pages", "holdfast.report"} == set()
-        unused = {"holdfast.conversation.simulated_user", "holdfast.graders.likelihood", "holdfast.spec.fingerprint"}
+        unused = {"holdfast.conversation.simulated_user", "holdfast.graders.likelihood"}
         unused |= {"holdfast.engine.replay", "holdfast.plan.done", "holdfast.store.metrics", "holdfast.targets.sse"}
         unused |= {"click.shell_completion", "csv", "json", "lzma", "rich", "shutil"}
         assert imported & unused == set()

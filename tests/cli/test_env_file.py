@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.cli.env_file import find_env_file, read_env_file, take_env_file
 from holdfast.errors import ConfigError
-from holdfast.spec.env_file import find_env_file, read_env_file, take_env_file
 from tests.support.providers import Say, provider
 from tests.support.specs import command, write_spec
 

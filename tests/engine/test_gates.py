@@ -54,7 +54,7 @@ def status(run: Path) -> str:
 
 def test_the_outcome_follows_the_eval_file_without_running_anything(run: Path) -> None:
     assert stored(run) == {
-        "schemaVersion": "1.1",
+        "schemaVersion": "1.0",
         "passed": False,
         "baseline": None,
         "checks": [

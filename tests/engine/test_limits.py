@@ -19,8 +19,8 @@ from holdfast.engine.retry import Retrier
 from holdfast.engine.workspace import Workspace
 from holdfast.errors import ConfigError
 from holdfast.plan.identity import identify
+from holdfast.spec.eval_schema import Limits
 from holdfast.spec.load import load_eval
-from holdfast.spec.schema import Limits
 from holdfast.spec.trial_limits import time_beside_target, trial_limits
 from holdfast.store import blobs as store
 from holdfast.store.blobs import Blobs, Ignored, Snapshots
@@ -163,8 +163,8 @@ def test_a_function_whose_model_does_not_answer_is_not_scored(kind: str, lab: La
 
 
 SHORT_DEFAULT = """
-from holdfast.spec import schema
-schema.AGENT_TURN = 3.0
+from holdfast.spec import eval_schema
+eval_schema.AGENT_TURN = 3.0
 from holdfast.cli.main import main
 main()
 """

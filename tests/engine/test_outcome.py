@@ -14,7 +14,7 @@ from holdfast.plan.plan import Plan
 from holdfast.plan.progress import Progress
 from holdfast.report.failures import Alike
 from holdfast.report.summary import facts, with_raised_limit
-from holdfast.spec.schema import Limits
+from holdfast.spec.eval_schema import Limits
 from holdfast.store.answers import Answers
 from holdfast.store.index import Spent
 from holdfast.store.metrics import Metrics, RunTiming

@@ -18,8 +18,8 @@ from holdfast.formats.nat.mirror import NatMirror
 from holdfast.formats.nat.schema import NatOutput
 from holdfast.plan.identity import identify
 from holdfast.report.run_view import RunView
+from holdfast.spec.exports import EXPORTERS
 from holdfast.spec.load import load_eval
-from holdfast.spec.load_exports import EXPORTERS
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
 from tests.support.lab import Lab, rows

@@ -141,7 +141,7 @@ def ours(place: Path, provider: Server) -> Files:
         "groups": {},
     }
     spec = {
-        "schemaVersion": "1.2",
+        "schemaVersion": "1.0",
         "name": "echoes",
         "metadata": {"benchmark": benchmark},
         "dataset": {"path": "rows.jsonl"},
@@ -199,7 +199,7 @@ class TestBenchmarks:
 
 def test_samples_of_lm_eval_can_be_evaluated(theirs: Files, place: Path, provider: Server) -> None:
     spec = {
-        "schemaVersion": "1.2",
+        "schemaVersion": "1.0",
         "name": "again",
         "dataset": {"path": "written/*/samples_echoes_*.jsonl", "where": 'filter == "whole"', "id": "doc_id"},
         "target": {"model": "test-model", "base_url": provider.base_url},

@@ -66,7 +66,7 @@ class Case:
         """Write the eval."""
         target = {"command": [sys.executable, "agent.py"], "proxy": False}
         defaults = {
-            "schemaVersion": "1.4",
+            "schemaVersion": "1.0",
             "name": "e",
             "samples": [{"id": "a", "expected": "built"}],
             "prompt": "Build it.",

@@ -17,7 +17,7 @@ from holdfast.data.dataset import Sample
 from holdfast.graders.build import build_graders
 from holdfast.graders.types import Case
 from holdfast.plan.identity import identify
-from holdfast.spec.agent_schema import ScriptedTool
+from holdfast.spec.target_schema import ScriptedTool
 from holdfast.targets.scripted import scripted_tool
 from holdfast.targets.tools import ToolContext
 from tests.support.breaking import kept
@@ -26,7 +26,7 @@ from tests.support.specs import output_of
 from tests.support.waza import EVAL, TASK, load, notices, refused, rows, tree
 
 if TYPE_CHECKING:
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 WAZA = Path(__file__).parents[1] / "fixtures" / "waza"
 
@@ -88,7 +88,7 @@ def test_keys_are_those_of_graders_that_name_the_files(tmp_path: Path) -> None:
     ours = tmp_path / "ours" / "eval.yaml"
     put(tmp_path / "ours", FILES)
     ours.write_text(
-        "schemaVersion: '1.1'\nname: o\nprompt: x\ntarget: {mock: waza}\nworkspace: {}\nsamples: [{id: a}]\n"
+        "schemaVersion: '1.0'\nname: o\nprompt: x\ntarget: {mock: waza}\nworkspace: {}\nsamples: [{id: a}]\n"
         + GRADERS.replace("prompt, name: judge, rubric: rubrics/kind.md, model: j", "exact, name: e, expected: y")
     )
     theirs, named = keys(load(path)), keys(load(ours))

@@ -22,7 +22,7 @@ from tests.support.specs import ROWS, grade, load
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 def score(folder: Path, block: Any, answer: Any, /, **row: Any) -> Any:

@@ -67,7 +67,6 @@ READING: dict[str, tuple[str, ...]] = {
     "logs": ("logs", "RUN"),
     "batches": ("batches", "RUN"),
     "repair": ("repair", "RUN", "--dry-run"),
-    "migrate": ("migrate", "--dry-run", "RUN"),
     "dry run": ("eval", "eval.yaml", "--dry-run"),
     "ls": ("ls",),
     "cache": ("cache", "ls"),

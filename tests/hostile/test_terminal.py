@@ -55,7 +55,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "logs": ("logs", "RUN"),
     "batches": ("batches", "RUN"),
     "repair": ("repair", "RUN", "--dry-run"),
-    "migrate": ("migrate", "RUN"),
     "grade": ("grade", "RUN", "--accept-errors"),
     "export": ("export", "RUN", "--to", "csv"),
     "cache": ("cache", "ls"),

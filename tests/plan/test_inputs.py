@@ -57,7 +57,7 @@ class Project:
 
     def write(self) -> None:
         spec = {
-            "schemaVersion": "1.4",
+            "schemaVersion": "1.0",
             "name": "e",
             "samples": [{"id": f"s{number}", "q": f"{number}"} for number in range(ROWS)],
             "prompt": "{{ q }}",

@@ -38,7 +38,7 @@ def reply(prompt):
     return prompt + " " + "x" * 9000
 """
 EVAL: dict[str, Any] = {
-    "schemaVersion": "1.4",
+    "schemaVersion": "1.0",
     "name": "e",
     "dataset": {"path": "rows.jsonl"},
     "prompt": "{{ q }}",

@@ -238,7 +238,7 @@ def benchmark_run(folder: Path, *arguments: str, block: Any = GROUPED, reverse: 
         for number in range(size)
     ]
     spec = {
-        "schemaVersion": "1.2",
+        "schemaVersion": "1.0",
         "name": "e",
         "metadata": {"benchmark": block},
         "samples": samples[::-1] if reverse else samples,

@@ -429,8 +429,8 @@ def test_what_cannot_be_compared_is_refused(compare: Any, strong: Path, tmp_path
     ("name", "content"),
     [
         ("results.json", '{"trials": ['),
-        ("results.json", '{"schemaVersion": "1.1", "run": "r", "eval": "e", "trials": [{"sample": "s0"}]}'),
-        ("metrics.json", '{"schemaVersion": "1.1", "metrics": {"correct": {"score": "high"}}}'),
+        ("results.json", '{"schemaVersion": "1.0", "run": "r", "eval": "e", "trials": [{"sample": "s0"}]}'),
+        ("metrics.json", '{"schemaVersion": "1.0", "metrics": {"correct": {"score": "high"}}}'),
     ],
 )
 def test_damaged_results_are_named_with_the_command_that_repairs_them(

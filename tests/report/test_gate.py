@@ -456,7 +456,7 @@ def test_a_finished_run_that_lost_its_numbers_is_an_error(gate: Any, base: Path,
     run = shutil.copytree(base, tmp_path / base.name)
     (run / "metrics.json").unlink()
     assert gate(run, "--golden", "s0").code == 2
-    (run / "metrics.json").write_text('{"schemaVersion": "1.1"}')
+    (run / "metrics.json").write_text('{"schemaVersion": "1.0"}')
     ended = gate(run, "--golden", "s0")
     assert ended.code == 2 and "cannot be read" in ended.err
 

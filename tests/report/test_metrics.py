@@ -213,9 +213,9 @@ class TestTheFiles:
     def test_they_are_json_for_anyone(self, evaluate: Any) -> None:
         run = evaluate("a", graders=["half"])
         results = json.loads((run.path / "results.json").read_text())
-        assert results["schemaVersion"] == "1.1" and results["eval"] == "e" and len(results["trials"]) == 1
+        assert results["schemaVersion"] == "1.0" and results["eval"] == "e" and len(results["trials"]) == 1
         manifest = json.loads((run.path / "manifest.json").read_text())
-        assert manifest["schemaVersion"] == "1.1" and run.path.name.endswith(manifest["id"])
+        assert manifest["schemaVersion"] == "1.0" and run.path.name.endswith(manifest["id"])
         assert manifest["dataset"]["count"] == 1
         for name in ("outputs.jsonl", "grades.jsonl"):
             assert all(list(entry)[-1] == "sum" for entry in lines(run.path / name))

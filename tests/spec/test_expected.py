@@ -55,12 +55,12 @@ class TestLists:
             ({"type": "exact"}, "a", ["a"], 1),
         ],
     )
-    def test_in_every_grader_that_compares(
+    def test_every_grader_that_compares_takes_a_list(
         self, tmp_path: Path, block: Any, answer: str, expected: Any, points: float | int
     ) -> None:
         assert score(tmp_path, block, answer, expected=expected) == points
 
-    def test_the_most_similar_one_counts(self, tmp_path: Path) -> None:
+    def test_the_most_similar_element_counts(self, tmp_path: Path) -> None:
         assert score(tmp_path, {"type": "similarity"}, "Paris", expected=CITIES) == 1
 
     def test_a_list_may_be_written_in_the_file_with_templates_in_it(self, tmp_path: Path) -> None:
@@ -121,7 +121,9 @@ class TestFeedback:
             ({"type": "exact"}, "expected one of 'Paris', 'City of Paris'"),
         ],
     )
-    def test_it_shows_what_was_looked_for_and_not_the_template(self, tmp_path: Path, block: Any, words: str) -> None:
+    def test_feedback_shows_the_expected_text_and_not_the_template(
+        self, tmp_path: Path, block: Any, words: str
+    ) -> None:
         assert words in grade(tmp_path, block, "Rome", expected=CITIES, bad="Rome").feedback
 
 

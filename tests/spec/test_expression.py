@@ -8,7 +8,7 @@ from holdfast.spec.template import TemplateError, TemplateSyntaxError, expressio
 
 
 @pytest.mark.parametrize("name", ["choices", "range", "self"])
-def test_a_name_alone_is_the_field_of_that_name(name: str) -> None:
+def test_a_bare_name_is_the_field_of_that_name(name: str) -> None:
     value = ["a", "b"]
     assert expression(name)({name: value}) is value
     assert expression(f"({name})")({name: value}) is value
@@ -21,7 +21,7 @@ def test_a_field_that_a_row_lacks_is_undefined() -> None:
     assert expression("choices").names == {"choices"}
 
 
-def test_a_word_of_the_language_is_no_field() -> None:
+def test_a_keyword_of_the_language_is_not_a_field() -> None:
     assert expression("true")({"true": "no"}) is True
     assert expression("none").names == frozenset()
 

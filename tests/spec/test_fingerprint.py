@@ -101,7 +101,9 @@ def tokens_that_matter() -> Any:
 
 
 @given(st.data())
-def test_any_name_number_or_text_that_changes_shows(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+def test_a_changed_name_number_or_text_changes_the_fingerprint(
+    tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
     folder = tmp_path_factory.getbasetemp()
     chosen = [
         t for t in tokens_that_matter() if t.type in (tokenize.NAME, tokenize.NUMBER) and t.string not in ("async",)
@@ -210,7 +212,7 @@ class TestImports:
 
 
 class TestOnPythonsPath:
-    """Code found through PYTHONPATH or an editable install is the user's own as much as what lies beside the eval."""
+    """Code found through PYTHONPATH or an editable install is the user's own, like code next to the eval."""
 
     @pytest.fixture
     def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -238,13 +240,13 @@ class TestOnPythonsPath:
             "single_file.py",
         }
 
-    def test_a_change_there_changes_the_fingerprint(self, project: Any, elsewhere: Any) -> None:
+    def test_a_changed_module_on_the_path_changes_the_fingerprint(self, project: Any, elsewhere: Any) -> None:
         before = fingerprint(project, "from shelf import deep\n")
         (elsewhere / "shelf" / "deep" / "book.py").write_text("import single_file\nPAGES = 2\n")
         after = fingerprint(project, "from shelf import deep\n")
         assert {name for name in before if before[name] != after[name]} == {"shelf/deep/book.py"}
 
-    def test_modules_beside_the_file_go_first(self, project: Any, elsewhere: Any) -> None:
+    def test_modules_next_to_the_file_go_first(self, project: Any, elsewhere: Any) -> None:
         (project / "single_file.py").write_text("NEAR = True\n")
         before = fingerprint(project, "import single_file\n")
         (elsewhere / "single_file.py").write_text("FAR = True\n")
@@ -293,12 +295,12 @@ class TestWhatCannotBeRead:
         with pytest.raises(ConfigError, match=r"agent\.py: no such file"):
             source_fingerprint(tmp_path / "agent.py", tmp_path)
 
-    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
+    def test_a_folder_is_not_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").mkdir()
         with pytest.raises(ConfigError, match="cannot be read"):
             source_fingerprint(tmp_path / "agent.py", tmp_path)
 
-    def test_a_broken_module_that_is_imported_is_named_itself(self, tmp_path: Path) -> None:
+    def test_a_broken_module_is_named_instead_of_the_file_that_imports_it(self, tmp_path: Path) -> None:
         (tmp_path / "helper.py").write_text("def f(:\n")
         with pytest.raises(ConfigError, match=r"helper\.py:1"):
             fingerprint(tmp_path, "import helper\n")

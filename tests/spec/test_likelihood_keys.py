@@ -50,7 +50,7 @@ def test_history_stands_between_the_system_message_and_the_prompt(tmp_path: Path
         ({"follow_ups": "ends"}, "follow_ups: `continuations` end the conversation with the prompt"),
         ({"responder": {"python": "a.py:b", "max_followups": 2}}, "responder: `continuations` end"),
         ({"checkpoints": [{"after_turn": 1, "graders": [{"type": "exact"}]}]}, "checkpoints: `continuations` end"),
-        ({"continuations": None, "graders": [{"type": "likelihood"}]}, "the eval has none: add `continuations`"),
+        ({"continuations": None, "graders": [{"type": "likelihood"}]}, "the eval has no `continuations`: add them"),
         ({"continuations": "ends +"}, "continuations: not a valid expression"),
         ({"continuations": "{{ }}"}, "continuations"),
         ({"graders": [{"type": "likelihood", "choices": "a b"}]}, "graders[0].choices: not a valid expression"),
@@ -58,7 +58,9 @@ def test_history_stands_between_the_system_message_and_the_prompt(tmp_path: Path
         ({"target": {**MODEL, "likelihood": {"truncate": "right"}}}, "target.likelihood.truncate"),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_its_line(tmp_path: Path, keys: dict[str, Any], words: str) -> None:
+def test_keys_that_contradict_continuations_are_refused_with_their_lines(
+    tmp_path: Path, keys: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, **keys)
     assert words in str(caught.value)
@@ -103,7 +105,7 @@ def test_a_row_that_does_not_fit_is_an_error_of_its_trial(tmp_path: Path, keys: 
     assert words in caught.value.message and "eval.yaml:" in caught.value.message and not caught.value.retry
 
 
-def test_new_keys_are_in_keys_only_where_they_are_set(tmp_path: Path) -> None:
+def test_keys_contain_history_and_continuations_only_if_they_are_set(tmp_path: Path) -> None:
     plain = {"samples": [ROW], "graders": [], "target": {"model": "m"}}
     identity = who(tmp_path, **plain)
     assert identity.contents.conversation == {"system": None, "prompt": "{{ question }}"}
@@ -125,7 +127,7 @@ def test_history_and_row_parameters_reach_the_server(tmp_path: Path) -> None:
     with server(answer="body") as provider:
         target = {"model": "m", "base_url": provider.base_url, "params": {"max_tokens": 5, "seed": 1}}
         keys = {"samples": rows, "history": "shots", "graders": [], "target": {**target, "params_from": "settings"}}
-        holdfast("eval", write_spec(tmp_path, schemaVersion="1.3", **keys), cwd=tmp_path)
+        holdfast("eval", write_spec(tmp_path, schemaVersion="1.0", **keys), cwd=tmp_path)
     outputs = {output["sample"]: output for output in lines(run_dir(tmp_path) / "outputs.jsonl")}
     asked = {name: json.loads(output["output"]) for name, output in outputs.items()}
     assert asked["a"] == {

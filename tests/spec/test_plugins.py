@@ -1,4 +1,4 @@
-"""Extension points: built-in kinds, and those of installed packages."""
+"""Extension points: built-in kinds, and kinds of installed packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by the prefixes of their providers: where they are asked, with which key, and what identifies them."""
+"""Models by the prefixes of their providers: their addresses, their API keys, and what identifies them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from holdfast.benchmarks.format import wants_chat
 from holdfast.benchmarks.names import find_listed
 from holdfast.errors import ConfigError
-from holdfast.spec.benchmark_schema import BenchmarkBlock
+from holdfast.spec.eval_schema import BenchmarkBlock
 from holdfast.spec.providers import PROVIDERS, endpoint_of, suggest_prefix
 from holdfast.targets.build import build_target
 from tests.support.providers import Refuse, Say, provider
@@ -227,7 +227,7 @@ class TestBenchmarks:
         assert done.code == 0 and "claude-x is asked at https://api.anthropic.com/v1 by the messages API" in done.out
 
     @pytest.mark.parametrize("name", ["mmlu-sample", "winogrande-sample"])
-    def test_one_that_needs_completions_is_refused_by_name(
+    def test_a_benchmark_that_needs_completions_is_refused_by_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, name: str
     ) -> None:
         done = command(monkeypatch, capsys, tmp_path, "eval", name, "-m", "anthropic/claude-x", "--dry-run")
@@ -268,7 +268,7 @@ class TestKeys:
         assert prefixed != self.keys(tmp_path, model="claude-x")
         assert self.keys(tmp_path, model="groq/m") == self.keys(tmp_path, model="m")
 
-    def test_where_a_model_is_asked_is_in_no_key(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_address_of_a_model_is_in_no_key(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = self.keys(tmp_path, model="anthropic/claude-x")
         monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://gate.example")
         assert self.keys(tmp_path, model="anthropic/claude-x") == before

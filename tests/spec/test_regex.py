@@ -177,7 +177,7 @@ def test_patterns_that_re2_cannot_match_are_matched_by_a_worker(
 
 
 @pytest.mark.parametrize(("pattern", "score"), [(r"(?<=-)rf\s\w", 1), (r"(?<=-)fr", 0)])
-def test_patterns_of_arguments_are_matched_by_a_worker_too(tmp_path: Path, pattern: str, score: int) -> None:
+def test_patterns_of_arguments_are_matched_by_a_worker(tmp_path: Path, pattern: str, score: int) -> None:
     block = {
         "type": "tool_calls",
         "expect": [{"tool": {"pattern": "(?=s)shell"}, "args": {"command": {"regex": pattern}}}],
@@ -191,7 +191,7 @@ def test_a_pattern_that_backtracks_for_ever_in_python_is_answered(tmp_path: Path
     assert isinstance(verdict, Verdict) and verdict.score == 0
 
 
-def test_a_pattern_that_takes_too_long_is_an_error_of_that_grade_alone(
+def test_a_pattern_that_takes_too_long_is_an_error_only_of_that_grade(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.spec.regex.MATCH_SECONDS", 0.5)

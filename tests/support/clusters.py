@@ -42,7 +42,7 @@ HF_HOME = "/lustre/hf"
 executor = "local"
 """
 EVAL = """\
-schemaVersion: "1.4"
+schemaVersion: "1.0"
 name: {name}
 samples: [{{id: a, question: "1 + 1?", expected: "2"}}]
 target: {{model: some-model}}

@@ -15,7 +15,7 @@ from holdfast.spec.overrides import parse_override
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 EVAL = """\
 name: small

@@ -89,7 +89,7 @@ def test_a_killed_agent_repeats_only_the_call_in_flight(
     assert INSTALLED is not None
     program = Path(INSTALLED, "node_modules", ".bin", agent.partition("-")[0])
     (tmp_path / "e.yaml").write_text(
-        f"""schemaVersion: "1.3"
+        f"""schemaVersion: "1.0"
 name: killed
 samples: [{{id: a}}]
 target: {{agent: {agent}, model: {model}, program: {program}}}
@@ -141,7 +141,7 @@ def test_the_command_that_a_killed_agent_ran_has_no_part_in_the_next_attempt(
     assert INSTALLED is not None
     program = Path(INSTALLED, "node_modules", ".bin", agent.partition("-")[0])
     (tmp_path / "e.yaml").write_text(
-        f"""schemaVersion: "1.4"
+        f"""schemaVersion: "1.0"
 name: killed
 samples: [{{id: a}}]
 target: {{agent: {agent}, model: {model}, program: {program}}}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spec.model_schema import BatchBlock
 from holdfast.spec.providers import endpoint_of
+from holdfast.spec.target_schema import BatchBlock
 from holdfast.store.batches import (
     BatchAbandoned,
     BatchCollected,

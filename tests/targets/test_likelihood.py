@@ -48,7 +48,7 @@ def likelihood_eval(folder: Path, base_url: str | None, **keys: Any) -> Path:
     target = {"model": "test-model", "api": "completions", **keys.pop("target", {})}
     if base_url is not None:
         target["base_url"] = base_url
-    plain = {"schemaVersion": "1.3", "samples": ROWS, "prompt": "{{ context }}", "continuations": "endings"}
+    plain = {"schemaVersion": "1.0", "samples": ROWS, "prompt": "{{ context }}", "continuations": "endings"}
     return write_spec(folder, target=target, **{**plain, "graders": GRADERS, **keys})
 
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from holdfast.engine.replay import Replay
-from holdfast.spec.code_target_schema import CommandTarget
+from holdfast.spec.target_schema import CommandTarget
 from holdfast.targets.proxy import Proxy
 from tests.support.breaking import (
     kept,

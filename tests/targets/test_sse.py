@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from holdfast.data.dataset import Sample
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.http_target_schema import HttpTarget
+from holdfast.spec.target_schema import HttpTarget
 from holdfast.targets.http import HttpWorkflow
 from holdfast.targets.sse import Event, EventParser
 from holdfast.targets.types import Reply, Turn
 from tests.support.workflow import Answer, workflow
 
 if TYPE_CHECKING:
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 def parse(*chunks: bytes) -> list[Event]:

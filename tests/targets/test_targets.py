@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.dialects.types import TokenCounts
 from holdfast.errors import ConfigError, UsageError
-from holdfast.spec.model_schema import Price
+from holdfast.spec.eval_schema import Price
 from holdfast.spec.providers import PROVIDERS
 from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from holdfast.benchmarks.names import Benchmark
-    from holdfast.spec.benchmark_schema import BenchmarkBlock
+    from holdfast.spec.eval_schema import BenchmarkBlock
 
 INSTALL: Final = 'pip install "holdfast-evals[lm-eval]"'
 

@@ -28,13 +28,13 @@ from holdfast.benchmarks.names import (
 from holdfast.benchmarks.native import load
 from holdfast.display.terminal import note, show_step
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.spec.benchmark_schema import BenchmarkBlock
 from holdfast.spec.document import Document
+from holdfast.spec.eval_schema import BenchmarkBlock
 from holdfast.spec.formats import Format, folder_of, unknown_task
-from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.providers import provider_of
 from holdfast.spec.schema import as_dataset
+from holdfast.spec.target_schema import TARGETS
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.outcome import Outcome
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 
 def run_and_report(

@@ -19,11 +19,11 @@ from holdfast.cli.runs import runs_dir_option
 from holdfast.display.choice import make_display
 from holdfast.display.terminal import echo, notes_to
 from holdfast.errors import UsageError
-from holdfast.spec.learning import running_nothing
+from holdfast.spec.fingerprint import running_nothing
 
 if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.suite import Suite
 
 

@@ -12,7 +12,7 @@ from holdfast.cli.flags import ExporterName
 from holdfast.cli.runs import open_run, runs_dir_option, runs_directory
 from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.spec.load_exports import EXPORTERS
+from holdfast.spec.exports import EXPORTERS
 
 
 @click.command("export")

@@ -56,7 +56,7 @@ class ExporterName(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check the name."""
-        from holdfast.spec.load_exports import EXPORTERS
+        from holdfast.spec.exports import EXPORTERS
 
         if value not in EXPORTERS:
             self.fail(EXPORTERS.unknown(str(value)), param, ctx)
@@ -66,7 +66,7 @@ class ExporterName(click.ParamType[str]):
         """Offer all exporters."""
         from click.shell_completion import CompletionItem
 
-        from holdfast.spec.load_exports import EXPORTERS
+        from holdfast.spec.exports import EXPORTERS
 
         names = (*EXPORTERS, *EXPORTERS.plugins)
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]

@@ -31,7 +31,6 @@ _VERBS: Final = {
     "export": "Export a run in the format of another tool.",
     "cache": "List and remove stored runs.",
     "init": "Write a small working eval to start from.",
-    "migrate": "Update eval files and runs of earlier versions.",
     "repair": "Verify a run directory and repair it.",
     "status": "Show the status of an invocation (a cluster launch) or a run.",
     "logs": "Show or follow the logs of an invocation or a run.",

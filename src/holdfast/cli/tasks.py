@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError, UsageError
 
 if TYPE_CHECKING:
     from holdfast.benchmarks.names import Benchmark
-    from holdfast.spec.benchmark_schema import BenchmarkBlock
+    from holdfast.spec.eval_schema import BenchmarkBlock
 
 
 @click.group("tasks", context_settings={"help_option_names": ["-h", "--help"]})
@@ -106,7 +106,7 @@ def _summary(benchmark: Benchmark) -> dict[str, Any]:
 
 def _find(name: str, data: str | None) -> tuple[Benchmark, BenchmarkBlock]:
     from holdfast.benchmarks.format import find_benchmark
-    from holdfast.spec.benchmark_schema import BenchmarkBlock
+    from holdfast.spec.eval_schema import BenchmarkBlock
     from holdfast.spec.formats import unknown_task
 
     if not name:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Sample
     from holdfast.data.messages import Attachment
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.records import Content
     from holdfast.targets.types import Message
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.data.dataset import Sample
-    from holdfast.spec.conversation_schema import ResponderBlock
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
+    from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.targets.types import Message, Reply
 
 OFFERED = ("messages", "sample", "turn")

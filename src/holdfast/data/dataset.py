@@ -29,8 +29,8 @@ from holdfast.data.questions import Questions
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.data.row_checks import TemplateChecks
 from holdfast.errors import ConfigError, DataError, Fault, Problem
-from holdfast.spec.row_fields import fields_of_target
-from holdfast.spec.selection import Selection
+from holdfast.spec.eval import fields_of_target
+from holdfast.spec.eval_schema import Selection
 from holdfast.spec.template import RENDER_ERRORS, TemplateError, expression
 from holdfast.store.lines import find_lines
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from holdfast.data.messages import Attachment
     from holdfast.data.readers import LineStart
     from holdfast.spec.document import Location
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from holdfast.spec.document import Location
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 NO_VALUE: Final = "(none)"
 """stands for the value of rows that lack the field, or hold null in it"""

@@ -24,8 +24,8 @@ from holdfast.spec.template import RENDER_ERRORS, Template, expression
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from holdfast.spec.conversation_schema import PartBlock
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
+    from holdfast.spec.eval_schema import PartBlock
 
     Message = dict[str, Any]
 

@@ -17,7 +17,7 @@ from holdfast.spec.template import RENDER_ERRORS, expression
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.template import Expression
 
 _NAMED: Final = 5

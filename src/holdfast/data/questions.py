@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from holdfast.data.readers import Row
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 _BRACED: Final = re.compile(r"\$\{\s*(\w+)\s*\}|(?<![\w\\{}])\{\s*(\w+)\s*\}(?!\})|%\((\w+)\)s")
 """fields as other tools spell them: `${x}`, `{x}`, `%(x)s`; but not `\\boxed{x}`"""

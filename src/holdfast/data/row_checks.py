@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import RowCheck, Sample, Shape
     from holdfast.data.readers import Row
     from holdfast.spec.document import Location
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.template import Template
 
 _SENT: Final = ("system", "prompt", "messages", "follow_ups")

@@ -31,8 +31,8 @@ from holdfast.data.panels import Panel, Panels
 from holdfast.data.survey_fit import fit_survey
 from holdfast.data.survey_update import read_lines, update_survey
 from holdfast.spec.benchmark_tasks import benchmark_tasks
+from holdfast.spec.eval import fields_of_target
 from holdfast.spec.load_graders import GRADERS
-from holdfast.spec.row_fields import fields_of_target
 from holdfast.store.cache_file import peek_header, read_header, write_cache
 from holdfast.store.home import home_directory
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from holdfast.data.dataset import Dataset, RowCheck
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 _MAGIC: Final = b"holdfast survey 5\n"
 _MOST: Final = 8

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Shape
     from holdfast.data.panels import Panel
     from holdfast.data.readers import Row
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 
 def fit_survey(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Dataset, RowCheck
     from holdfast.data.readers import Row
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 _Value = TypeVar("_Value", bound="Hashable")
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.dialects.types import Message
-    from holdfast.spec.model_schema import ThoughtsBlock
     from holdfast.spec.schema import ReasoningHistory
+    from holdfast.spec.target_schema import ThoughtsBlock
 
 STOPPED_EARLY: Final = "the stream ended before the answer was complete"
 

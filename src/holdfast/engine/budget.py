@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.plan.progress import Progress
-    from holdfast.spec.load import Eval
-    from holdfast.spec.schema import Limits
+    from holdfast.spec.eval import Eval
+    from holdfast.spec.eval_schema import Limits
 
 BudgetName = Literal["max_cost", "token_budget", "max_time"]
 """a key of `limits`, and with hyphens an option"""

@@ -23,7 +23,7 @@ from holdfast.targets.prices import Prices
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
 

@@ -11,7 +11,7 @@ from holdfast.store.rundir import RunDir
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.gate import Check, GateOutcome
     from holdfast.store.metrics import Metrics
 
@@ -52,7 +52,7 @@ def _check(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) -> list
     from holdfast.report.compare import read_scores
     from holdfast.report.gate import Rules, check_gate, check_minima
     from holdfast.report.run_view import RunView
-    from holdfast.spec.gate_schema import MAX_DROP
+    from holdfast.spec.eval_schema import MAX_DROP
     from holdfast.store.gate import Check
 
     block = spec.gate

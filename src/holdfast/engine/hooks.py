@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.plan.plan import PendingTrial
-    from holdfast.spec.hook_schema import HookBlock, HooksBlock
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
+    from holdfast.spec.eval_schema import HookBlock, HooksBlock
 
 _SHOWN: Final = 400
 _KEPT: Final = 8000

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
     from holdfast.engine.options import Options
     from holdfast.engine.worker import SharedRun
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 WORKER: Final = "HOLDFAST_WORKER"
 """the variable by which a worker, and whatever it imports or starts, knows which one it is"""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.engine.session import Session
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.failures import Failures
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.index import Index
     from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.engine.options import Options
     from holdfast.report.outcome import Outcome
     from holdfast.report.pairwise import Choice
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.rundir import RunDir
     from holdfast.targets.batches import Batches
     from holdfast.targets.types import Turn

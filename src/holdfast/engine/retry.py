@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.engine.time_limits import TimeLimit
     from holdfast.plan.plan import PendingTrial
     from holdfast.plan.progress import Progress
-    from holdfast.spec.schema import Limits
+    from holdfast.spec.eval_schema import Limits
 
 T = TypeVar("T")
 

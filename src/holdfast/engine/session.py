@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.plan.plan import Plan
     from holdfast.report.outcome import Outcome
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.rundir import RunDir
     from holdfast.store.tail import Follower
     from holdfast.targets.types import Target

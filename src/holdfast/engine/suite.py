@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.engine.budget import BudgetName
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.suite import Cell, SuiteLimits
     from holdfast.store.index import Spent
 

@@ -27,7 +27,7 @@ from holdfast.engine.brake import Halted
 from holdfast.engine.retry import Deadline
 from holdfast.errors import AttemptError, ProgramExited, RestartTrial, Uncertain
 from holdfast.graders.types import Case
-from holdfast.spec.row_fields import fields_of_target
+from holdfast.spec.eval import fields_of_target
 from holdfast.spec.trial_limits import trial_limits
 from holdfast.store.answers import EXIT
 from holdfast.store.blobs import Blobs

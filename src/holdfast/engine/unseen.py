@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from holdfast.spec.document import Location
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 
 def unseen_code(spec: Eval) -> Iterator[str]:

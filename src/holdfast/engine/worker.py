@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.index import Index
     from holdfast.store.rundir import RunDir
 

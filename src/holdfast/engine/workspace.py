@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Sample
     from holdfast.plan.plan import PendingTrial
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.records import PartialFiles
 
 

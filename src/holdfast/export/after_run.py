@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.report.run_view import RunView
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.rundir import RunDir
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from holdfast.spec.load_exports import LIVE_EXPORTERS
+from holdfast.spec.exports import LIVE_EXPORTERS
 from holdfast.spec.plugins import load_reference
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.run_view import RunView
-    from holdfast.spec.export_schema import LiveExport
+    from holdfast.spec.exports import LiveExport
     from holdfast.store.rundir import RunDir
 
 

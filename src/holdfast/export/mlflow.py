@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from holdfast.report.run_view import RunView
-    from holdfast.spec.export_schema import MlflowExport
+    from holdfast.spec.exports import MlflowExport
 
 _TAG: Final = "holdfast.run"
 _LONGEST_PARAM: Final = 500

@@ -19,8 +19,7 @@ import msgspec
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, ExportFailed, HoldfastError, Problem, UsageError
 from holdfast.spec.document import Document
-from holdfast.spec.export_schema import FileExport, PluginExport
-from holdfast.spec.load_exports import EXPORTERS, export_schema, read_export
+from holdfast.spec.exports import EXPORTERS, FileExport, PluginExport, export_schema, read_export
 from holdfast.spec.overrides import apply_override, parse_override
 from holdfast.spec.redact import without_secrets
 from holdfast.store.durable import make_directory, remove_leftovers, replacing
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from holdfast.report.run_view import RunView
-    from holdfast.spec.export_schema import ExportBlock
+    from holdfast.spec.exports import ExportBlock
     from holdfast.store.rundir import RunDir
 
 

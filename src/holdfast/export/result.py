@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.report.compare import Comparison
     from holdfast.report.gate import GateResult, NewPolicy, RemovedPolicy
-    from holdfast.spec.gate_schema import Inconclusive
+    from holdfast.spec.eval_schema import Inconclusive
     from holdfast.store.metrics import Metrics
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import wandb
 
     from holdfast.report.run_view import RunView
-    from holdfast.spec.export_schema import WandbExport
+    from holdfast.spec.exports import WandbExport
 
 _HOME: Final = "https://api.wandb.ai"
 _FOLDER_SETTINGS: Final = Path("wandb") / "settings"

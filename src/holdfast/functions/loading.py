@@ -5,7 +5,7 @@ are the modules that it imports: all functions see the same global variables. It
 that of a module it imports, has changed on disk.
 
 Fingerprints come from reading. Where reading does not show everything (`Scan.doubtful`), the file is loaded, and the
-files that it really imported are added. A plan, which runs nothing, takes them from the last run (`spec.learning`).
+files that it really imported are added. A plan, which runs nothing, takes them from the last run (`spec.fingerprint`).
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ import msgspec
 from holdfast.errors import ConfigError, HoldfastError, Problem
 from holdfast.functions.calling import describe_error
 from holdfast.functions.observing import observe
-from holdfast.spec.code_files import SESSION_FILE, note_files
 from holdfast.spec.fingerprint import (
     ADDED_TO_PATH,
+    SESSION_FILE,
     Scan,
     installed_distribution,
     is_file,
     is_installed,
+    learn,
     local_module,
+    may_run,
+    note_files,
     package_files,
     scan,
     source_digest,
 )
-from holdfast.spec.learning import learn, may_run
 from holdfast.spec.target_schema import SESSION
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from holdfast.spec.code_files import SESSION_FILE
-from holdfast.spec.fingerprint import is_installed
+from holdfast.spec.fingerprint import SESSION_FILE, is_installed
 
 _OURS: Final = "holdfast"
 """stands for the files of Holdfast, which are no user's"""

@@ -9,10 +9,10 @@ import msgspec
 
 from holdfast.errors import AttemptError
 from holdfast.graders.votes import Votes
+from holdfast.spec.eval import Origin
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.named_inputs import named_inputs, with_named_inputs
-from holdfast.spec.origin import Origin
 from holdfast.spec.template import RENDER_ERRORS, expression, normal_expression, normal_form
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from holdfast.graders.types import Grader, InstantGrader, WaitingGrader
     from holdfast.spec.document import Location
+    from holdfast.spec.eval import Eval
     from holdfast.spec.grader_schema import Combine, GraderBlock
-    from holdfast.spec.load import Eval
 
 
 class GraderPlace(msgspec.Struct, frozen=True):

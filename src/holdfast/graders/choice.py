@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from re import Match, Pattern
 
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 _SEEN: Final = 160
 """characters around a letter that can change what is meant by it"""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from holdfast.graders.types import Case, Verdict
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.store.blobs import Blobs
 
 

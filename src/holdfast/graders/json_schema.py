@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 _FENCE: Final = re.compile(r"^[^\S\n]*```[^\S\n]*(\w*)[^\n]*$", re.MULTILINE)
 _OPENING: Final = re.compile(r"\{(?=\s{0,99}[\"}])|\[(?=\s{0,99}[\[{\"\]\d-])|\[(?=\s{0,99}(?:true|false|null)\b)")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.errors import Problem
     from holdfast.graders.types import Case
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.batches import Batches
     from holdfast.targets.types import Reply
 

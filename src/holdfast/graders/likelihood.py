@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel
     from holdfast.graders.types import Case
     from holdfast.spec.document import Location
-    from holdfast.spec.load import Eval
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Eval, Origin
 
 
 _LIST: Final = (list, tuple)

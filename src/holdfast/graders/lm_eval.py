@@ -18,7 +18,7 @@ from holdfast.spec.benchmark_grader_schema import LmEvalGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 @dataclass

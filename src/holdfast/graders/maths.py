@@ -12,7 +12,7 @@ from holdfast.spec.content_grader_schema import MathGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 class Mathematics(WaitingGrader):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from holdfast.graders.types import Case
+    from holdfast.spec.eval import Origin
     from holdfast.spec.numbers import WrittenNumber
-    from holdfast.spec.origin import Origin
 
 
 class Number(InstantGrader):

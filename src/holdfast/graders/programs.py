@@ -23,7 +23,7 @@ from holdfast.spec.template import is_template
 if TYPE_CHECKING:
     from holdfast.graders.sandbox import ProgramResult
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 _TOOL_CALLS: Final = re.compile(r"\btool_calls\b")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 OFFERED: Final = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info", "metadata")
 """parameters that every function may have; `expected` and `ground_truth` only where the row has such a value"""

@@ -11,7 +11,7 @@ from holdfast.spec.text_grader_schema import ExactGrader, TextGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 
 class Exact(InstantGrader):

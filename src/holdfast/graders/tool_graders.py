@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from holdfast.graders.tool_calls import Call
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.spec.regex import Dialect, Regex
     from holdfast.spec.tool_grader_schema import CallSpec, ToolName
 

@@ -13,7 +13,7 @@ from holdfast.spec.content_grader_schema import TriggerGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
 
 _WORD: Final = re.compile(r"[^\W_]{3,}")
 _COMMON: Final = frozenset(

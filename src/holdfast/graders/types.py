@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from holdfast.errors import AttemptError, Problem
     from holdfast.spec.content_grader_schema import PythonGrader
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.eval import Origin
     from holdfast.spec.grader_schema import GraderBlock, TextBlock
-    from holdfast.spec.origin import Origin
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
     from holdfast.targets.batches import Batches

@@ -20,12 +20,11 @@ from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Slot, Work
-from holdfast.spec.code_files import SESSION_FILE, noting_files
-from holdfast.spec.learning import take_unknown
+from holdfast.spec.eval import fields_of_grader, fields_of_target
+from holdfast.spec.fingerprint import SESSION_FILE, noting_files, take_unknown
 from holdfast.spec.load import target_name
 from holdfast.spec.named_inputs import TARGET
 from holdfast.spec.redact import without_secrets
-from holdfast.spec.row_fields import fields_of_grader, fields_of_target
 from holdfast.spec.template import normal_expression
 from holdfast.spec.trial_limits import limits_identity
 from holdfast.store.blobs import link_of, mode_of
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.graders.build import GraderPlace
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.manifest import Drift
 
 

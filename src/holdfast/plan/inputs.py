@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.plan.keys import run_id
-from holdfast.spec.code_files import SESSION_FILE
+from holdfast.spec.fingerprint import SESSION_FILE
 from holdfast.spec.named_inputs import TARGET, excluded_patterns
 from holdfast.store.catalog import brief_runs
 from holdfast.store.inputs import Input, read_inputs
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.plan.identity import RunIdentity
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 _LARGE: Final = 16 << 20
 """bytes from which on a file with the same size and time counts as the same"""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.conversation.script import Prompts
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.metrics import Metrics
     from holdfast.targets.types import Continuation
 

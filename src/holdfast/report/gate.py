@@ -31,7 +31,7 @@ from holdfast.report.compare import (
 )
 from holdfast.report.paired import Z80, cluster_parts, gaps, holm, implied_half, mean_and_error, p_text
 from holdfast.report.stats import normal_quantile, t_quantile
-from holdfast.spec.gate_schema import MAX_DROP, RUN_METRICS
+from holdfast.spec.eval_schema import MAX_DROP, RUN_METRICS
 from holdfast.spec.schema import parse_points
 from holdfast.store.gate import Check
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from holdfast.report.compare import ScoredRun
     from holdfast.report.run_view import RunView
-    from holdfast.spec.gate_schema import Inconclusive
+    from holdfast.spec.eval_schema import Inconclusive
     from holdfast.store.gate import Verdict
     from holdfast.store.metrics import Metrics
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.graders.build import GraderPlace
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.metrics import GraderMetrics
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.report.estimate import RunEstimate
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Continuation, Message
 

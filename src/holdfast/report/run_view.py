@@ -24,8 +24,8 @@ from holdfast.plan.identity import slot_of
 from holdfast.plan.plan import Slot, Work
 from holdfast.report.line_places import LinePlaces
 from holdfast.report.verdicts import as_measurement, grading_rules, judge_output, level_measurements
+from holdfast.spec.eval import fields_of_target
 from holdfast.spec.load import eval_of_run
-from holdfast.spec.row_fields import fields_of_target
 from holdfast.store.catalog import is_running
 from holdfast.store.index import (
     Entry,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.report.checkpoints import TrialStatus
     from holdfast.report.verdicts import JudgedOutput
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics, Rule, TrialResult
     from holdfast.store.records import Step

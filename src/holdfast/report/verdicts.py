@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.plan import Work
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.index import Index
     from holdfast.store.refs import OutputRef, VerdictRef
 

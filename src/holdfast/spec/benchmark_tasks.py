@@ -20,12 +20,12 @@ class TaskMetric(Struct, frozen=True, kw_only=True):
 
     metric: str
     grader: str | None = None
-    """None: nothing that is graded here gives the metric"""
+    """None: no grader gives the metric"""
     filter: str = "none"
     aggregation: str = "mean"
     higher_is_better: bool | None = True
     k: int | None = None
-    """set for pass@k: how likely at least one of so many trials passes"""
+    """set for pass@k: the chance that at least one of k trials passes"""
 
     @property
     def key(self) -> str:
@@ -90,7 +90,7 @@ class BenchmarkTasks(Struct, frozen=True, kw_only=True):
 
 
 def benchmark_tasks(eval_data: Mapping[str, Any]) -> BenchmarkTasks | None:
-    """Return the tasks in an eval's metadata; None where it has none. `metadata` is free: anything else is ignored."""
+    """Return the tasks in an eval's metadata; None if it has no tasks. Anything else in `metadata` is ignored."""
     metadata = eval_data.get("metadata")
     block = metadata.get("benchmark") if isinstance(metadata, dict) else None
     try:

@@ -1,15 +1,9 @@
-"""YAML 1.2 with positions, so that a problem can be named by file and line.
-
-JSON is YAML, and is read many times faster as JSON.
-"""
+"""YAML 1.2 with positions, so that a problem can be named by file and line. JSON is YAML."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem
 
@@ -18,9 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Location = tuple[str | int, ...]
-_DELICATE: Final = re.compile(r"[^\t-~]|\\u[dD][89a-fA-F]")
-"""characters that YAML may refuse or fold, and surrogates"""
-_PIECE: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^\s":,[\]{}]+|[\n,[\]{}]')
 
 
 def format_location(location: Sequence[str | int]) -> str:
@@ -39,7 +30,7 @@ class Document:
     path: Path | None = None
     lines: dict[Location, int] | None = None
     elsewhere: Mapping[Location, tuple[Document, Location]] = field(default_factory=dict)
-    """the origins of parts that come from other files, or from another place of this one"""
+    """the origins of parts that come from another file, or from another place in this one"""
     notices: tuple[str, ...] = ()
     """warnings for the user"""
 
@@ -65,7 +56,7 @@ def read_document(path: Path) -> Document:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, with its line ends as they are."""
+    """Read a text file without changing its line ends."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -76,12 +67,24 @@ def read_text(path: Path) -> str:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
 
 
+def file_inside(folder: Path, name: str, where: str) -> bytes:
+    """Read a file in the eval's folder; `where` names the place in the eval file for messages."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError([Problem(where, f"{name} is outside the eval file's folder")])
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            [Problem(where, f"{path} cannot be read: {error.strerror or error}")],
+            remedy="Paths are relative to the eval file's folder.",
+        ) from error
+
+
 def parse_document(
     text: str, path: Path, shape: str = "an eval file is a mapping of keys such as name, dataset, target, prompt"
 ) -> Document:
-    """Parse a YAML mapping; `path` is for error messages, and so is `shape`, which describes the expected mapping."""
-    if (read := _read_json(text)) is not None:
-        return Document(read[0], path, read[1])
+    """Parse a YAML mapping. Error messages name `path`, and describe the expected mapping with `shape`."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -113,44 +116,6 @@ def parse_document(
     return document
 
 
-def _read_json(text: str) -> tuple[dict[str, Any], dict[Location, int]] | None:
-    """Return the mapping that a text is in JSON, and the line of every key and item.
-
-    None: it is not JSON, YAML may read it differently, or YAML has to name a problem.
-    """
-    if not text.lstrip().startswith("{") or _DELICATE.search(text):
-        return None
-    try:
-        data = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    lines = _lines_of_json(text)
-    return None if lines is None or isinstance(data.get("schemaVersion"), float) else (data, lines)
-
-
-def _lines_of_json(text: str) -> dict[Location, int] | None:
-    """Return the line of every key and item of a mapping in JSON; None if a key is there twice."""
-    lines: dict[Location, int] = {}
-    line, location = 1, list[Any]()  # its last part is None where a key follows
-    for match in _PIECE.finditer(text):
-        piece = match[0]
-        if piece == "\n":
-            line += 1
-        elif piece == ",":
-            location[-1] = location[-1] + 1 if isinstance(location[-1], int) else None
-        elif piece in "]}":
-            location.pop()
-        else:
-            if location and not isinstance(location[-1], str):
-                location[-1] = msgspec.json.decode(piece) if location[-1] is None else location[-1]
-                if tuple(location) in lines:
-                    return None
-                lines[tuple(location)] = line
-            if piece in "[{":
-                location.append(None if piece == "{" else 0)
-    return lines
-
-
 def read_value(text: str) -> Any:
     """Parse a value in YAML."""
     from ruamel.yaml import YAML
@@ -159,7 +124,7 @@ def read_value(text: str) -> Any:
 
 
 def _plain(node: Any, location: Location, lines: dict[Location, int]) -> Any:
-    """Convert ruamel's values to plain Python values, and note the line of every key and item."""
+    """Convert ruamel's values to plain Python values, and record the line of every key and item."""
     positions: Any = getattr(node, "lc", None)
     if isinstance(node, dict):
         for key in node:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from unicodedata import normalize
 
-from holdfast.spec.template import is_template, pattern_template, template
+from holdfast.spec.template import escape_value, is_template, pattern_template, template
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,8 +103,6 @@ def patterns(source: str, fields: Mapping[str, Any]) -> list[str]:
     if isinstance(value, str):
         sources = [value]
     else:
-        from holdfast.spec.jinja import escape_value  # which this template needed anyway
-
         try:
             sources = [escape_value(element) for element in (_elements(value) if _is_several(value) else [value])]
         except TypeError as error:

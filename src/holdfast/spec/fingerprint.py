@@ -1,12 +1,16 @@
 """Fingerprints of code, taken by reading files and never by importing them.
 
-A function's fingerprint covers its file and every local module that file imports, directly or not. Comments and
-layout do not count: what is digested is the file's tokens, so that a new comment reruns nothing, while a changed
-docstring, which a program can read, does. Local is what lies beside the file, in the eval's folder, or elsewhere on
-Python's path (PYTHONPATH, editable installs); the standard library and installed packages are not followed.
+A function's fingerprint covers its file and every local module that the file imports, directly or indirectly. It
+digests tokens rather than text: a new comment or another layout reruns nothing, but a changed docstring, which code can
+read, does. Local modules are next to the file, in the eval's folder, or elsewhere on Python's path (PYTHONPATH,
+editable installs); imports of the standard library and of installed packages are not followed.
 
-Reading has limits: code that changes `sys.path` or imports by a computed name may import files that reading does not
-find. A `Scan` notes such code, so that callers can look at the modules that were really imported, or warn.
+Reading has limits: code that changes `sys.path`, or imports by a computed name, may import files that reading misses. A
+`Scan` records such code, so that callers can look at the modules that were really imported, or warn.
+
+Some facts need a process (`learn`): the version of a program, computed imports. A run asks, and keeps the answer in
+`$HOLDFAST_HOME/learned`. A plan starts nothing from the eval: it uses the answer for exactly this program or file, or
+notes that the fact is unknown.
 """
 
 from __future__ import annotations
@@ -14,20 +18,24 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
+import os
 import re
 import sys
 import sysconfig
 import tokenize
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache, lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.canonical import digest_bytes
+from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.code_files import note_files
+from holdfast.store.durable import make_directory
+from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,20 +45,27 @@ _COMPUTED: Final = frozenset(
     {"import_module", "__import__", "spec_from_file_location", "SourceFileLoader", "exec_module", "load_module"}
     | {"run_path", "run_module", "addsitedir", "iter_modules", "walk_packages", "exec"}
 )
-"""names of functions that import, or run, what only the running program knows"""
+"""functions that import or run something that only the running program knows"""
 _INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 
 ADDED_TO_PATH: Final[set[str]] = set()
-"""entries of `sys.path` that come from loading users' files; they do not count when other files are read, or a
-fingerprint would depend on what this process has loaded before"""
+"""entries of `sys.path` that loading users' files added. They are ignored, or a fingerprint would depend on what this
+process loaded before"""
+SESSION_FILE: Final = Path("<session>")
+"""stands for the code of functions that were typed into a notebook or an interpreter"""
+_noted: Final[ContextVar[set[Path] | None]] = ContextVar("_noted", default=None)
+_unknown: Final[ContextVar[list[str] | None]] = ContextVar("_unknown", default=None)
+"""unknown facts, while nothing may run; None: everything may run"""
+
+T = TypeVar("T")
 
 
 class _Import(NamedTuple):
     level: int
-    """of a relative import, the number of dots; else 0"""
+    """the number of dots of a relative import; else 0"""
     parts: tuple[str, ...]
     is_module: bool
-    """False: the last part may as well be a name inside the module"""
+    """False: the last part may be a name inside the module"""
 
 
 class _Parsed(NamedTuple):
@@ -61,7 +76,7 @@ class _Parsed(NamedTuple):
 
 
 class Scan(msgspec.Struct):
-    """A Python file and the local modules it imports, as far as reading shows them."""
+    """A Python file and the local modules that reading shows it to import."""
 
     files: dict[Path, str] = {}
     """digests in the order of discovery"""
@@ -74,7 +89,7 @@ class Scan(msgspec.Struct):
 
     @property
     def doubtful(self) -> bool:
-        """True where importing the file may bring in more than reading shows."""
+        """True if importing the file may bring in more than reading shows."""
         return self.unresolved or self.computed is not None
 
 
@@ -85,11 +100,11 @@ def scan(
     more: Iterable[Path] = (),
     text: str | None = None,
 ) -> Scan:
-    """Read `entry` and, directly or not, every local module that it imports.
+    """Read `entry` and every local module that it imports, directly or indirectly.
 
-    `folder` is the eval file's: modules are looked for there and beside the entry file. `lookup` is asked for modules
-    that are found in neither place nor on Python's path; `more` are further files that are known to belong to it.
-    `text` is the source where `entry` names no file.
+    Modules are searched for in `folder`, the eval file's, next to the entry file, and on Python's path; `lookup` is
+    asked for the others. `more` are further files that are known to belong to the entry. `text` is the source if
+    `entry` is not a file.
     """
     result = Scan()
     entry = entry.resolve()
@@ -109,11 +124,11 @@ def scan(
                 files = lookup(imported.parts)
                 result.unresolved |= imported.is_module and not files
             waiting.extend(files)
-    for path, digest in result.files.items():
+    for path, content in result.files.items():
         name = path.name if path == entry else _relative(path, [*roots, _package_root(path)])
-        while name in result.digests:  # two files of one name, found from different places, both count
+        while name in result.digests:  # two files of the same name, found from different places, both count
             name = f"../{name}"
-        result.digests[name] = digest
+        result.digests[name] = content
     result.digests = dict(sorted(result.digests.items()))
     note_files(result.files)
     return result
@@ -162,7 +177,7 @@ def installed_distribution(path: Path) -> str | None:
 
 
 def source_digest(path: Path) -> str | None:
-    """Return the digest of a file's code; None where the file cannot be read."""
+    """Return the digest of a file's code; None if the file cannot be read."""
     try:
         return _parsed_file(path, None).digest
     except ConfigError:
@@ -170,7 +185,7 @@ def source_digest(path: Path) -> str | None:
 
 
 def content_digest(path: Path) -> str | None:
-    """Return the digest of a file's content, or of its code for Python; None where the file cannot be read."""
+    """Return the digest of a file's content, or of its code for Python; None if the file cannot be read."""
     if path.suffix == ".py" and (code := source_digest(path)) is not None:
         return code
     try:
@@ -181,25 +196,25 @@ def content_digest(path: Path) -> str | None:
 
 
 def command_files(folder: Path, command: Sequence[str]) -> dict[str, str]:
-    """Return digests of the files that a command names in the eval's folder, and of what its Python programs import.
+    """Return digests of the files that a command names in the eval's folder, and of its Python programs' imports.
 
-    `python -m package` names files as well.
+    `python -m package` names files, too.
     """
-    behind: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for argument in command:
         path = named_file(folder, argument)
         if path is not None and path.suffix != ".py":
             try:
-                behind[argument] = digest_bytes(path.read_bytes())
+                digests[argument] = digest_bytes(path.read_bytes())
             except OSError as error:
                 raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
     for program in _programs(folder, command):
-        behind |= program.digests
-    return behind
+        digests |= program.digests
+    return digests
 
 
 def computed_imports(folder: Path, command: Sequence[str]) -> list[str]:
-    """Return the places, as `file.py:3`, where a command's Python programs may import more than reading shows."""
+    """Return places such as `file.py:3` at which a command's Python programs may import more than reading shows."""
     return [program.computed for program in _programs(folder, command) if program.computed is not None]
 
 
@@ -263,10 +278,10 @@ def check_program(
 ) -> None:
     """Raise ConfigError for a program that cannot be run.
 
-    A word with a slash is a file relative to the folder. One without is searched on the PATH (`path_variable`, where
-    that is set) or, `by_name`, in the folder.
+    A word with a slash is a file relative to the folder. Other words are searched on the PATH (or on `path_variable`)
+    and, with `by_name`, in the folder.
     """
-    from shutil import which  # few evals have programs, and it imports all kinds of compression
+    from shutil import which  # which imports every kind of compression, and few evals have programs
 
     path = folder / word
     there = is_file(path)
@@ -297,7 +312,7 @@ def _parsed_file(path: Path, text: str | None) -> _Parsed:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> _Parsed:
-    """Parse a source; cached, since an eval with many tools reads the same modules for each of them."""
+    """Parse a source. Cached, because an eval with many tools reads the same modules for each tool."""
     imports: list[_Import] = []
     computed: list[int] = []
     for node in ast.walk(ast.parse(text)):
@@ -364,7 +379,7 @@ def _relative(path: Path, roots: list[Path]) -> str:
 
 
 def _files_of(imported: _Import, path: Path, roots: list[Path]) -> list[Path] | None:
-    """Return the local files behind an import; None where the module is not found."""
+    """Return the local files that an import runs; None if the module is not found."""
     if imported.level:
         folder = path.parent
         for _ in range(imported.level - 1):
@@ -378,19 +393,19 @@ def _files_of(imported: _Import, path: Path, roots: list[Path]) -> list[Path] | 
 
 
 def _elsewhere(name: str) -> list[Path] | None:
-    """Return the folders on Python's path that hold a local module; None where no module of that name is found.
+    """Return the folders on Python's path that hold a local module; None if there is no module of that name.
 
-    The list is empty for modules of Python, of installed packages and of Holdfast.
+    The list is empty for Python's own modules, installed packages and Holdfast.
     """
     if name == "holdfast" or name in sys.stdlib_module_names:
         return []
     path = tuple(entry for entry in sys.path if entry not in ADDED_TO_PATH)
     finders = tuple(sys.meta_path)
     if (name, path, finders) not in _found_elsewhere:
-        for finder in finders:  # not `importlib.util.find_spec`, which looks at what is imported first
+        for finder in finders:  # not `importlib.util.find_spec`, which looks at imported modules first
             try:
                 spec = finder.find_spec(name, list(path) if finder is PathFinder else None)
-            except Exception:  # noqa: S112 - a finder of somebody's; what it cannot find, importing will tell
+            except Exception:  # noqa: S112 - another package's finder; if it fails, so will the import, with its reason
                 continue
             if spec is not None:
                 places = [Path(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
@@ -412,7 +427,7 @@ def _installed_places() -> tuple[str, ...]:
 
 
 def is_installed(path: Path | str) -> bool:
-    """Return True for files and folders of Python and of installed packages. Thousands are looked at."""
+    """Return True for files and folders of Python and of installed packages. Called for thousands of paths."""
     name = f"{path}/"
     return name.startswith(_installed_places()) or "/site-packages/" in name or "/dist-packages/" in name
 
@@ -435,3 +450,76 @@ def _modules(parts: Sequence[str], roots: Sequence[Path]) -> Iterator[Path]:
         if files:
             yield from (file.resolve() for file in files)
             return
+
+
+@contextmanager
+def noting_files() -> Iterator[set[Path]]:
+    """Collect the code files that are read for fingerprints inside the block."""
+    files: set[Path] = set()
+    token = _noted.set(files)
+    try:
+        yield files
+    finally:
+        _noted.reset(token)
+
+
+def note_files(files: Iterable[Path]) -> None:
+    """Add code files to the collection of `noting_files`."""
+    noted = _noted.get()
+    if noted is not None:
+        noted.update(files)
+
+
+@contextmanager
+def running_nothing() -> Iterator[None]:
+    """Keep `learn` from running anything inside the block."""
+    token = _unknown.set([])
+    try:
+        yield
+    finally:
+        _unknown.reset(token)
+
+
+def may_run() -> bool:
+    """Return False while nothing of the eval may be started or imported."""
+    return _unknown.get() is None
+
+
+def take_unknown() -> tuple[str, ...]:
+    """Return notes of the facts that `learn` could not find out since the last call."""
+    notes = _unknown.get() or []
+    taken = tuple(dict.fromkeys(notes))
+    notes.clear()
+    return taken
+
+
+def learn(about: Any, kind: type[T], ask: Callable[[], T], unknown: str) -> T | None:
+    """Return the answer of `ask`, which runs something; None if nothing may run and no earlier run has asked.
+
+    `about` identifies what is run, by its content or by the size and time of its file. `unknown` is a plan's note.
+    """
+    path = _place(about)
+    notes = _unknown.get()
+    if notes is None:
+        answer = ask()
+        _keep(path, msgspec.json.encode(answer))
+        return answer
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        notes.append(unknown)
+        return None
+
+
+def _place(about: Any) -> Path:
+    return home_directory() / "learned" / f"{digest(about)[7:39]}.json"
+
+
+def _keep(path: Path, data: bytes) -> None:
+    with suppress(OSError):  # without it, a plan knows less
+        if path.exists() and path.read_bytes() == data:
+            return
+        make_directory(path.parent)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_bytes(data)
+        temporary.replace(path)

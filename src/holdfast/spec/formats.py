@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.document import Document, read_document
-from holdfast.spec.load import apply_overrides, with_deprecation_notices
+from holdfast.spec.load import apply_overrides
 from holdfast.spec.plugins import Registry
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.validation import suggest
@@ -24,7 +24,7 @@ from holdfast.store.home import home_directory
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.overrides import Override
 
 FORMATS: Final = Registry("holdfast.formats", "format")
@@ -62,9 +62,6 @@ class Format:
     def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
         """Return the eval as a document with our keys, and the overrides that are still to be applied to it."""
         raise NotImplementedError
-
-    def check(self, document: Document) -> None:
-        """Raise ConfigError for a file of a version that cannot be read."""
 
 
 def read_eval(path: Path) -> Document:
@@ -144,7 +141,7 @@ def to_native(document: Document, overrides: Sequence[Override] = ()) -> tuple[D
     """Return an eval of any format as a document with our keys, and the overrides that are still to be applied."""
     if (foreign := find_format(document.data)) is not None:
         return foreign[1].translate(document, overrides)
-    return with_deprecation_notices(document), list(overrides)
+    return document, list(overrides)
 
 
 class TaskProvider(Protocol):

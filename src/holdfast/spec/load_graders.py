@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ConfigError, Problem
+from holdfast.spec.document import file_inside
 from holdfast.spec.grader_schema import TAKEN_NAMES, GraderBlock
 from holdfast.spec.grader_texts import settle_texts
-from holdfast.spec.origin import file_inside
 from holdfast.spec.plugins import Registry
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import is_embedded
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Set
     from pathlib import Path
 
-    from holdfast.spec.conversation_schema import ResponderBlock
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.spec.judge_schema import PromptGrader
 
 GRADERS = Registry(

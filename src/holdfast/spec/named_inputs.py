@@ -1,7 +1,7 @@
-"""`files` and `env` of an eval file: what its code reads, and reading the code does not show.
+"""`files` and `env` of an eval file: inputs of its code that a fingerprint of the code does not show.
 
-Contents of files and digests of variables are part of the key of what they belong to: of outputs, of a grader's
-verdicts, or of both. Values of variables may be secrets, so they are stored nowhere.
+Contents of files and digests of variables are part of the keys that depend on them: of outputs, of a grader's verdicts,
+or of both. Values of variables may be secrets, so only digests are stored.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.canonical import digest
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.code_files import note_files
+from holdfast.spec.fingerprint import content_digest, note_files
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from holdfast.spec.document import Document, Location
-    from holdfast.spec.load import Eval
+    from holdfast.spec.document import Location
+    from holdfast.spec.eval import Eval
 
 TARGET: Final = "target"
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_WRONG: Final = "neither the target nor a grader has this name"
 
 
-def misnamed_parts(key: str, named: Any, graders: Collection[str], document: Document) -> Iterator[Problem]:
-    """Yield the parts under `files` or `env` that the eval does not have."""
-    for part in named if isinstance(named, dict) else ():
-        if part != TARGET and part not in graders:
-            yield Problem(document.where((key, part)), _WRONG + suggest(part, [TARGET, *graders]))
-    if key == "env":
-        lists = [((part,), names) for part, names in named.items()] if isinstance(named, dict) else [((), named)]
-        for place, names in lists:
-            for number, name in enumerate(names):
-                if not _VARIABLE.fullmatch(name):
-                    message = f"{name!r} is not the name of an environment variable; give names without values"
-                    yield Problem(document.where((key, *place, number)), message)
+def misnamed_parts(spec: Eval) -> Iterator[tuple[Location, str]]:
+    """Yield parts under `files` and `env` that the eval does not have, and invalid names of variables."""
+    parts = [TARGET, *dict.fromkeys(block.name for _, block in spec.placed_graders())]
+    for key in ("files", "env"):
+        named = getattr(spec, key)
+        for part in named if isinstance(named, dict) else ():
+            if part not in parts:
+                yield (key, part), f"neither the target nor a grader has this name{suggest(part, parts)}"
+    lists = [((part,), names) for part, names in spec.env.items()] if isinstance(spec.env, dict) else [((), spec.env)]
+    for place, names in lists:
+        for number, name in enumerate(names):
+            if not _VARIABLE.fullmatch(name):
+                message = f"{name!r} is not the name of an environment variable; give names without values"
+                yield ("env", *place, number), message
 
 
 def named_inputs(spec: Eval, part: str, *, runs_code: bool) -> dict[str, dict[str, str | None]]:
-    """Return what a part's identity contains of `files` and `env`; nothing where they say nothing about it."""
+    """Return what `files` and `env` add to the identity of a part: the target or a grader."""
     files: dict[str, str | None] = {
         name: content
         for location, pattern in _names(spec, "files", part, runs_code=runs_code)
@@ -60,18 +61,18 @@ def named_inputs(spec: Eval, part: str, *, runs_code: bool) -> dict[str, dict[st
 
 
 def with_named_inputs(identity: dict[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part's identity with what the eval file names for it."""
+    """Return a part's identity with its named inputs."""
     merged = {key: {**identity.get(key, {}), **value} for key, value in named.items()}
     return {**identity, **merged}
 
 
 def excluded_patterns(spec: Eval) -> list[str]:
-    """Return the patterns of files that are no inputs, although code reads them."""
+    """Return the patterns of files that code reads but that are not inputs."""
     return [pattern[1:] for pattern in _patterns(spec) if pattern.startswith("!")]
 
 
 def is_named(spec: Eval, path: str) -> bool:
-    """Return True if the eval file says of a file that it is an input, or that it is none."""
+    """Return True if the eval file lists a file, as an input or as an exception."""
     return any(fnmatchcase(path, os.path.normpath(pattern.removeprefix("!"))) for pattern in _patterns(spec))
 
 
@@ -89,8 +90,6 @@ def _names(spec: Eval, key: str, part: str, *, runs_code: bool) -> Iterator[tupl
 
 
 def _contents(spec: Eval, location: Location, pattern: str) -> Iterator[tuple[str, str]]:
-    from holdfast.spec.fingerprint import content_digest  # which few evals need
-
     where = spec.document.where(location)
     matches = [Path(match) for match in sorted(glob.glob(pattern, root_dir=spec.folder, recursive=True))]
     files = [match for match in matches if (spec.folder / match).is_file()]
@@ -105,5 +104,5 @@ def _contents(spec: Eval, location: Location, pattern: str) -> Iterator[tuple[st
         content = content_digest(path)
         if content is None:
             raise ConfigError([Problem(where, f"{path}: cannot be read")])
-        note_files([path])  # what code reads of it is in the key already
+        note_files([path])  # its content is in the key, so reading it is no further input
         yield os.path.normpath(file), content

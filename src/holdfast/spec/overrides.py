@@ -25,9 +25,9 @@ def parse_override(text: str) -> Override:
 
     keys = tuple(path.split("."))
     if keys == ("gate", "baseline"):
-        return keys, value or None  # an id, of which YAML would read 12345678 and 5e031122 as numbers
+        return keys, value or None  # an id: YAML would read 12345678 and 5e031122 as numbers
     if value.lstrip().startswith("{{"):
-        return keys, value  # a template, which YAML would read as a mapping of a mapping
+        return keys, value  # a template: YAML would read it as nested mappings
     try:
         parsed = read_value(value) if value else None
     except (YAMLError, UnicodeDecodeError) as error:
@@ -40,7 +40,7 @@ def parse_override(text: str) -> Override:
 
 
 def apply_override(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set one value in place, creating mappings on the way. Lists take a number, graders also their name."""
+    """Set a value in place, creating mappings on the way. A list is indexed by number, graders also by name."""
     if path[0] == "dataset" and len(path) > 1:
         data["dataset"] = as_dataset(data.get("dataset"))
     node: Any = data
@@ -56,7 +56,7 @@ def apply_override(data: dict[str, Any], path: tuple[str, ...], value: Any) -> N
             if last:
                 config = node.get("config")
                 if isinstance(config, dict) and part in config:
-                    config[part] = value  # a grader's parameters may be here, and would hide the override
+                    config[part] = value  # parameters of a grader that are written here would hide the override
                 else:
                     node[part] = value
             elif not isinstance(node.get(part), dict | list):

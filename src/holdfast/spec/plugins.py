@@ -50,7 +50,7 @@ They are not entry points of this distribution, because looking through all inst
 
 
 def load_reference(reference: str) -> Any:
-    """Import what `module:attribute` names."""
+    """Import the object that `module:attribute` names."""
     module, _, attribute = reference.partition(":")
     return getattr(import_module(module), attribute)
 
@@ -86,7 +86,7 @@ class Registry:
         return self._loaded[name]
 
     def is_builtin(self, name: str) -> bool:
-        """Return True for a kind of Holdfast, and False for one of a plug-in."""
+        """Return True for a built-in kind, False for a plug-in's."""
         return name in self._builtin
 
     def _import(self, name: str) -> Any:
@@ -96,7 +96,7 @@ class Registry:
             raise ValueError(self.unknown(name))
         try:
             return entry.load()
-        except Exception as error:  # the package is somebody else's
+        except Exception as error:  # other people's packages may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"the {self._noun} {name!r} of {_distribution(entry)} cannot be imported from {entry.value}: {reason}"

@@ -1,7 +1,7 @@
-"""Where models are found by the prefix of their name: `anthropic/claude-opus-5` is asked at Anthropic's, by its API.
+"""Finds a model's provider by the prefix of its name: `anthropic/claude-opus-5` is asked through Anthropic's API.
 
-A prefix counts where no `base_url` is given. `openai/` and `google/` are also organisations on the hub, whose models
-many servers serve under their full names: for these two, $OPENAI_BASE_URL counts as a `base_url`.
+A prefix counts only without a `base_url`. `openai/` and `google/` are also organisations on the hub, and many servers
+serve their models under these full names: for the two prefixes, $OPENAI_BASE_URL counts as a `base_url`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.spec.schema import urls_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.spec.conversation_schema import ResponderBlock
+    from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.spec.judge_schema import PromptGrader
     from holdfast.spec.schema import Api
 
@@ -30,19 +30,19 @@ class Provider(msgspec.Struct, frozen=True):
 
     api: Api
     base_url: str
-    """default; $`url_env` takes precedence. Empty where it depends on the account"""
+    """default; $`url_env` takes precedence. Empty if it depends on the account"""
     key_env: tuple[str, ...]
     """environment variables for the API key: the first that is set counts"""
     url_env: str = ""
     url_path: str = ""
-    """added to the value of `url_env` where it is missing, as the provider's own clients do"""
+    """appended to the value of `url_env` if it is missing, as the provider's own clients do"""
     access: Access = "key"
     completions: bool = False
     """its models also complete plain texts"""
 
 
 OPENAI: Final = Provider("chat", "https://api.openai.com/v1", ("OPENAI_API_KEY",), "OPENAI_BASE_URL", completions=True)
-"""of names without a known prefix"""
+"""for names without a known prefix"""
 
 PROVIDERS: Final = {
     "openai": msgspec.structs.replace(OPENAI, api="responses", completions=False),
@@ -74,15 +74,15 @@ _ALSO_ON_THE_HUB: Final = ("openai", "google")
 
 
 class ModelEndpoint(msgspec.Struct, frozen=True):
-    """Where and how a model is asked."""
+    """The address of a model, and how to ask it."""
 
     model: str
-    """its name there"""
+    """its name at the provider"""
     api: Api
     urls: list[str]
     """base URLs"""
     key_env: str
-    """the environment variable with the API key; empty where there is none"""
+    """the environment variable with the API key; empty without a key"""
     needs: tuple[str, ...]
     """environment variables without which the model cannot be asked"""
     hosted: bool
@@ -91,11 +91,11 @@ class ModelEndpoint(msgspec.Struct, frozen=True):
     region: str = ""
     """of AWS"""
     provider: str = ""
-    """the prefix by which it was named"""
+    """the prefix of the model's name"""
 
 
 def has_provider(model: str, served_at: Any = None, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True for a name with a provider's prefix; `served_at` is the URL of a server that may know the name."""
+    """Return True for a name with a provider's prefix; `served_at` is the URL of a server that may have the model."""
     prefix, _, name = model.partition("/")
     on_server = prefix in _ALSO_ON_THE_HUB and (served_at or environ.get(OPENAI.url_env))
     return bool(name) and prefix in PROVIDERS and not on_server
@@ -104,14 +104,14 @@ def has_provider(model: str, served_at: Any = None, environ: Mapping[str, str] =
 def provider_of(
     model: str, base_url: str | list[str] | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[Provider, str]:
-    """Return the provider of a model, with the API of that model, and the model's name there."""
+    """Return a model's provider, with the API for this model, and the model's name at the provider."""
     if base_url is not None or not has_provider(model, environ=environ):
         return OPENAI, model
     prefix, _, name = model.partition("/")
     provider = PROVIDERS[prefix]
     if (provider.access == "aws" and "anthropic." in name) or (provider.access == "gcp" and name.startswith("claude")):
         provider = msgspec.structs.replace(provider, api="messages")
-    elif provider.access == "gcp" and "/" in name:  # models of other publishers have their names before them
+    elif provider.access == "gcp" and "/" in name:  # a publisher before the name: not one of Google's models
         provider = msgspec.structs.replace(provider, api="chat")
     return provider, name
 
@@ -123,7 +123,7 @@ def endpoint_of(
     key_env: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> ModelEndpoint:
-    """Return where a model is asked. A variable in a `base_url` may hold several URLs, separated by commas."""
+    """Return a model's endpoint. A variable in a `base_url` may hold several URLs, separated by commas."""
     provider, name = provider_of(model, base_url, environ)
     api = api or provider.api
     key_env = key_env or next((each for each in provider.key_env if environ.get(each)), (*provider.key_env, "")[0])
@@ -165,20 +165,20 @@ def _on_vertex(name: str, api: Api, address: str, environ: Mapping[str, str]) ->
 
 
 def suggest_prefix(model: str, base_url: str | list[str] | None) -> str | None:
-    """Return a question about a prefix that no provider has, where one has a similar prefix."""
+    """Return a question about an unknown prefix if a provider has a similar one."""
     prefix, slash, _ = model.partition("/")
     if base_url is not None or not slash or prefix in PROVIDERS:
         return None
-    import difflib  # which only a wrong name needs
+    import difflib  # only for wrong names
 
     similar = difflib.get_close_matches(prefix.lower(), PROVIDERS, n=1, cutoff=0.7)
     return f"{prefix}/ is not the prefix of a provider: did you mean {similar[0]}/?" if similar else None
 
 
 def identity_of_model(identity: dict[str, Any], block: PromptGrader | ResponderBlock) -> dict[str, Any]:
-    """Return the identity of a block that asks a model, without where the model is asked.
+    """Return the identity of a block that asks a model, without the model's address.
 
-    The API is left out where it is `chat`, which once was the only one.
+    `chat`, the usual API, is left out.
     """
     assert isinstance(block.model, str)
     provider, name = provider_of(block.model, block.base_url)

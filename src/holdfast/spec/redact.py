@@ -1,6 +1,6 @@
 """Removes secrets before anything is shown or stored.
 
-From evals: passwords, header values, and values in URLs. From what models, programs and servers say: the values of
+In evals: passwords, header values, and values in URLs. In the output of models, programs and servers: the values of
 environment variables that hold secrets (`Secrets`).
 """
 
@@ -26,9 +26,9 @@ _URLS = ("base_url", "http", "url", "tracking_uri")
 
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _SHORTEST_SECRET = 8
-"""shorter values, as in `KEY=none`, are found in texts by chance"""
+"""shorter values, as in `KEY=none`, occur in texts by chance"""
 _WORD_OR_NUMBER = re.compile(r"[A-Za-z]{1,19}|\d+")
-"""values that are found in texts by chance"""
+"""values that occur in texts by chance"""
 MARK: Final = b"(hidden: $"
 """how the replacement of a secret begins"""
 
@@ -39,7 +39,7 @@ VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def looks_secret(name: str) -> bool:
-    """Tell by its name whether an environment variable holds a secret."""
+    """Return True if the name of an environment variable suggests a secret."""
     return _SECRET_VARIABLE.search(name) is not None
 
 
@@ -59,8 +59,8 @@ def bare_url(url: str) -> str:
 def shown_url(url: str) -> str:
     """Return a URL for manifests and keys: values in its query are replaced by digits of their digests.
 
-    So another value is noticed and the value itself stays unknown. What is hidden already stays as it is, since an
-    eval may be read back from a manifest; a value that names an environment variable hides nothing.
+    So a changed value is noticed, and the value itself stays unknown. A hidden value stays as it is, because an eval
+    may be read back from a manifest. The name of an environment variable is not secret.
     """
     start, mark, query = url.partition("?")
     shown = "&".join(_hidden_pair(pair) for pair in query.split("&"))
@@ -68,7 +68,7 @@ def shown_url(url: str) -> str:
 
 
 def _is_harmless(value: str) -> bool:
-    """Tell a word, a number and the path of a file from a secret, which may begin with `/` or `~` as well."""
+    """Return True for a word, a number or the path of a file; a secret may begin with `/` or `~`, too."""
     if _WORD_OR_NUMBER.fullmatch(value):
         return True
     return value[0] in "/~" and os.path.exists(os.path.expanduser(value))  # noqa: PTH110, PTH111 - never raises
@@ -77,8 +77,8 @@ def _is_harmless(value: str) -> bool:
 class Secrets:
     """The values of environment variables that hold secrets, and their replacement by `(hidden: $NAME)`.
 
-    A value is found as it is, inside JSON inside a text, and as a part of a URL. Other codes, such as base64, and the
-    name of a file are not looked at.
+    A value is found as it is, in JSON inside a text, and in a URL. Other encodings, such as base64, and names of files
+    are not searched.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Secrets:
         notice: Callable[[str], object] = lambda _: None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """`names` are variables of the eval that hold secrets whatever they are called.
+        """`names` are the eval's variables that hold secrets, whatever they are called.
 
         `notice` is called once for each variable whose value is found.
         """
@@ -102,7 +102,7 @@ class Secrets:
                 for spelling in _spellings(value):
                     spellings.setdefault(spelling, name)
         self._spellings = sorted(spellings.items(), key=lambda pair: -len(pair[0]))
-        """the longest first: it may contain another one"""
+        """the longest first, since it may contain another one"""
         self._needles = [*dict.fromkeys(_json(spelling) for spelling, _ in self._spellings)]
 
     def found_in(self, data: bytes) -> bool:
@@ -127,13 +127,13 @@ class Secrets:
         return text
 
     def clean(self, value: T) -> T:
-        """Return JSON without secrets; the value itself if it has none."""
+        """Return JSON without secrets; the value itself if it contains no secret."""
         if not self._needles:
             return value
         try:
             if not self.found_in(_encoder.encode(value)):
                 return value
-        except (TypeError, ValueError, msgspec.MsgspecError):  # no JSON, which whoever writes it reports
+        except (TypeError, ValueError, msgspec.MsgspecError):  # not JSON; the writer reports it
             return value
         cleaned: T = self._cleaned(value)
         return cleaned
@@ -150,9 +150,9 @@ class Secrets:
         return value
 
     def clean_stream(self, events: list[Any]) -> list[Any]:
-        """Return the events of a stream without secrets, which may be divided among events.
+        """Return the events of a stream without secrets, even if a secret is split among events.
 
-        Texts at the same place of each event belong together. A secret is replaced in the event where it begins.
+        Texts at the same place of each event belong together. A secret is replaced in the event that it begins in.
         """
         events = self.clean(events)
         if not self._needles:
@@ -170,7 +170,7 @@ class Secrets:
         return [_with_texts(event, new) if new else event for event, new in zip(events, changes, strict=True)]
 
     def _divided(self, pieces: list[str]) -> list[str]:
-        """Return the pieces of a text, with each secret replaced in the piece where it begins."""
+        """Return the pieces of a text, with each secret replaced in the piece that it begins in."""
         joined, new = "".join(pieces), [""] * len(pieces)
         owners = [number for number, piece in enumerate(pieces) for _ in piece]
         at = 0
@@ -183,7 +183,7 @@ class Secrets:
 
 
 Place = tuple[str | int, ...]
-"""where a text is in an event: keys of mappings and positions in lists"""
+"""the place of a text in an event: keys of mappings and positions in lists"""
 
 
 def _texts(value: Any, place: Place = ()) -> Iterable[tuple[Place, str]]:
@@ -211,12 +211,12 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def _json(text: str) -> bytes:
-    """Return a text as it stands in a line of JSON, without its quotes."""
+    """Return a text as JSON, without the quotes."""
     return _encoder.encode(text.encode("utf-8", "replace").decode())[1:-1]
 
 
 def _spellings(value: str) -> Iterable[str]:
-    """Yield a value as texts may have it: as it is, in JSON up to two levels deep, and in a URL."""
+    """Yield the forms of a value in texts: as it is, in JSON up to two levels deep, and in a URL."""
     once = _json(value).decode()
     yield from dict.fromkeys(
         (value, once, _json(once).decode(), value.replace("/", "\\/"), quote(value, safe=""), quote(value))
@@ -248,7 +248,7 @@ def redact(text: str) -> str:
 def without_secrets(data: dict[str, Any]) -> dict[str, Any]:
     """Return the resolved eval without secrets. API keys are only named by their environment variables.
 
-    Rows stay as they are: a changed one would be another row when the run is taken up from its manifest.
+    Rows stay as they are: a changed row would be another one when the run is resumed from its manifest.
     """
     return {key: _redact_key(key, value) for key, value in data.items()}
 

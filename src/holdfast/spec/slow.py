@@ -1,7 +1,7 @@
 """Work that could take forever, delegated to another process by an exception.
 
-Code that meets such work calls `answer_to`, which raises `Slow` where there is no answer yet. The caller then lets
-another process do the work, puts the answer into `ANSWERS`, and calls the code again.
+Code that meets such work calls `answer_to`, which raises `Slow` if there is no answer yet. The caller then lets another
+process do the work, puts the answer into `ANSWERS`, and calls the code again.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import Document, Location
+from holdfast.spec.eval import Eval
 from holdfast.spec.formats import (
     find_file,
     installed_providers,
@@ -25,11 +26,10 @@ from holdfast.spec.formats import (
     read_eval,
     unknown_task,
 )
-from holdfast.spec.legacy import eval_version
-from holdfast.spec.load import Eval, baseline_of, target_name, with_export_folder
-from holdfast.spec.load_targets import TARGETS, target_kind
+from holdfast.spec.load import baseline_of, eval_version, target_name, with_export_folder
 from holdfast.spec.overrides import Override
 from holdfast.spec.schema import SCHEMA_VERSION, Block, Names, Seconds
+from holdfast.spec.target_schema import TARGETS, target_kind
 from holdfast.spec.validation import suggest, validate_block
 from holdfast.store.durable import slug
 
@@ -94,12 +94,12 @@ class SuiteTarget(msgspec.Struct, frozen=True):
     label: str
     """its name in tables"""
     keys: dict[str, Any]
-    """of the target's block, over those of each eval file"""
+    """keys of the target's block, which override each eval file's"""
     location: Location | None = None
     """in the suite file"""
 
     def overrides(self, written: Any) -> list[Override]:
-        """Return the overrides for an eval file whose target is `written`: of another kind, it is replaced."""
+        """Return the overrides for an eval file whose target is `written`, and replaced if it is of another kind."""
         kind = target_kind(self.keys)
         if kind is not None and isinstance(written, dict) and target_kind(written) not in (kind, None):
             return [(("target",), self.keys)]
@@ -117,10 +117,10 @@ class Suite(msgspec.Struct, frozen=True):
     overrides: dict[str, Any] = {}
     average: AverageBlock | None = None
     document: Document | None = None
-    """None: the suite was given on the command line"""
+    """None: the suite comes from the command line"""
 
     def where(self, location: Location) -> str:
-        """Return `file:line: key`; nothing for a suite of the command line, whose arguments speak for themselves."""
+        """Return `file:line: key`; empty for a suite from the command line."""
         return "" if self.document is None else self.document.where(location)
 
     @property

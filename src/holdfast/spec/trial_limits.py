@@ -1,7 +1,7 @@
 """The limits of one trial, and whether reaching them scores.
 
-A limit that scores changes a result, so it is part of the trial's key; a limit that only guards is not. Values that are
-the default are in no key: a file that writes them out means the same.
+A limit that scores changes a result, so it is part of the trial's key; a limit that only guards is not. Default values
+are in no key, so writing them out changes nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.spec.schema import Limits, TrialLimitsBlock, is_embedded
+from holdfast.spec.eval_schema import Limits, TrialLimitsBlock
+from holdfast.spec.schema import is_embedded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from holdfast.spec.document import Location
-    from holdfast.spec.load import Eval
-    from holdfast.spec.schema import OnLimit
+    from holdfast.spec.eval import Eval
+    from holdfast.spec.eval_schema import OnLimit
 
 
 LimitName = Literal["time_limit", "token_limit", "cost_limit", "call_limit"]
@@ -79,12 +77,12 @@ class TrialLimits(msgspec.Struct, frozen=True):
 
 
 def is_agent(spec: Eval) -> bool:
-    """Return True for an agent, a program or a function that has a workspace: what it leaves there can be graded."""
+    """Return True for an agent, a program or a function with a workspace: the files it leaves can be graded."""
     return spec.target.works_alone and spec.workspace is not None
 
 
 def with_defaults(limits: Limits, spec: Eval) -> Limits:
-    """Return limits with the time that an eval's target needs where the file names none."""
+    """Return limits with the time that an eval's target needs, if the file sets none."""
     return limits.with_time(patient=is_agent(spec) or any(map(is_embedded, spec.models())))
 
 
@@ -92,7 +90,7 @@ def trial_limits(spec: Eval) -> TrialLimits:
     """Return the limits of an eval's trials."""
     limits, trial = spec.limits, spec.limits.trial or TrialLimitsBlock()
     on_limit = limits.on_limit or _default(spec)
-    # Where nothing but `trial` is written, a time-out stays what it was without it.
+    # `trial` by itself does not change what a time-out means.
     scores_time = on_limit == "score" and spec.target.works_alone and (is_agent(spec) or limits.on_limit == "score")
     return TrialLimits(
         turn_time=limits.turn_timeout if scores_time else None,
@@ -113,7 +111,7 @@ def _default(spec: Eval) -> OnLimit:
 
 
 def time_beside_target(spec: Eval) -> tuple[float, float]:
-    """Return the time limits of one attempt and of all attempts of a judge, and of a hook: they are no agents."""
+    """Return the time limits of one attempt and of all attempts of a judge or a hook, which are not agents."""
     limits, written = spec.limits, spec.limits.model_fields_set
     usual = limits if any(map(is_embedded, spec.models())) else Limits()
     return (
@@ -139,20 +137,3 @@ def limits_identity(spec: Eval) -> dict[str, Any]:
     if (limits.on_exit == "score") != is_agent(spec):
         identity["on_exit"] = limits.on_exit
     return identity
-
-
-def limit_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
-    """Yield what the file says of limits that cannot be enforced for its target."""
-    limits, target = spec.limits, spec.target
-    if limits.trial is not None:
-        for name in limits.trial.model_dump(exclude_none=True):
-            if not (target.counts_calls or (name == "time" and target.works_alone)):
-                message = (
-                    "the target's model calls are not seen one by one: limits of a trial are for agents, functions, "
-                    "programs behind the proxy and models with tools"
-                )
-                yield ("limits", "trial", name), message
-    elif limits.on_limit == "score" and not target.works_alone:
-        yield ("limits", "on_limit"), "only agents, programs and functions can be scored at a time-out: add `trial`"
-    if limits.on_exit is not None and not target.has_exit_code:
-        yield ("limits", "on_exit"), "the target is not a program, and has no exit code"

@@ -1,4 +1,7 @@
-"""Validates blocks of users' files, and words each problem with its place."""
+"""Validates blocks of users' files, and collects problems and notices, each with its place.
+
+Everything is reported at once rather than only the first mistake.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import ValidationError
 
-from holdfast.errors import Problem
-from holdfast.spec.schema import Block, Deferred
+from holdfast.errors import ConfigError, Problem
+from holdfast.spec.schema import Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +39,7 @@ _PLAIN: Final = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
 }
-"""expected values by pydantic's error types, in the words of people who write YAML"""
+"""expected values by pydantic's error types, in the words of YAML's users"""
 _KEYS: Final = {"target": ("model", "python", "command", "http"), "graders": ("type", "name", "threshold")}
 """keys of mappings that have several schemas"""
 
@@ -45,7 +48,7 @@ _PARAMETERS: Final = frozenset(
     {"temperature", "max_tokens", "max_completion_tokens", "top_p", "top_k", "min_p", "seed", "stop", "n", "logprobs"}
     | {"presence_penalty", "frequency_penalty", "reasoning_effort", "response_format", "logit_bias"}
 )
-"""parameters of a request that are often misplaced beside `model`"""
+"""parameters of a request that are often misplaced next to `model`"""
 _ALIASES: Final = {
     "url": ("base_url", "http"),
     "endpoint": ("base_url", "http"),
@@ -53,7 +56,7 @@ _ALIASES: Final = {
     "file": ("path",),
     "regex": ("regex_match",),
 }
-"""names that other tools have for keys"""
+"""other tools' names for keys"""
 
 
 def validate_block(
@@ -71,7 +74,7 @@ def validate_block(
             values[place] = item["input"]
         for place, listed in explanations.items():
             if all(each.startswith("should ") for each in listed) and _holds_another(place, explanations):
-                continue  # the value has the shape of one member of a union, in which the problem is
+                continue  # the value has the shape of one member of a union, and the problem is inside it
             first, *others = dict.fromkeys(listed)  # several for a union of types
             message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
             if first.startswith("should "):
@@ -101,7 +104,7 @@ def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None
     current: type[Block] | None = model
     for part in location:
         if isinstance(part, int):
-            continue  # an item of a list, whose schema is that of the list
+            continue  # an item of a list has the list's schema
         field = current.model_fields.get(part) if current is not None else None
         current = next(_blocks(field.annotation), None) if field else None
     return current
@@ -111,9 +114,6 @@ def _blocks(annotation: Any) -> Iterator[type[Block]]:
     """Yield the blocks that an annotation names, also inside unions and lists."""
     if isinstance(annotation, type) and issubclass(annotation, Block):
         yield annotation
-    for note in getattr(annotation, "__metadata__", ()):
-        if isinstance(note, Deferred):
-            yield note.block
     for part in getattr(annotation, "__args__", ()):
         yield from _blocks(part)
 
@@ -155,8 +155,48 @@ def _written_names(model: type[Block]) -> Iterator[str]:
 
 
 def suggest(word: str, names: Iterable[str]) -> str:
-    """Return the closest name as the end of a message; empty where none is close."""
+    """Return the closest name as the end of a message; empty if no name is close."""
     import difflib
 
     close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+class Findings:
+    """Problems, which are errors, and notices, which are not."""
+
+    def __init__(self, notices: Iterable[str] = ()) -> None:
+        """Begin with notices that are complete sentences."""
+        self.problems: list[Problem] = []
+        self._complete = list(notices)
+        self._noticed: dict[tuple[str, str], list[str]] = {}
+        """places by key and message"""
+
+    def wrong(self, document: Placed, location: Location, message: str) -> None:
+        """Add a problem at a place."""
+        self.problems.append(Problem(document.where(location), message))
+
+    def notice(self, document: Placed, location: Location, message: str) -> None:
+        """Add a notice at a place."""
+        name = str(location[-1]) if location else ""
+        places = self._noticed.setdefault((name, message), [])
+        if (place := document.where(location)) not in places:
+            places.append(place)
+
+    def add_notices(self, notices: Iterable[str]) -> None:
+        """Add notices that are complete sentences."""
+        self._complete.extend(notices)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Return all notices, equal ones only once."""
+        lines = list(self._complete)
+        for (_, message), places in self._noticed.items():
+            more = f" (and in {len(places) - 1} more places)" if len(places) > 1 else ""
+            lines.append(f"{places[0]}: {message}{more}")
+        return tuple(dict.fromkeys(lines))
+
+    def raise_problems(self) -> None:
+        """Raise ConfigError if there are problems."""
+        if self.problems:
+            raise ConfigError(list(dict.fromkeys(self.problems)))

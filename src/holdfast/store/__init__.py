@@ -32,7 +32,6 @@
 `batches`    the ledger of batches, and their results
 `blobs`      stores the files of trials by content
 `rundir`     the directory as a whole
-`upgrade`    brings runs of earlier versions up to date
 `home`       Holdfast's own directory of this user, and the umask
 `catalog`    finds and summarizes the runs below a runs directory, and `catalog_cache`, what was read of them
 

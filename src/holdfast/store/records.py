@@ -12,7 +12,7 @@ from holdfast.canonical import digest
 from holdfast.store.answers import AnswerClass  # noqa: TC001 - msgspec reads it
 from holdfast.store.lines import seal
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.0"
 """Version of the run directory's files, MAJOR.MINOR, written into each `.json` of it."""
 
 GradeStatus = Literal["passed", "failed", "error", "skipped", "not_reached"]

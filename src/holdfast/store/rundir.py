@@ -298,7 +298,7 @@ class RunDir:
         )
 
     def _check(self, path: Path, version: object) -> str | None:
-        return check_version(path, version, SCHEMA_VERSION, self.path)
+        return check_version(path, version, SCHEMA_VERSION)
 
     def set_manifest_aside(self) -> None:
         """Move a damaged manifest out of the way; the eval that made the run can write it again."""

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from holdfast.errors import ConfigError, Fault, Problem
-from holdfast.spec.code_target_schema import AgentTarget, CommandTarget
-from holdfast.spec.fingerprint import check_program
-from holdfast.spec.learning import learn
+from holdfast.spec.fingerprint import check_program, learn
+from holdfast.spec.target_schema import AgentTarget, CommandTarget
 from holdfast.targets.command import Command
 from holdfast.targets.matching import Volatile
 from holdfast.targets.types import Target
@@ -27,7 +26,7 @@ from holdfast.targets.types import Target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.types import Reply, Turn
 
 

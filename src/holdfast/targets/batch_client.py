@@ -20,8 +20,8 @@ from holdfast.targets.batches import AGAIN, BatchRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.spec.model_schema import BatchBlock
     from holdfast.spec.providers import ModelEndpoint
+    from holdfast.spec.target_schema import BatchBlock
     from holdfast.store.batches import Batch
     from holdfast.store.lines import LineRef
     from holdfast.targets.asking import Asker

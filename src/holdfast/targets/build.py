@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from holdfast.spec.load_targets import TARGETS
+from holdfast.spec.eval import Origin, code_sees_row
 from holdfast.spec.named_inputs import TARGET, named_inputs, with_named_inputs
-from holdfast.spec.origin import Origin
-from holdfast.spec.row_fields import code_sees_row
+from holdfast.spec.target_schema import TARGETS
 from holdfast.spec.template import normal_expression, normal_form
 
 if TYPE_CHECKING:
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.targets.types import Target
 
 

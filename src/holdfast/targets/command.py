@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.containment.program import running
 from holdfast.errors import AttemptError, Fault, ProgramExited
-from holdfast.spec.code_target_schema import CommandTarget
 from holdfast.spec.fingerprint import check_program, command_files, is_file
+from holdfast.spec.target_schema import CommandTarget
 from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.asking import REPLY_BYTES
 from holdfast.targets.types import Reply, Target
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.matching import Volatile
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.types import Calls, Turn

@@ -13,7 +13,7 @@ from holdfast.spec.trial_limits import is_agent
 from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 FIXED: Final = 64
 """where nothing speaks for another number"""

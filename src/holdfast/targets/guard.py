@@ -10,7 +10,7 @@ from holdfast.targets.python import settle_reply
 from holdfast.targets.types import Target
 
 if TYPE_CHECKING:
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.types import Reply, Turn
 
 

@@ -16,15 +16,15 @@ from msgspec.structs import replace
 from holdfast.dialects.chat import is_first
 from holdfast.dialects.reading import mend
 from holdfast.errors import AttemptError, UsageError
-from holdfast.spec.http_target_schema import HttpTarget
 from holdfast.spec.plugins import BUILT_IN, load_reference
 from holdfast.spec.redact import VARIABLE, fill_variables, shown_url
+from holdfast.spec.target_schema import HttpTarget
 from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.store.records import Usage
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.store.records import TraceStep
     from holdfast.targets.types import Turn
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
     from contextlib import AsyncExitStack
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.spec.target_schema import ModelTarget
     from holdfast.targets.likelihood_forms import Characters, Form, Score, Tokens
     from holdfast.targets.model_server import ModelServer

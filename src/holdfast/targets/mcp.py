@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from holdfast.spec.agent_schema import ToolBlock
+    from holdfast.spec.target_schema import ToolBlock
     from holdfast.targets.tools import ToolContext
     from holdfast.targets.types import Calls
 

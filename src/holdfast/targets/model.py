@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from holdfast.dialects.types import Answer
-    from holdfast.spec.conversation_schema import ResponderBlock
+    from holdfast.spec.eval import Origin
+    from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.spec.judge_schema import PromptGrader
-    from holdfast.spec.origin import Origin
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.batch_client import BatchClient
     from holdfast.targets.batches import Batches

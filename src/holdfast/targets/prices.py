@@ -24,7 +24,7 @@ from holdfast.store.records import Usage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from holdfast.spec.model_schema import Price
+    from holdfast.spec.eval_schema import Price
 
 _BUILT_IN: Final = Path(__file__).with_name("prices.json")
 _TABLES: Final = {"vertex": "google"}

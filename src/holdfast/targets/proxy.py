@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.dialects.types import StreamReader
-    from holdfast.spec.code_target_schema import CommandTarget, PythonTarget
-    from holdfast.spec.model_schema import Price
+    from holdfast.spec.eval_schema import Price
     from holdfast.spec.schema import Api
+    from holdfast.spec.target_schema import CommandTarget, PythonTarget
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
     from holdfast.targets.exchange import Place

@@ -23,10 +23,9 @@ from holdfast.functions import (
     parameters_of,
     user_error,
 )
-from holdfast.spec.code_target_schema import PythonTarget
 from holdfast.spec.providers import has_provider
 from holdfast.spec.schema import several_answers
-from holdfast.spec.target_schema import ModelTarget
+from holdfast.spec.target_schema import ModelTarget, PythonTarget
 from holdfast.store.records import OnCutOff, Usage
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.tools import Tool
     from holdfast.targets.types import Message, PastCall, Turn

@@ -10,7 +10,7 @@ from holdfast.targets.tools import Tool, as_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.spec.agent_schema import ScriptedResponse, ScriptedTool
+    from holdfast.spec.target_schema import ScriptedResponse, ScriptedTool
     from holdfast.targets.tools import ToolContext
 
 

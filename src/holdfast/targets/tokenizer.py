@@ -14,7 +14,7 @@ from holdfast.errors import AttemptError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.model_server import ModelServer
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -20,17 +20,17 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.functions import Function, describe_error, function_source, load_function, user_traceback
-from holdfast.spec.agent_schema import MAX_RESULT
 from holdfast.spec.fingerprint import command_files
 from holdfast.spec.redact import redact, shown_url
+from holdfast.spec.target_schema import MAX_RESULT
 from holdfast.targets.types import PROCESS, Home, ToolFailure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from holdfast.spec.agent_schema import ToolBlock
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
+    from holdfast.spec.target_schema import ToolBlock
     from holdfast.store.records import OnCutOff
     from holdfast.targets.mcp import McpServer
     from holdfast.targets.types import Calls, Message, PastCall, ReplayPolicy, Turn

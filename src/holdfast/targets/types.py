@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.spec.target_schema import TargetBlock
     from holdfast.targets.batches import Batches
 

@@ -238,10 +238,10 @@ def test_a_failed_installation_is_reported_with_a_remedy(tmp_path: Path) -> None
     assert not list(tmp_path.rglob(".ready"))
 
 
-def test_nothing_is_noted_of_a_copy_that_was_noted_of_the_file(tmp_path: Path) -> None:
+def test_the_copy_of_an_eval_file_repeats_no_notices(tmp_path: Path) -> None:
     path = tmp_path / "e.yaml"
-    path.write_text("name: e\nsamples: [{id: a}]\ntarget: {model: m}\nprompt: p\ngraders: []\n")
-    assert "has no schemaVersion" in "".join(load_eval(path).notices)
+    path.write_text('schemaVersion: "1.7"\nname: e\nsamples: [{id: a}]\ntarget: {model: m}\nprompt: p\ngraders: []\n')
+    assert "1.7 is newer" in "".join(load_eval(path).notices)
     assert load_sent(path, ()).notices == ()
 
 

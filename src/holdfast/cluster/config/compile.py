@@ -60,12 +60,11 @@ from holdfast.cluster.config.variables import (
 from holdfast.cluster.config.walltime import margin, walltime_seconds
 from holdfast.errors import Problem
 from holdfast.spec.document import format_location
-from holdfast.spec.findings import Findings
 from holdfast.spec.formats import is_eval
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
 from holdfast.spec.suite import Suite, find_evals
-from holdfast.spec.validation import suggest, validate_block
+from holdfast.spec.validation import Findings, suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

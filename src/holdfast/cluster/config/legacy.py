@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.spec.document import Location
-    from holdfast.spec.findings import Findings
     from holdfast.spec.overrides import Override
+    from holdfast.spec.validation import Findings
 
 
 Move = tuple[tuple[str, ...], tuple[str, ...]]

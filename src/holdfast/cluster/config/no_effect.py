@@ -23,7 +23,7 @@ from holdfast.cluster.config.schema import (
 )
 from holdfast.cluster.config.servers import api_root
 from holdfast.spec.document import format_location
-from holdfast.spec.load_exports import export_schema
+from holdfast.spec.exports import export_schema
 from holdfast.spec.schema import Block
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from holdfast.cluster.config.marks import (
 )
 from holdfast.cluster.config.profiles import Lines, ProfileBlock, WandbBlock
 from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
-from holdfast.spec.load_exports import EXPORTERS
+from holdfast.spec.exports import EXPORTERS
 from holdfast.spec.schema import Block, Seconds
 
 DESTINATIONS = (*EXPORTERS, "local")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.provenance import Tree
     from holdfast.cluster.config.schema import ExecutionBlock
     from holdfast.spec.document import Location
-    from holdfast.spec.findings import Findings
+    from holdfast.spec.validation import Findings
 
 
 @dataclass(frozen=True)

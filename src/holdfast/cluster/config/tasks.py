@@ -20,8 +20,8 @@ from holdfast.cluster.config.servers import api_root
 from holdfast.cluster.config.variables import EnvVar, add_wandb_server, check_api_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, UsageError
 from holdfast.spec.formats import find_file, find_format, installed_providers, load_any, read_eval, unknown_task
-from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.providers import OPENAI, has_provider
+from holdfast.spec.target_schema import TARGETS
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.config.launch import Container, TaskFile
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.findings import Findings
+    from holdfast.spec.eval import Eval
     from holdfast.spec.formats import TaskProvider
-    from holdfast.spec.load import Eval
     from holdfast.spec.overrides import Override
+    from holdfast.spec.validation import Findings
 
 OLDER = ("config.", "target.api_endpoint.")
 """how overrides of a task begin that are meant for nemo_evaluator_config"""

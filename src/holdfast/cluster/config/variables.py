@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.spec.conversation_schema import ResponderBlock
+from holdfast.spec.eval_schema import ResponderBlock
 from holdfast.spec.judge_schema import PromptGrader
 from holdfast.spec.providers import OPENAI, endpoint_of
 from holdfast.spec.redact import looks_secret
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.provenance import Tree
     from holdfast.export.wandb import Login
     from holdfast.spec.document import Location
-    from holdfast.spec.findings import Findings
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
+    from holdfast.spec.validation import Findings
 
 
 Kind = Literal["host", "lit", "runtime"]

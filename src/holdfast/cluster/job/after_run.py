@@ -44,7 +44,7 @@ def export_run(job: JobContext, prepared: Prepared) -> list[str]:
 
 def _settings(destination: str, values: dict[str, Any]) -> list[str]:
     """Return the settings of a destination as `holdfast export` takes them, without those of other tools."""
-    from holdfast.spec.load_exports import EXPORTERS, export_schema
+    from holdfast.spec.exports import EXPORTERS, export_schema
 
     fields = export_schema(destination).model_fields if destination in EXPORTERS else {}
     return [f"{key}={json.dumps(value)}" for key, value in values.items() if key in fields and value is not None]

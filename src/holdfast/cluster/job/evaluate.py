@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.config.launch import TaskFile
     from holdfast.engine.worker import SharedRun
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 
 def evaluate_task(

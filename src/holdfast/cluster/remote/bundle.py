@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from holdfast.cluster.remote.transport import Transport
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.spec.overrides import Override
 
 MAX_BYTES: Final = 512 << 20

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from holdfast.cluster.remote.transport import Transport
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
 
 _INSTALL_SECONDS: Final = 1800.0
 _REPORT_SECONDS: Final = 15.0

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.formats.nat.library import Evaluation
     from holdfast.graders.types import Case
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.origin import Origin
+    from holdfast.spec.eval import Origin
     from holdfast.targets.types import Turn
 
 _FAILED = ("Error in evaluator", "Evaluator error")

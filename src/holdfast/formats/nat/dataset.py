@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.findings import Findings
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
+    from holdfast.spec.validation import Findings
 
 FORMATS: Final = ("json", "jsonl", "csv", "parquet")
 _REFUSED: Final = {

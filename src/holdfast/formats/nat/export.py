@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.report.run_view import RunView
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.records import Grade, Output, Step, Together, TraceStep
 
 _WORKFLOW: Final = "workflow_output.json"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
+    from holdfast.spec.eval import Eval
     from holdfast.store.records import TraceStep
 
 PACKAGES: Final = "nvidia-nat-core nvidia-nat-eval nvidia-nat-profiler"

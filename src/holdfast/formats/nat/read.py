@@ -13,10 +13,9 @@ from holdfast.formats.nat.config import SECTIONS, read_config
 from holdfast.formats.nat.dataset import KEYED, Reader
 from holdfast.formats.nat.library import has_profiler, is_installed
 from holdfast.spec.document import Document, format_location
-from holdfast.spec.findings import Findings
 from holdfast.spec.formats import Format
 from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.spec.validation import suggest
+from holdfast.spec.validation import Findings, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.spec import findings
+from holdfast.spec.validation import Findings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ _ALIKE: Final = 0.8
 """similarity from which an unknown key counts as a typing error; other unknown keys are common"""
 
 
-class WazaFindings(findings.Findings):
+class WazaFindings(Findings):
     """Problems and notices, each with its place, and the files that an eval names."""
 
     def __init__(self, root: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.errors import UsageError
 from holdfast.formats.waza.config import project_folder, read_config, version_problem
 from holdfast.formats.waza.files import agent_file, skill_text
 from holdfast.formats.waza.findings import WazaFindings
@@ -19,12 +19,12 @@ from holdfast.formats.waza.graders import Graders, TranslatedGrader, allow_only,
 from holdfast.formats.waza.target import target_fields
 from holdfast.formats.waza.tasks import SHOULD, SHOULD_NOT, Tasks, WazaTask, trigger_graders, trigger_rows
 from holdfast.spec.document import Document
+from holdfast.spec.eval_schema import Selection
 from holdfast.spec.formats import Format
 from holdfast.spec.load import limit_of
-from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.spec.selection import Selection
+from holdfast.spec.target_schema import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,10 +71,6 @@ class Waza(Format):
 
     def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
         return translate(document, overrides)
-
-    def check(self, document: Document) -> None:
-        if (problem := version_problem(document.data)) is not None:
-            raise ConfigError([Problem(document.where(("schemaVersion",)), problem)])
 
 
 def translate(document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
